@@ -1,0 +1,66 @@
+"""What an engine did: the figures that every run reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.metrics import Histogram
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counted since the engine started. Times are seconds, latencies milliseconds."""
+
+    max_num_seqs: int = 0
+    kv_blocks: int = 0
+    block_size: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens computed (recomputed ones counted again), prefix-cache hits left out."""
+    decode_tokens: int = 0
+    """Rows that computed a single next token."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache at first admission."""
+    prefill_seconds: float = 0.0
+    """Model time, shared out by the share of prefill tokens in each step."""
+    decode_seconds: float = 0.0
+    model_seconds: float = 0.0
+    """In the forward pass and the choice of tokens."""
+    step_seconds: float = 0.0
+    """In whole steps, scheduling and bookkeeping included."""
+    preemptions: int = 0
+    occupancy_sum: int = 0
+    """Sum over steps of the sequences in the step."""
+    occupancy_peak: int = 0
+    kv_blocks_peak: int = 0
+    rows_computed: int = 0
+    """Rows that went through the model's matrix products."""
+    ttft_ms: Histogram = field(default_factory=Histogram)
+    tpot_ms: Histogram = field(default_factory=Histogram)
+    latency_ms: Histogram = field(default_factory=Histogram)
+
+    @property
+    def occupancy_mean(self) -> float:
+        """Mean number of sequences in a step."""
+        return self.occupancy_sum / self.steps if self.steps else 0.0
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Useful rows over computed rows: 1.0 means that nothing was spent on padding."""
+        useful = self.prefill_tokens + self.decode_tokens
+        return useful / self.rows_computed if self.rows_computed else 1.0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens that were found in the prefix cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0

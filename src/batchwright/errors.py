@@ -1,0 +1,103 @@
+"""Errors of the public API.
+
+Each names what was wrong, the value, and the remedy. `code` is the stable, machine-readable
+name: it is what stands in an error line of a batch output.
+"""
+
+from __future__ import annotations
+
+
+class BatchwrightError(Exception):
+    """Base of every error raised on purpose by batchwright."""
+
+    code = "internal_error"
+
+
+class InvalidRequest(BatchwrightError, ValueError):
+    """A request that can never be served as written.
+
+    `param` is the offending field (`"temperature"`, `"prompt"`, ...), or None when no single field is at fault.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested tokens exceed what the model or the KV cache can hold."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, param: str | None = "prompt") -> None:
+        super().__init__(message, param=param)
+
+
+class ModelNotFound(BatchwrightError, LookupError):
+    """A model name, path or hub id that leads to no model."""
+
+    code = "model_not_found"
+
+
+class UnsupportedModel(BatchwrightError):
+    """The model exists, but its architecture or format cannot be run correctly here."""
+
+    code = "unsupported_model"
+
+
+class DownloadError(BatchwrightError):
+    """A model could not be fetched, or what was fetched does not match its checksum."""
+
+    code = "download_failed"
+
+
+class GenerationError(BatchwrightError):
+    """One request failed while it was being computed; others were not affected."""
+
+    code = "generation_failed"
+
+
+class NonFiniteLogits(GenerationError):
+    """The model produced NaN or infinite logits for this request."""
+
+    code = "non_finite_logits"
+
+
+class OutOfMemory(GenerationError):
+    """This request does not fit in memory even when it is computed alone."""
+
+    code = "out_of_memory"
+
+
+class DeadlineExceeded(BatchwrightError, TimeoutError):
+    """The request's deadline passed before it was finished."""
+
+    code = "deadline_exceeded"
+
+
+class Cancelled(BatchwrightError):
+    """The caller cancelled the request."""
+
+    code = "cancelled"
+
+
+class EngineClosed(BatchwrightError, RuntimeError):
+    """The engine was closed, or stopped by an error, before the request was finished."""
+
+    code = "engine_closed"
+
+
+class InputError(BatchwrightError):
+    """An input file that cannot be read at all (a bad line inside one is an error line, not this)."""
+
+    code = "invalid_input"
+
+
+class ResumeRefused(BatchwrightError):
+    """An output exists, but belongs to another input or to other parameters."""
+
+    code = "resume_refused"

@@ -1,0 +1,5 @@
+"""Where each sequence's keys and values lie: blocks, reference counts, prefix cache. Decides, computes nothing."""
+
+from batchwright.kv.blocks import BlockManager, BlockTable
+
+__all__ = ["BlockManager", "BlockTable"]

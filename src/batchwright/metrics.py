@@ -1,0 +1,66 @@
+"""Counters and percentiles in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+_GROWTH = 1.02
+_LOG_GROWTH = math.log(_GROWTH)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Percentiles of positive values within 1%, whatever their number.
+
+    Buckets grow geometrically by 2%, so a value is known to ±1% (the DDSketch construction, Masson et al. 2019).
+    Values ≤ 0 count as zero.
+    """
+
+    count: int = 0
+    total: float = 0.0
+    maximum: float = 0.0
+    _zeros: int = 0
+    _buckets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if value <= 0.0:
+            self._zeros += 1
+            return
+        self.total += value
+        self.maximum = max(self.maximum, value)
+        bucket = math.ceil(math.log(value) / _LOG_GROWTH)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+
+    @property
+    def mean(self) -> float | None:
+        """None when empty."""
+        return self.total / self.count if self.count else None
+
+    def percentile(self, q: float) -> float | None:
+        """The value below which `q` percent lie, 0 ≤ q ≤ 100; None when empty."""
+        if not 0.0 <= q <= 100.0:
+            raise ValueError(f"percentile(q={q}): must be between 0 and 100")
+        if not self.count:
+            return None
+        rank = max(1, math.ceil(self.count * q / 100.0))
+        if rank <= self._zeros:
+            return 0.0
+        seen = self._zeros
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= rank:
+                middle = math.exp((bucket - 0.5) * _LOG_GROWTH)
+                return min(middle, self.maximum)
+        return self.maximum
+
+    def summary(self) -> dict[str, float | None]:
+        """`{"mean", "p50", "p90", "p99", "max"}`, in the unit of the values; None where empty."""
+        return {
+            "mean": self.mean,
+            "p50": self.percentile(50),
+            "p90": self.percentile(90),
+            "p99": self.percentile(99),
+            "max": self.maximum if self.count else None,
+        }

@@ -1,0 +1,258 @@
+"""What callers hand in and get back: sampling parameters, requests, responses."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+from batchwright.errors import BatchwrightError, InvalidRequest
+
+ChatMessage: TypeAlias = Mapping[str, Any]
+"""One chat message: `role`, `content`, and whatever else the model's chat template reads."""
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
+"""Text, token ids (used as they are), or chat messages (rendered with the model's chat template)."""
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Raises `InvalidRequest`, naming the field, for values out of range.
+
+    Penalties apply in this order: repetition (prompt and output, Keskar et al. 2019), then presence and frequency
+    (output only, as in the OpenAI API). Then temperature, top-k, min-p, top-p.
+    """
+
+    max_tokens: int = 256
+    """Most tokens to generate, ≥ 1."""
+    min_tokens: int = 0
+    """No end-of-text, stop token or stop string is honoured before this many tokens."""
+    temperature: float = 0.7
+    """0 is greedy; at most 10."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches this, in (0, 1]."""
+    top_k: int = 0
+    """Only the k likeliest tokens; 0 (or -1) is off."""
+    min_p: float = 0.0
+    """Only tokens at least this fraction as likely as the likeliest, in [0, 1]."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of these token ids."""
+    seed: int | None = None
+    """With a seed the same request gives the same tokens, whatever else is in the batch (one machine, one dtype)."""
+    stop: tuple[str, ...] = ()
+    """Generation ends before the first of these texts, which is not part of the output. A str or list is accepted."""
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    """Completions to generate for the prompt."""
+    logprobs: int | None = None
+    """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
+    ignore_eos: bool = False
+    """Go on past the model's end-of-text token (benchmarks)."""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        self._check_counts()
+        self._check_reals()
+        self._check_stops()
+
+    def _check_counts(self) -> None:
+        _require_int("max_tokens", self.max_tokens, low=1)
+        _require_int("min_tokens", self.min_tokens, low=0)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower min_tokens",
+                param="min_tokens",
+            )
+        _require_int("top_k", self.top_k, low=0)
+        _require_int("n", self.n, low=1, high=128)
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs, low=0, high=MAX_TOP_LOGPROBS)
+        if self.seed is not None:
+            _require_int("seed", self.seed, low=-(2**63), high=2**64 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be true or false", param="ignore_eos")
+
+    def _check_reals(self) -> None:
+        _require_real("temperature", self.temperature, low=0.0, high=10.0)
+        _require_real("top_p", self.top_p, low=0.0, high=1.0, above_low=True)
+        _require_real("min_p", self.min_p, low=0.0, high=1.0)
+        _require_real("repetition_penalty", self.repetition_penalty, low=0.0, high=10.0, above_low=True)
+        _require_real("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _require_real("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+
+    def _check_stops(self) -> None:
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest(f"stop={text!r}: each stop must be a text of at least one character", param="stop")
+        for token in self.stop_token_ids:
+            _require_int("stop_token_ids", token, low=0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias={self.logit_bias!r}: must map token ids to numbers", param="logit_bias")
+        for token, bias in self.logit_bias.items():
+            _require_int("logit_bias", token, low=0)
+            _require_real("logit_bias", bias, low=-100.0, high=100.0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class InferenceRequest(SamplingParams):
+    """One prompt with its sampling parameters and its place in the queue."""
+
+    prompt: Prompt
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True)
+    priority: int = field(default=5, kw_only=True)
+    """Lower is sooner."""
+    deadline: float | None = field(default=None, kw_only=True)
+    """Seconds from submission after which an answer is of no use, or None."""
+    created_at: float = field(default_factory=time.time, kw_only=True)
+    """Unix time in seconds."""
+    callback: Callable[[InferenceResponse], object] | None = field(default=None, kw_only=True, compare=False)
+    """Called with the response when it is complete."""
+    metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_prompt(self.prompt)
+        if not isinstance(self.request_id, str) or not self.request_id:
+            raise InvalidRequest(
+                f"request_id={self.request_id!r}: must be a text that is not empty", param="request_id"
+            )
+        _require_int("priority", self.priority)
+        if self.deadline is not None:
+            _require_real("deadline", self.deadline, low=0.0, above_low=True)
+
+    @classmethod
+    def of(cls, prompt: Prompt, params: SamplingParams, **rest: Any) -> InferenceRequest:
+        """A request for `prompt` with the fields of `params`; `rest` are fields of the request itself."""
+        return cls(prompt, **{f.name: getattr(params, f.name) for f in fields(SamplingParams)}, **rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts, by the model's tokenizer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt tokens, how many were found in the prefix cache."""
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a chosen token, under the model's own distribution (before any sampling parameter)."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+    """`(token_id, token, logprob)` of the likeliest tokens, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One completion of a prompt."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResponse:
+    """The answer to one request; also the answer when it failed (`error` is set and `choices` hold what there was)."""
+
+    request_id: str
+    output: str
+    """Text of the first choice."""
+    tokens_generated: int
+    latency_ms: float
+    """From submission to the last token, queue included."""
+    queue_ms: float
+    """From submission to the first step that computed any of it."""
+    finish_reason: FinishReason
+    usage: Usage
+    token_ids: tuple[int, ...] = ()
+    error: BatchwrightError | None = None
+    ttft_ms: float | None = None
+    """From submission to the first generated token; None when there was none."""
+    choices: tuple[Choice, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """New text of one choice of one request. The last event of a request carries its `response`."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    response: InferenceResponse | None = None
+
+
+def _require_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name}={value!r}: must be a whole number", param=name)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise InvalidRequest(f"{name}={value}: must be {_range(low, high, '≥')}", param=name)
+
+
+def _require_real(name: str, value: object, *, low: float, high: float | None = None, above_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InvalidRequest(f"{name}={value!r}: must be a finite number", param=name)
+    if value < low or (above_low and value == low) or (high is not None and value > high):
+        raise InvalidRequest(f"{name}={value}: must be {_range(low, high, '>' if above_low else '≥')}", param=name)
+
+
+def _range(low: float | None, high: float | None, low_sign: str) -> str:
+    ends = []
+    if low is not None:
+        ends.append(f"{low_sign} {low}")
+    if high is not None:
+        ends.append(f"≤ {high}")
+    return " and ".join(ends)
+
+
+def _check_prompt(prompt: object) -> None:
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidRequest(
+            f"prompt of type {type(prompt).__name__}: must be text, a list of token ids or a list of chat messages",
+            param="prompt",
+        )
+    if not prompt:
+        raise InvalidRequest("prompt is an empty list: give at least one token id or message", param="prompt")
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+        return
+    for position, message in enumerate(prompt):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequest(
+                f"messages[{position}]={message!r}: must be an object with a role (and usually content)",
+                param=f"messages[{position}]",
+            )

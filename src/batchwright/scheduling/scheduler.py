@@ -1,0 +1,359 @@
+"""The token-level scheduler: one budget of tokens a step, no prefill phase and no decode phase.
+
+A step is planned in this order, each part by urgency (priority, then deadline, then arrival):
+
+1. sequences of a lower priority make room for a waiting one of a higher priority that has no place;
+2. every running sequence that lacks only its last token gets it (a decode);
+3. running sequences that lack more get a chunk of it;
+4. waiting sequences are admitted, with their cached prefix, while slots, blocks and budget last.
+
+When blocks run out the least urgent running sequence is preempted: its blocks are freed and its tokens computed again
+later, many of them from the prefix cache. The most urgent sequence is never preempted, so something always ends.
+
+Nothing waits for ever: a sequence that has waited `promote_after` seconds goes before all priorities, and such
+sequences are served in order of arrival.
+
+The scheduler is a state machine without a clock: `schedule(now)` plans, then exactly one of `commit(plan)` (the step
+was computed) or `rollback(plan)` (it was not) must follow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from batchwright.errors import ContextLengthExceeded
+from batchwright.kv import BlockManager
+from batchwright.scheduling.sequence import Sequence, Status
+
+_STEPS_BEFORE_REGROWTH = 64
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`count` tokens of `sequence`, from position `start`, to be computed in one step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    fresh: bool
+    """The sequence was admitted by this plan."""
+
+    samples: bool
+    """It reaches the last known token, whose logits choose the next one."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the next step computes. `expired` sequences have ended: their deadline passed."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    expired: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class Scheduler:
+    """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
+
+    `promote_after` is in the unit of `now`; None turns promotion off. Raises ValueError for limits below 1.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_num_seqs: int,
+        promote_after: float | None = 60.0,
+    ) -> None:
+        if max_batch_tokens < 1 or max_num_seqs < 1:
+            raise ValueError(
+                f"max_batch_tokens={max_batch_tokens}, max_num_seqs={max_num_seqs}: both must be at least 1"
+            )
+        self.blocks = blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.max_num_seqs = max_num_seqs
+        self.promote_after = promote_after
+        self.token_budget = max_batch_tokens
+        """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
+        self.running: list[Sequence] = []
+        """By urgency once planned."""
+        self._waiting: list[tuple[tuple[bool, int, float, int], int, Sequence]] = []
+        self._entries = 0
+        self._num_waiting = 0
+        self._arrivals: deque[Sequence] = deque()
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._isolated: deque[Sequence] = deque()
+        self._ordinal = 0
+        self._steps_since_shrink = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._num_waiting)
+
+    def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
+        """Why a sequence of this size could never be computed, or None if it can."""
+        needed = self.blocks.blocks_for(num_prompt + max_tokens)
+        if needed <= self.blocks.num_blocks:
+            return None
+        capacity = self.blocks.num_blocks * self.blocks.block_size
+        return (
+            f"{num_prompt} prompt tokens and max_tokens={max_tokens} need {num_prompt + max_tokens} tokens of KV cache, "
+            f"which holds {capacity}: lower max_tokens, shorten the prompt or raise kv_memory"
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence. Raises `ContextLengthExceeded` when it could never be computed."""
+        if reason := self.refusal(sequence.num_prompt, sequence.max_total - sequence.num_prompt):
+            raise ContextLengthExceeded(reason)
+        sequence.ordinal = self._ordinal
+        self._ordinal += 1
+        self._arrivals.append(sequence)
+        if sequence.deadline < math.inf:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
+        self._enqueue(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self.blocks.close(sequence.table)
+        elif sequence.status is Status.WAITING:
+            self._num_waiting -= 1
+        sequence.status = Status.FINISHED
+
+    def schedule(self, now: float) -> StepPlan:
+        """Plan one step. A plan without chunks means that there is nothing to do."""
+        plan = StepPlan()
+        self._expire(now, plan)
+        self._promote(now)
+        alone = self._next_isolated()
+        if alone is not None:
+            self._plan_alone(alone, plan)
+            return plan
+        self._yield_to_urgent(plan)
+        self.running.sort(key=_urgency)
+        budget = self._plan_decodes(plan, self.token_budget)
+        budget = self._plan_chunks(plan, budget)
+        self._admit(plan, budget)
+        return plan
+
+    def commit(self, plan: StepPlan) -> None:
+        """The step was computed: its tokens are now computed tokens."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if sequence.status is Status.RUNNING:
+                sequence.num_computed = chunk.start + chunk.count
+                if sequence.num_computed % self.blocks.block_size == 0:
+                    self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
+        if self.token_budget < self.max_batch_tokens:
+            self._steps_since_shrink += 1
+            if self._steps_since_shrink >= _STEPS_BEFORE_REGROWTH:
+                self.token_budget = min(self.max_batch_tokens, self.token_budget * 2)
+                self._steps_since_shrink = 0
+
+    def rollback(self, plan: StepPlan) -> None:
+        """The step was not computed: take back what was offered to others, send new sequences back to the queue."""
+        for chunk in plan.chunks:
+            if chunk.sequence.status is Status.RUNNING:
+                self.blocks.retract(chunk.sequence.table, chunk.start)
+        for chunk in plan.chunks:
+            if chunk.fresh and chunk.sequence.status is Status.RUNNING:
+                self._requeue(chunk.sequence)
+
+    def shrink(self, failed: StepPlan) -> bool:
+        """After a step ran out of memory: plan smaller ones for a while. False when the step could not be smaller."""
+        tokens = failed.num_tokens
+        if tokens <= 1:
+            return False
+        self.token_budget = max(1, tokens // 2)
+        self._steps_since_shrink = 0
+        return True
+
+    def isolate(self, sequences: Iterable[Sequence]) -> None:
+        """Compute each of these alone for one step, to find out which of them makes a step fail."""
+        self._isolated.extend(sequences)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Withdraw all that a running sequence offered to the prefix cache (its contents cannot be trusted)."""
+        if sequence.status is Status.RUNNING:
+            self.blocks.retract(sequence.table, 0)
+
+    def _expire(self, now: float, plan: StepPlan) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            sequence = heapq.heappop(self._deadlines)[2]
+            if sequence.status is not Status.FINISHED:
+                self.finish(sequence)
+                plan.expired.append(sequence)
+
+    def _promote(self, now: float) -> None:
+        if self.promote_after is None:
+            return
+        while self._arrivals:
+            oldest = self._arrivals[0]
+            if oldest.status is not Status.FINISHED:
+                if now - oldest.arrived_at < self.promote_after:
+                    return
+                oldest.promoted = True
+                if oldest.status is Status.WAITING:
+                    self._push(oldest)
+            self._arrivals.popleft()
+
+    def _next_isolated(self) -> Sequence | None:
+        while self._isolated:
+            sequence = self._isolated.popleft()
+            if sequence.status is not Status.FINISHED:
+                return sequence
+        return None
+
+    def _plan_alone(self, sequence: Sequence, plan: StepPlan) -> None:
+        if sequence.status is Status.WAITING:
+            while len(self.running) >= self.max_num_seqs or not self.blocks.can_open(sequence.tokens):
+                if not self._preempt_least_urgent(plan, than=None):
+                    break
+            # It is the only one that runs or it fits, and `refusal` let it in: there is room.
+            self._start(sequence, plan, self.token_budget)
+            return
+        count = min(sequence.remaining, self.token_budget)
+        while not self.blocks.grow(sequence.table, sequence.num_computed + count):
+            victims = [other for other in self.running if other is not sequence]
+            self._preempt(max(victims, key=_urgency), plan)
+        self._plan(sequence, count, plan, fresh=False)
+
+    def _yield_to_urgent(self, plan: StepPlan) -> None:
+        urgent = self._peek_waiting()
+        if urgent is None or not self.running:
+            return
+        lower = [other for other in self.running if _class(other) > _class(urgent)]
+        if not lower:
+            return
+        slots_after = self.max_num_seqs - len(self.running) + len(lower)
+        blocks_after = self.blocks.num_free + sum(len(other.table) for other in lower)
+        if slots_after < 1 or blocks_after < self.blocks.blocks_for(len(urgent.tokens)):
+            return
+        lower.sort(key=_urgency)
+        while lower and not self._fits(urgent):
+            self._preempt(lower.pop(), plan)
+
+    def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
+        size = self.blocks.block_size
+        for sequence in list(self.running):
+            if budget < 1:
+                break
+            if sequence.remaining != 1 or sequence.status is not Status.RUNNING:
+                continue
+            if sequence.num_computed >= len(sequence.table) * size and not self._make_room(sequence, 1, plan):
+                continue
+            plan.chunks.append(Chunk(sequence, sequence.num_computed, 1, fresh=False, samples=True))
+            budget -= 1
+        return budget
+
+    def _plan_chunks(self, plan: StepPlan, budget: int) -> int:
+        for sequence in list(self.running):
+            if budget < 1:
+                break
+            if sequence.remaining <= 1 or sequence.status is not Status.RUNNING:
+                continue
+            count = min(sequence.remaining, budget)
+            if not self._make_room(sequence, count, plan):
+                continue
+            self._plan(sequence, count, plan, fresh=False)
+            budget = self.token_budget - plan.num_tokens
+        return budget
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        while budget > 0 and (sequence := self._peek_waiting()) is not None and self._fits(sequence):
+            self._start(sequence, plan, budget)
+            budget -= plan.chunks[-1].count
+
+    def _fits(self, sequence: Sequence) -> bool:
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
+        return self.blocks.can_open(sequence.tokens, spare=len(self.running))
+
+    def _start(self, sequence: Sequence, plan: StepPlan, budget: int) -> None:
+        self._num_waiting -= 1
+        sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens)
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        sequence.status = Status.RUNNING
+        self.running.append(sequence)
+        count = min(sequence.remaining, budget)
+        if not self.blocks.grow(sequence.table, sequence.num_computed + count):
+            raise RuntimeError("a sequence was admitted without room for its tokens")
+        self._plan(sequence, count, plan, fresh=True)
+
+    def _plan(self, sequence: Sequence, count: int, plan: StepPlan, *, fresh: bool) -> None:
+        start = sequence.num_computed
+        plan.chunks.append(Chunk(sequence, start, count, fresh, samples=start + count == len(sequence.tokens)))
+        if count > 1:
+            self.blocks.publish(sequence.table, sequence.tokens, start + count)
+
+    def _make_room(self, sequence: Sequence, count: int, plan: StepPlan) -> bool:
+        """Blocks for `count` more tokens, at the cost of less urgent sequences or, failing that, of itself."""
+        while not self.blocks.grow(sequence.table, sequence.num_computed + count):
+            if not self._preempt_least_urgent(plan, than=sequence):
+                self._preempt(sequence, plan)
+                return False
+        return True
+
+    def _preempt_least_urgent(self, plan: StepPlan, than: Sequence | None) -> bool:
+        victim = max(self.running, key=_urgency, default=None)
+        if victim is None or victim is than:
+            return False
+        self._preempt(victim, plan)
+        return True
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        # A planned victim is a decode (chunks are planned after decodes, by urgency), and a decode's block is
+        # published on commit: nobody in this plan reads what is dropped here.
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not victim]
+        plan.preempted.append(victim)
+        victim.preemptions += 1
+        self._requeue(victim)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.blocks.close(sequence.table)
+        sequence.num_computed = 0
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        self._num_waiting += 1
+        self._push(sequence)
+
+    def _push(self, sequence: Sequence) -> None:
+        """Enter it under its present urgency; an older entry of it is void from now on."""
+        self._entries += 1
+        sequence.queue_entry = self._entries
+        heapq.heappush(self._waiting, (sequence.urgency, self._entries, sequence))
+
+    def _peek_waiting(self) -> Sequence | None:
+        while self._waiting:
+            _, entry, sequence = self._waiting[0]
+            if sequence.status is Status.WAITING and entry == sequence.queue_entry:
+                return sequence
+            heapq.heappop(self._waiting)
+        return None
+
+
+def _urgency(sequence: Sequence) -> tuple[bool, int, float, int]:
+    return sequence.urgency
+
+
+def _class(sequence: Sequence) -> tuple[bool, int]:
+    return (not sequence.promoted, sequence.priority)

@@ -1,0 +1,61 @@
+"""One sequence of tokens as the scheduler sees it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from batchwright.kv import BlockTable
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Computed tokens chase known tokens: a step computes some of `tokens[num_computed:]`.
+
+    The caller appends a token to `tokens` after a step that computed all of them, and sets nothing else; the
+    scheduler sets the rest.
+    """
+
+    tokens: list[int]
+    """Prompt, then output."""
+    num_prompt: int
+    max_total: int
+    """Most tokens it may come to, prompt included."""
+    priority: int = 5
+    """Lower is sooner."""
+    deadline: float = math.inf
+    """Absolute time after which it is given up."""
+    arrived_at: float = 0.0
+    ordinal: int = 0
+    """Order of arrival; set on `Scheduler.add`."""
+    status: Status = Status.WAITING
+    num_computed: int = 0
+    num_cached: int = 0
+    """Prompt tokens found in the prefix cache when it was first admitted."""
+    preemptions: int = 0
+    promoted: bool = False
+    """It has waited so long that it goes before every priority."""
+    admitted: bool = False
+    """Whether it has ever been admitted."""
+    queue_entry: int = -1
+    """Serial number of its valid entry in the waiting queue."""
+    table: BlockTable = field(default_factory=BlockTable)
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens not yet computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def urgency(self) -> tuple[bool, int, float, int]:
+        """Smaller is sooner: promoted, priority, deadline, arrival."""
+        return (not self.promoted, self.priority, self.deadline, self.ordinal)
