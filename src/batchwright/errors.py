@@ -55,6 +55,18 @@ class DownloadError(BatchwrightError):
     code = "download_failed"
 
 
+class ModelCacheError(BatchwrightError):
+    """The model cache folder cannot be written: no space, no permission, no such disk."""
+
+    code = "model_cache_failed"
+
+
+class MissingExtra(BatchwrightError, ImportError):
+    """A feature needs an optional part of the package that is not installed; the message says which."""
+
+    code = "missing_extra"
+
+
 class GenerationError(BatchwrightError):
     """One request failed while it was being computed; others were not affected."""
 

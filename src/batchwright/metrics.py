@@ -24,6 +24,9 @@ class Histogram:
     _buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
+        """Count `value`. Raises ValueError, and counts nothing, when it is not finite."""
+        if not math.isfinite(value):
+            raise ValueError(f"add(value={value}): must be a finite number")
         self.count += 1
         if value <= 0.0:
             self._zeros += 1

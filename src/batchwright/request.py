@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +19,8 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 MAX_TOP_LOGPROBS = 20
+
+_SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,8 @@ class SamplingParams:
     """Go on past the model's end-of-text token (benchmarks)."""
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._check_counts()
@@ -74,7 +74,7 @@ class SamplingParams:
         _require_int("min_tokens", self.min_tokens, low=0)
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: lower min_tokens",
+                f"min_tokens={_shown(self.min_tokens)}: must be ≤ max_tokens={_shown(self.max_tokens)}",
                 param="min_tokens",
             )
         _require_int("top_k", self.top_k, low=0)
@@ -84,7 +84,7 @@ class SamplingParams:
         if self.seed is not None:
             _require_int("seed", self.seed, low=-(2**63), high=2**64 - 1)
         if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be true or false", param="ignore_eos")
+            raise InvalidRequest(f"ignore_eos={_shown(self.ignore_eos)}: must be true or false", param="ignore_eos")
 
     def _check_reals(self) -> None:
         _require_real("temperature", self.temperature, low=0.0, high=10.0)
@@ -97,11 +97,15 @@ class SamplingParams:
     def _check_stops(self) -> None:
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise InvalidRequest(f"stop={text!r}: each stop must be a text of at least one character", param="stop")
+                raise InvalidRequest(
+                    f"stop={_shown(text)}: each stop must be a text of at least one character", param="stop"
+                )
         for token in self.stop_token_ids:
             _require_int("stop_token_ids", token, low=0)
         if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest(f"logit_bias={self.logit_bias!r}: must map token ids to numbers", param="logit_bias")
+            raise InvalidRequest(
+                f"logit_bias={_shown(self.logit_bias)}: must map token ids to numbers", param="logit_bias"
+            )
         for token, bias in self.logit_bias.items():
             _require_int("logit_bias", token, low=0)
             _require_real("logit_bias", bias, low=-100.0, high=100.0)
@@ -133,7 +137,7 @@ class InferenceRequest(SamplingParams):
         _check_prompt(self.prompt)
         if not isinstance(self.request_id, str) or not self.request_id:
             raise InvalidRequest(
-                f"request_id={self.request_id!r}: must be a text that is not empty", param="request_id"
+                f"request_id={_shown(self.request_id)}: must be a text that is not empty", param="request_id"
             )
         _require_int("priority", self.priority)
         if self.deadline is not None:
@@ -215,18 +219,38 @@ class StreamEvent:
     response: InferenceResponse | None = None
 
 
+def _as_tuple(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
+        raise InvalidRequest(f"{name}={_shown(value)}: must be a list", param=name)
+    return tuple(value)
+
+
 def _require_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name}={value!r}: must be a whole number", param=name)
+        raise InvalidRequest(f"{name}={_shown(value)}: must be a whole number", param=name)
     if (low is not None and value < low) or (high is not None and value > high):
-        raise InvalidRequest(f"{name}={value}: must be {_range(low, high, '≥')}", param=name)
+        raise InvalidRequest(f"{name}={_shown(value)}: must be {_range(low, high, '≥')}", param=name)
 
 
 def _require_real(name: str, value: object, *, low: float, high: float | None = None, above_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InvalidRequest(f"{name}={value!r}: must be a finite number", param=name)
+    # `x - x == 0` is false for NaN and the infinities, and unlike `math.isfinite` takes integers of any size.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
+        raise InvalidRequest(f"{name}={_shown(value)}: must be a finite number", param=name)
     if value < low or (above_low and value == low) or (high is not None and value > high):
-        raise InvalidRequest(f"{name}={value}: must be {_range(low, high, '>' if above_low else '≥')}", param=name)
+        raise InvalidRequest(
+            f"{name}={_shown(value)}: must be {_range(low, high, '>' if above_low else '≥')}", param=name
+        )
+
+
+def _shown(value: object) -> str:
+    """`repr`, short, and also where `repr` raises (an integer of more than 4300 digits does)."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"({type(value).__name__})"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def _range(low: float | None, high: float | None, low_sign: str) -> str:
@@ -249,10 +273,11 @@ def _check_prompt(prompt: object) -> None:
     if not prompt:
         raise InvalidRequest("prompt is an empty list: give at least one token id or message", param="prompt")
     if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+        _require_int("prompt", min(prompt), low=0)
         return
     for position, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(
-                f"messages[{position}]={message!r}: must be an object with a role (and usually content)",
+                f"messages[{position}]={_shown(message)}: must be an object with a role (and usually content)",
                 param=f"messages[{position}]",
             )

@@ -1,26 +1,30 @@
 """Fixed-size KV blocks with reference counts and a prefix cache.
 
 A sequence's keys and values lie in blocks of `block_size` tokens, named by its `BlockTable`. A full block is
-*published* under a digest of (digest of the block before it, its tokens), so that a later sequence that begins with
-the same tokens takes the block instead of computing it again. The tokens are compared on every hit: a digest alone is
-never trusted.
+*published* under (prefix before it, its tokens), so that a later sequence that begins with the same tokens takes the
+block instead of computing it again. A prefix is a serial number that is never given twice, and the dictionary compares
+the tokens of every hit, so two prefixes are one only if all their tokens are the same: no digest is trusted.
 
 Invariants (checked by `BlockManager.check`, which the tests call after every operation):
 
 - a block is free if and only if no table names it; its reference count is the number of tables that do;
 - free blocks keep their contents, and stay in the prefix cache, until they are handed out again: oldest first;
-- only full blocks are published, and each digest names at most one block.
+- only full blocks are published, and each prefix names at most one block.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from typing import TypeAlias
 
-_ROOT = b"batchwright-kv"
+_Content: TypeAlias = tuple[int, tuple[int, ...]]
+"""What a full block holds: the prefix before it, and its tokens."""
+
+_NOTHING = 0
+"""The prefix before a first block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +32,8 @@ class BlockTable:
     """The blocks of one sequence, in order; made and changed by a `BlockManager` only."""
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
-    digests: list[bytes] = field(default_factory=list)
-    """Of its leading full blocks, as far as they have been published or matched."""
+    prefixes: list[int] = field(default_factory=list)
+    """Up to and including each of its leading full blocks, as far as they have been published or matched."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -48,9 +52,10 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self._references = [0] * num_blocks
-        self._digest_of: list[bytes | None] = [None] * num_blocks
-        self._tokens_of: list[tuple[int, ...]] = [()] * num_blocks
-        self._published: dict[bytes, int] = {}
+        self._content_of: list[_Content | None] = [None] * num_blocks
+        self._published: dict[_Content, tuple[int, int]] = {}
+        """Block, and prefix up to and including it."""
+        self._last_prefix = _NOTHING
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -66,14 +71,22 @@ class BlockManager:
         """Blocks that `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def can_open(self, tokens: Sequence[int], spare: int = 0) -> bool:
-        """Whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free."""
+    def can_open(self, tokens: Sequence[int], spare: int = 0, *, without: Sequence[BlockTable] = ()) -> bool:
+        """Whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free.
+
+        `without` are open tables: the answer is for the time after they were closed.
+        """
         missing = self.blocks_for(len(tokens)) + spare
-        if missing <= len(self._free):
+        if missing - self._most_matches(tokens) > len(self._free) + sum(len(table) for table in without):
+            return False
+        named = Counter(block for table in without for block in table.blocks)
+        freed = {block for block, count in named.items() if self._references[block] == count}
+        free = len(self._free) + len(freed)
+        if missing <= free:
             return True
         matched = self._match(tokens)
-        matched_free = sum(not self._references[block] for block, _ in matched)
-        return missing - len(matched) <= len(self._free) - matched_free
+        matched_free = sum(not self._references[block] or block in freed for block, _ in matched)
+        return missing - len(matched) <= free - matched_free
 
     def open(self, tokens: Sequence[int]) -> tuple[BlockTable, int]:
         """A table that holds the cached prefix of `tokens`, and how many tokens that is.
@@ -81,10 +94,10 @@ class BlockManager:
         At least the last token is always left to compute, since its logits are wanted.
         """
         table = BlockTable()
-        for block, digest in self._match(tokens):
+        for block, prefix in self._match(tokens):
             self._hold(block)
             table.blocks.append(block)
-            table.digests.append(digest)
+            table.prefixes.append(prefix)
         return table, len(table.blocks) * self.block_size
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
@@ -110,22 +123,24 @@ class BlockManager:
         if not self.prefix_caching:
             return
         size = self.block_size
-        for index in range(len(table.digests), num_tokens // size):
-            content = tuple(tokens[index * size : (index + 1) * size])
-            digest = _digest(table.digests[-1] if table.digests else _ROOT, content)
-            table.digests.append(digest)
-            block = table.blocks[index]
-            if digest not in self._published:
-                self._published[digest] = block
-                self._digest_of[block] = digest
-                self._tokens_of[block] = content
+        for index in range(len(table.prefixes), num_tokens // size):
+            content = (
+                table.prefixes[-1] if table.prefixes else _NOTHING,
+                tuple(tokens[index * size : (index + 1) * size]),
+            )
+            if content not in self._published:
+                block = table.blocks[index]
+                self._last_prefix += 1
+                self._published[content] = block, self._last_prefix
+                self._content_of[block] = content
+            table.prefixes.append(self._published[content][1])
 
     def retract(self, table: BlockTable, num_tokens: int) -> None:
         """Withdraw the blocks of `table` past its first `num_tokens` tokens from the prefix cache."""
         full = num_tokens // self.block_size
         for block in table.blocks[full:]:
             self._unpublish(block)
-        del table.digests[full:]
+        del table.prefixes[full:]
 
     def close(self, table: BlockTable) -> None:
         """Let go of all blocks. The last ones are handed out again first, so that prefixes stay cached longest."""
@@ -133,10 +148,10 @@ class BlockManager:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
-                if self._digest_of[block] is None:
+                if self._content_of[block] is None:
                     self._free.move_to_end(block, last=False)
         table.blocks = array("i")
-        table.digests = []
+        table.prefixes = []
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Raise RuntimeError unless the invariants hold for `tables`, which must be all open ones."""
@@ -150,22 +165,28 @@ class BlockManager:
             raise RuntimeError("reference counts differ from the tables")
         if any((count == 0) != (block in self._free) for block, count in enumerate(held)):
             raise RuntimeError("a block is both free and held, or neither")
-        for digest, block in self._published.items():
-            if self._digest_of[block] != digest or len(self._tokens_of[block]) != self.block_size:
-                raise RuntimeError("the prefix cache names a block that is not published under that digest")
+        published = {block: content for content, (block, _) in self._published.items()}
+        if len(published) != len(self._published):
+            raise RuntimeError("the prefix cache names a block twice")
+        if any(content != published.get(block) for block, content in enumerate(self._content_of)):
+            raise RuntimeError("the prefix cache and the contents of the blocks differ")
+        if any(len(tokens) != self.block_size for _, tokens in self._published):
+            raise RuntimeError("a block that is not full is in the prefix cache")
 
-    def _match(self, tokens: Sequence[int]) -> list[tuple[int, bytes]]:
+    def _match(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         if not self.prefix_caching or not self._published:
             return []
-        size, digest, matched = self.block_size, _ROOT, []
-        for index in range((len(tokens) - 1) // size):
-            content = tuple(tokens[index * size : (index + 1) * size])
-            digest = _digest(digest, content)
-            block = self._published.get(digest)
-            if block is None or self._tokens_of[block] != content:
+        size, prefix, matched = self.block_size, _NOTHING, []
+        for index in range(self._most_matches(tokens)):
+            hit = self._published.get((prefix, tuple(tokens[index * size : (index + 1) * size])))
+            if hit is None:
                 break
-            matched.append((block, digest))
+            matched.append(hit)
+            prefix = hit[1]
         return matched
+
+    def _most_matches(self, tokens: Sequence[int]) -> int:
+        return max(0, len(tokens) - 1) // self.block_size if self.prefix_caching else 0
 
     def _hold(self, block: int) -> None:
         if self._references[block] == 0:
@@ -173,12 +194,7 @@ class BlockManager:
         self._references[block] += 1
 
     def _unpublish(self, block: int) -> None:
-        digest = self._digest_of[block]
-        if digest is not None:
-            del self._published[digest]
-            self._digest_of[block] = None
-            self._tokens_of[block] = ()
-
-
-def _digest(parent: bytes, tokens: tuple[int, ...]) -> bytes:
-    return blake2b(array("q", tokens).tobytes(), key=parent, digest_size=16).digest()
+        content = self._content_of[block]
+        if content is not None:
+            del self._published[content]
+            self._content_of[block] = None

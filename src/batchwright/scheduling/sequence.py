@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from batchwright.kv import BlockTable
+
+Urgency: TypeAlias = tuple[bool, int, float, int]
 
 
 class Status(Enum):
@@ -46,6 +49,8 @@ class Sequence:
     """It has waited so long that it goes before every priority."""
     admitted: bool = False
     """Whether it has ever been admitted."""
+    started: bool = False
+    """Whether a step has computed any of it since it was last admitted."""
     queue_entry: int = -1
     """Serial number of its valid entry in the waiting queue."""
     table: BlockTable = field(default_factory=BlockTable)
@@ -56,6 +61,8 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
-    def urgency(self) -> tuple[bool, int, float, int]:
-        """Smaller is sooner: promoted, priority, deadline, arrival."""
-        return (not self.promoted, self.priority, self.deadline, self.ordinal)
+    def urgency(self) -> Urgency:
+        """Smaller is sooner: promoted ones by arrival, then the others by priority, deadline and arrival."""
+        if self.promoted:
+            return (False, 0, 0.0, self.ordinal)
+        return (True, self.priority, self.deadline, self.ordinal)

@@ -1,0 +1,69 @@
+"""`batchwright`: the commands, and how their errors end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from batchwright.cli import models, run
+from batchwright.errors import (
+    BatchwrightError,
+    InputError,
+    InvalidRequest,
+    ModelNotFound,
+    ResumeRefused,
+    UnsupportedModel,
+)
+
+BAD_USAGE = 2
+FAILED = 1
+_USAGE_ERRORS = (InputError, InvalidRequest, ModelNotFound, ResumeRefused, UnsupportedModel)
+
+app = typer.Typer(
+    name="batchwright",
+    help="Turns many LLM requests into few, full, well-shaped batches.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("run", help=run.HELP)(run.run_command)
+app.add_typer(models.app, name="models")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"batchwright {version('batchwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit status.
+
+    An error that is the caller's to mend is one line on standard error and status 2 (1 when something failed that was
+    asked for rightly); a defect of batchwright itself shows its traceback.
+    """
+    try:
+        app()
+    except BatchwrightError as error:
+        _complain(str(error))
+        sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)
+    except OSError as error:
+        _complain(str(error))
+        sys.exit(FAILED)
+
+
+def _complain(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)

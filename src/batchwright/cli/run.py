@@ -1,0 +1,243 @@
+"""`batchwright run`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchwright.cli.progress import progress_view
+from batchwright.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchwright.jobs.executor import EngineOptions
+    from batchwright.jobs.report import RunReport
+    from batchwright.jobs.run import RunInterrupted
+
+SOME_FAILED = 3
+_PARAGRAPHS = (
+    "Answer a file of prompts.",
+    'INPUT is JSON Lines (.jsonl) of OpenAI batch lines, of {"prompt": ...} or of {"messages": [...]}; text with a '
+    "prompt on each line (.txt); or a table (.csv, .tsv, .parquet) with --prompt-template. The text forms may be "
+    "compressed (.gz). OUTPUT gets a line of JSON for each, in the form of OpenAI's batch output, as soon as it is "
+    "finished.",
+    "Stopped or killed at any moment, the same command goes on after the lines that are finished.",
+    "Example: batchwright run prompts.jsonl -o results.jsonl --max-tokens 128",
+    "Exit status: 0 all lines succeeded, 3 some failed (each has a line with its error), 2 bad usage, 130 stopped by "
+    "Ctrl-C, 1 anything else.",
+)
+HELP = "\n\n".join(_PARAGRAPHS)
+
+_INPUT, _SAMPLING, _ENGINE = "Input and output", "Sampling (for lines that do not say)", "Engine"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in `2GiB`, `500MB`, `1.5g`, `1048576`. Raises `typer.BadParameter`."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size; write for example 2GiB or 500MB")
+    number, unit, binary = match.groups()
+    base = 1000 if unit and not binary and text.strip().upper().endswith("B") else 1024
+    return int(float(number) * base ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
+
+
+def run_command(
+    input: Annotated[  # noqa: A002 - the name in the help text
+        str, typer.Argument(metavar="INPUT", help="A file, or - for standard input (JSON Lines unless --input-format).")
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="OUTPUT", help="A file, or - for standard output (cannot be resumed).",
+            rich_help_panel=_INPUT,
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="A built-in name, a local folder, a GGUF file or a hub id.", rich_help_panel=_ENGINE)
+    ] = "smollm2-135m",
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens to generate for a prompt.", rich_help_panel=_SAMPLING)
+    ] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.7,
+    top_p: Annotated[
+        float, typer.Option(help="Smallest set of tokens whose probability reaches this.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same tokens, on one machine and dtype.", rich_help_panel=_SAMPLING)
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Make each plain prompt the user message of a chat.", rich_help_panel=_INPUT),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="With --chat: the system message before it.", rich_help_panel=_INPUT)
+    ] = None,
+    prompt_template: Annotated[
+        str | None,
+        typer.Option(
+            help="For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None,
+    input_format: Annotated[
+        str | None,
+        typer.Option(help="jsonl, txt, csv, tsv or parquet, whatever the extension says.", rich_help_panel=_INPUT),
+    ] = None,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.", rich_help_panel=_INPUT)
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start over: lose what OUTPUT holds.", rich_help_panel=_INPUT)
+    ] = False,
+    report: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the report as JSON too.", rich_help_panel=_INPUT)
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress and no report, only errors.", rich_help_panel=_INPUT)
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, ... (default: the engine's choice)", rich_help_panel=_ENGINE)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, ... (default: a GPU if there is one)", rich_help_panel=_ENGINE)
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Most sequences in a step.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens computed in a step.", rich_help_panel=_ENGINE)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a prompt and its answer.", rich_help_panel=_ENGINE)
+    ] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="For the KV cache, such as 2GiB.", rich_help_panel=_ENGINE)
+    ] = None,
+    no_prefix_caching: Annotated[
+        bool,
+        typer.Option("--no-prefix-caching", help="Compute shared beginnings again.", rich_help_panel=_ENGINE),
+    ] = False,
+) -> None:  # fmt: skip
+    """See HELP."""
+    from rich.console import Console
+
+    from batchwright.jobs.run import RunInterrupted, run
+    from batchwright.request import SamplingParams
+
+    options: EngineOptions = {}
+    if dtype is not None:
+        options["dtype"] = dtype
+    if device is not None:
+        options["device"] = device
+    if max_num_seqs is not None:
+        options["max_num_seqs"] = max_num_seqs
+    if max_batch_tokens is not None:
+        options["max_batch_tokens"] = max_batch_tokens
+    if max_model_len is not None:
+        options["max_model_len"] = max_model_len
+    if kv_memory is not None:
+        options["kv_memory"] = parse_size(kv_memory)
+    if no_prefix_caching:
+        options["prefix_caching"] = False
+    try:
+        defaults = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error)) from error
+    console = Console(stderr=True)
+    with _terminable() as stop:
+        try:
+            with progress_view(console, quiet=quiet) as progress:
+                result = run(
+                    input,
+                    output,
+                    model=model,
+                    defaults=defaults,
+                    input_format=input_format,
+                    prompt_template=_unescaped(prompt_template),
+                    chat=chat,
+                    system=system,
+                    ordered=ordered,
+                    overwrite=overwrite,
+                    report=report,
+                    progress=progress,
+                    **options,
+                )
+        except RunInterrupted as interruption:
+            _show_interruption(console, interruption, quiet)
+            raise typer.Exit(stop.exit_status) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(stop.exit_status) from None
+    if not quiet:
+        _show(console, result)
+    raise typer.Exit(SOME_FAILED if result.failed else 0)
+
+
+def _unescaped(template: str | None) -> str | None:
+    # A shell passes "\n" on as two characters, and nobody means them.
+    return None if template is None else template.replace("\\n", "\n").replace("\\t", "\t")
+
+
+@dataclass
+class _Stop:
+    """Which signal ended the run."""
+
+    exit_status: int = 128 + signal.SIGINT
+
+
+@contextmanager
+def _terminable() -> Iterator[_Stop]:
+    """SIGTERM ends the run as Ctrl-C does."""
+    stop = _Stop()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        stop.exit_status = 128 + number
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(console: Console, report: RunReport) -> None:
+    if report.resumed == report.total and report.total:
+        console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
+    console.print(report.render())
+    if report.failed:
+        console.print(
+            f"{report.failed:,} lines failed: each has an error with a code and its line number in {report.output}.",
+            highlight=False,
+        )
+
+
+def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bool) -> None:
+    report = interruption.report
+    if not quiet:
+        console.print(report.render())
+    if report.output == "-":
+        message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
+    else:
+        message = (
+            f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {_command()}"
+        )
+    if interruption.kept_input is not None:
+        message += f"\nwith the same input, which is kept in {interruption.kept_input}"
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+def _command() -> str:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
+    return shlex.join([Path(sys.argv[0]).name, *arguments])

@@ -1,0 +1,186 @@
+"""`AsyncEngine`: the engine on a thread of its own, for servers and other asyncio programs.
+
+The thread alone touches the engine. Coroutines hand it commands and get events back through their own event loop, so
+nothing is locked and a slow reader delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from batchwright.engine.engine import Engine
+from batchwright.engine.stats import EngineStats
+from batchwright.errors import BatchwrightError, EngineClosed
+from batchwright.models import DEFAULT_MODEL
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
+
+_Item = StreamEvent | BatchwrightError
+
+
+class _Reader:
+    """Where the events of one request go."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[_Item] = asyncio.Queue()
+
+    def put(self, item: _Item) -> None:
+        """Called on the engine's thread. A loop that has been closed no longer wants to know."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    async def get(self) -> StreamEvent:
+        item = await self._items.get()
+        if isinstance(item, BatchwrightError):
+            raise item
+        return item
+
+
+class AsyncEngine:
+    """Many coroutines, one engine. Takes the arguments of `Engine`, and raises what it raises.
+
+    Making one loads the model, which blocks: in a running program use `await asyncio.to_thread(AsyncEngine, …)`.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
+        self._engine = Engine(model, **options)
+        self.model_name = self._engine.model_name
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._readers: dict[str, _Reader] = {}
+        """Touched by the engine's thread only."""
+        self._thread = threading.Thread(target=self._run, name="batchwright-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Figures since the engine was made."""
+        return self._engine.stats
+
+    async def generate(
+        self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
+    ) -> InferenceResponse:
+        """Compute one prompt or request. Cancelling the awaiting task cancels it in the engine.
+
+        Raises `InvalidRequest` when it is refused, `EngineClosed` when the engine is; a request that fails later, or
+        whose deadline passes, is answered with `error` set.
+        """
+        async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=False)) as events:
+            async for event in events:
+                if event.response is not None:
+                    return event.response
+        raise EngineClosed("the engine gave no answer")
+
+    async def stream(
+        self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[StreamEvent]:
+        """Compute one prompt and give its text as it comes; the last event carries the response.
+
+        Raises as `generate`. Leaving the iterator early cancels the request.
+        """
+        async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=True)) as events:
+            async for event in events:
+                yield event
+
+    async def close(self) -> None:
+        """End what is not finished with `EngineClosed`, stop the thread, free the model. May be called again."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncIterator[StreamEvent]:
+        reader = _Reader()
+        self._command(lambda: self._add(request, reader, stream=stream))
+        ended = False
+        try:
+            while not ended:
+                event = await reader.get()
+                ended = event.response is not None
+                yield event
+        except BatchwrightError:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                self._command(lambda: self._cancel(request.request_id, reader), quietly=True)
+
+    def _command(self, command: Callable[[], None], *, quietly: bool = False) -> None:
+        if self._closing or not self._thread.is_alive():
+            if quietly:
+                return
+            raise EngineClosed("the engine is closed") from self._failure
+        self._commands.append(command)
+        self._wake.set()
+
+    def _add(self, request: InferenceRequest, reader: _Reader, *, stream: bool) -> None:
+        try:
+            self._engine.core.add(request, stream=stream)
+        except BatchwrightError as error:
+            reader.put(error)
+        else:
+            self._readers[request.request_id] = reader
+
+    def _cancel(self, request_id: str, reader: _Reader) -> None:
+        if self._readers.get(request_id) is reader:
+            del self._readers[request_id]
+            self._engine.core.cancel(request_id)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._obey()
+                if self._engine.core.scheduler.has_work:
+                    self._dispatch(self._engine.core.step())
+                else:
+                    self._wake.wait()
+                    self._wake.clear()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._closing = True
+            self._shut_down()
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _dispatch(self, events: list[StreamEvent]) -> None:
+        for event in events:
+            reader = self._readers.get(event.request_id)
+            if reader is not None:
+                if event.response is not None:
+                    del self._readers[event.request_id]
+                reader.put(event)
+
+    def _shut_down(self) -> None:
+        """Answer everybody: those who are being computed, and those whose command came too late."""
+        self._obey()
+        self._dispatch(self._engine.core.close())
+        self._engine.close()
+
+
+def as_request(prompt: Prompt | InferenceRequest, params: SamplingParams | None) -> InferenceRequest:
+    """A request for `prompt`. Raises ValueError when a request comes with parameters beside it."""
+    if isinstance(prompt, InferenceRequest):
+        if params is not None:
+            raise ValueError("sampling_params: a request brings its own, leave it out")
+        return prompt
+    return InferenceRequest.of(prompt, params or SamplingParams())

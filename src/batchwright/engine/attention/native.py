@@ -1,0 +1,68 @@
+"""Attention through the compiled CPU kernels: parallel over (sequence, KV head, tile of queries), nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.attention.interface import AttentionBackend, AttentionShape, KVShape, LayerCache
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.native import NativeKernels
+from batchwright.engine.native.kernels import BLOCK_SIZE, LANES
+
+
+class NativeAttention(AttentionBackend):
+    """Keys lie transposed within a block, so that one vector holds a dimension of all its keys (see attention.cpp)."""
+
+    name = "native"
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self.kernels = kernels
+
+    def refusal(self, shape: KVShape) -> str | None:
+        if shape.device.type != "cpu":
+            return f"the compiled kernels run on the CPU, not on {shape.device}"
+        if shape.block_size != BLOCK_SIZE:
+            return f"the compiled kernels need block_size={BLOCK_SIZE}, not {shape.block_size}"
+        if shape.head_dim % LANES:
+            return f"the compiled kernels need a head size divisible by {LANES}, not {shape.head_dim}"
+        return None
+
+    def allocate(self, shape: KVShape) -> LayerCache:
+        per_unit = 4 // shape.dtype.itemsize
+        keys = torch.zeros(
+            shape.num_blocks, shape.kv_heads, shape.head_dim // per_unit, BLOCK_SIZE * per_unit, dtype=shape.dtype
+        )
+        values = torch.zeros(
+            shape.num_blocks, shape.kv_heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype
+        )
+        return LayerCache(keys, values)
+
+    def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
+        self.kernels.store_rows(_dense_rows(key), _dense_rows(value), cache.keys, cache.values, batch.slots)
+
+    def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
+        if query.stride(-1) != 1:
+            query = query.contiguous()
+        return self.kernels.attend(
+            query,
+            cache.keys,
+            cache.values,
+            batch,
+            heads=shape.heads,
+            scale=shape.scale,
+            window=shape.window,
+            softcap=shape.softcap,
+        )
+
+    def clear(self, cache: LayerCache, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            cache.keys[block] = 0
+            cache.values[block] = 0
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """`x` [rows, heads, dim] with the heads of a row side by side."""
+    return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()

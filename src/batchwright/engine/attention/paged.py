@@ -1,0 +1,45 @@
+"""The cache layout shared by the torch implementations: token-major, [slots, kv_heads, head_dim]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.attention.interface import AttentionBackend, KVShape, LayerCache
+from batchwright.engine.batch import StepBatch
+
+
+class TokenMajorAttention(AttentionBackend):
+    """Storage for backends that read their cache with torch."""
+
+    def __init__(self) -> None:
+        self._block_size = 0
+
+    def refusal(self, shape: KVShape) -> str | None:
+        return None
+
+    def allocate(self, shape: KVShape) -> LayerCache:
+        self._block_size = shape.block_size
+        size = (shape.num_blocks * shape.block_size, shape.kv_heads, shape.head_dim)
+        return LayerCache(
+            torch.zeros(size, dtype=shape.dtype, device=shape.device),
+            torch.zeros(size, dtype=shape.dtype, device=shape.device),
+        )
+
+    def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
+        cache.keys.index_copy_(0, batch.slots, key)
+        cache.values.index_copy_(0, batch.slots, value)
+
+    def clear(self, cache: LayerCache, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            rows = slice(block * self._block_size, (block + 1) * self._block_size)
+            cache.keys[rows] = 0
+            cache.values[rows] = 0
+
+    def _gather(self, cache: Tensor, tables: Tensor) -> Tensor:
+        """The cache of `tables` [n, blocks], as [n, kv_heads, blocks · block_size, head_dim]."""
+        _, kv_heads, head_dim = cache.shape
+        blocks = cache.view(-1, self._block_size, kv_heads, head_dim)[tables.long()]
+        return blocks.flatten(1, 2).transpose(1, 2)

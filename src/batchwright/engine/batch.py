@@ -1,0 +1,82 @@
+"""One step's tokens as tensors: a flat row, no padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchwright.scheduling import Chunk
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """T tokens of S sequences, sequence after sequence; on the engine's device."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    positions: Tensor
+    """[T] int64."""
+    slots: Tensor
+    """[T] int64: block · block_size + offset, where the token's key and value go."""
+    query_starts: Tensor
+    """[S + 1] int32: first row of each sequence."""
+    context_lens: Tensor
+    """[S] int32: keys of each sequence, those of this step included."""
+    block_tables: Tensor
+    """[S, most blocks] int32; past a sequence's end 0."""
+    logit_rows: Tensor
+    """[R] int64: rows whose logits are wanted."""
+    query_lens: list[int]
+    contexts: list[int]
+    attention_plan: object = field(default=None)
+    """Whatever the attention backend worked out once for all layers."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.query_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+
+def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> StepBatch:
+    """The tensors for `chunks`, whose block tables must already have room for their tokens."""
+    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
+    query_starts = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    total = int(query_starts[-1])
+    tables = np.zeros((len(chunks), max(len(chunk.sequence.table) for chunk in chunks)), np.int32)
+    token_ids = np.empty(total, np.int64)
+    for row, chunk in enumerate(chunks):
+        blocks = chunk.sequence.table.blocks
+        tables[row, : len(blocks)] = np.frombuffer(blocks, np.int32)
+        at = query_starts[row]
+        if chunk.count == 1:
+            token_ids[at] = chunk.sequence.tokens[chunk.start]
+        else:
+            token_ids[at : at + chunk.count] = chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+    owners = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(total, dtype=np.int64) - np.repeat(query_starts[:-1] - starts, counts)
+    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    sampled = np.fromiter((chunk.samples for chunk in chunks), np.bool_, len(chunks))
+    logit_rows = (query_starts[1:].astype(np.int64) - 1)[sampled]
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True)
+
+    return StepBatch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        slots=tensor(slots),
+        query_starts=tensor(query_starts),
+        context_lens=tensor(starts + counts),
+        block_tables=tensor(tables),
+        logit_rows=tensor(logit_rows),
+        query_lens=counts.tolist(),
+        contexts=(starts + counts).tolist(),
+    )

@@ -1,0 +1,49 @@
+"""What the engine asks of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
+from batchwright.engine.batch import StepBatch
+
+
+class ModelBody(ABC):
+    """A causal language model over paged KV caches. `allocate` must be called once before `forward`."""
+
+    name: str
+    vocab_size: int
+    max_model_len: int
+    """Positions that the model was made for."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def __init__(self) -> None:
+        self.caches: list[LayerCache] = []
+        self.attention: AttentionBackend
+
+    @abstractmethod
+    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
+        """The KV cache of each layer."""
+
+    @abstractmethod
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Logits [R, vocab] of the rows in `batch.logit_rows`; keys and values of all rows go to the caches."""
+
+    def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
+        """Make the KV caches and choose the attention implementation. Raises as `choose_attention` does."""
+        shapes = self.kv_shapes(num_blocks, block_size)
+        for shape in set(shapes):
+            self.attention = choose_attention(attention, shape)
+            if self.attention.name != "native":  # the other implementations take every shape
+                break
+        self.caches = [self.attention.allocate(shape) for shape in shapes]
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero these KV blocks in every layer."""
+        for cache in self.caches:
+            self.attention.clear(cache, blocks)

@@ -1,0 +1,75 @@
+"""Which body runs a model, and in which precision and on which device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+
+from batchwright.engine.bodies.body import ModelBody
+from batchwright.engine.bodies.llama import LlamaBody, unsuitable
+from batchwright.engine.bodies.transformers import TransformersBody
+from batchwright.engine.bodies.weights import Weights, has_safetensors
+from batchwright.errors import UnsupportedModel
+
+BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_body(folder: Path, *, body: str, dtype: str, device: str) -> ModelBody:
+    """The model in `folder` (transformers format).
+
+    `body="auto"` takes the fused one for the Llama family. Raises ValueError for an unknown name, `UnsupportedModel`
+    for a model that cannot be run correctly.
+    """
+    if body not in get_args(BodyName):
+        raise ValueError(f"body={body!r}: must be one of {', '.join(get_args(BodyName))}")
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where)
+    config = _read_config(folder)
+    reason = unsuitable(config) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
+    if body == "fused" and reason is not None:
+        raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
+    if body == "transformers" or reason is not None:
+        return TransformersBody(folder, config, kind, where)
+    return LlamaBody(config, Weights(folder, kind, where), kind, where)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is CUDA where there is one, else the CPU. Raises ValueError otherwise."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r}: must be auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch finds no CUDA device here; use device='cpu'")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype called `name`; "auto" is bfloat16 where the hardware multiplies it, else float32."""
+    if name == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bfloat16()
+        return torch.bfloat16 if fast else torch.float32
+    try:
+        return _DTYPES[name]
+    except KeyError:
+        raise ValueError(f"dtype={name!r}: must be auto, {', '.join(_DTYPES)}") from None
+
+
+def _cpu_has_bfloat16() -> bool:
+    has = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return any(check is not None and check() for check in has)
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModel(f"transformers cannot read the config of {folder}: {error}") from error

@@ -1,0 +1,116 @@
+"""What a Llama layer does between its matrix products, through torch or through the compiled kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchwright.engine.attention import AttentionBackend, LayerCache
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.native import NativeKernels
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of one attention layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines [positions, head_dim / 2], float32."""
+
+    cosines: Tensor
+    sines: Tensor
+
+
+class LayerOps(Protocol):
+    """The pieces between products; each matches the transformers Llama in float32."""
+
+    def add_rms_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`residual += delta` in place; returns its RMS norm times `weight`. All [T, dim]."""
+        ...
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, heads: int, eps: float) -> None:
+        """RMS norm of each of the first `heads` heads of `x` [T, ...], in place."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate)·up: [T, 2·dim] → [T, dim]."""
+        ...
+
+    def rope_and_store(
+        self, qkv: Tensor, cache: LayerCache, rope: RopeTable, shape: HeadShape, batch: StepBatch
+    ) -> None:
+        """Rotate the queries in `qkv` in place; store rotated keys, and values."""
+        ...
+
+
+class TorchOps:
+    """Plain torch, on any device."""
+
+    def __init__(self, attention: AttentionBackend) -> None:
+        self._attention = attention
+
+    def add_rms_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if delta is not None:
+            residual += delta
+        return _rms_norm(residual, weight, eps)
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, heads: int, eps: float) -> None:
+        part = x[:, : heads * weight.shape[0]]
+        part.copy_(_rms_norm(part.unflatten(-1, (heads, -1)), weight, eps).flatten(1))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def rope_and_store(
+        self, qkv: Tensor, cache: LayerCache, rope: RopeTable, shape: HeadShape, batch: StepBatch
+    ) -> None:
+        rotated = shape.heads + shape.kv_heads
+        heads = qkv.unflatten(-1, (rotated + shape.kv_heads, shape.head_dim))
+        cosines = rope.cosines[batch.positions][:, None]
+        sines = rope.sines[batch.positions][:, None]
+        low, high = heads[:, :rotated].float().chunk(2, dim=-1)
+        turned = torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1).to(qkv.dtype)
+        heads[:, : shape.heads] = turned[:, : shape.heads]
+        self._attention.store(turned[:, shape.heads :], heads[:, rotated:], cache, batch)
+
+
+class NativeOps:
+    """The compiled kernels; the attention must be the native one, whose cache layout they write."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._kernels = kernels
+        self.add_rms_norm = kernels.add_rms_norm
+        self.head_rms_norm = kernels.head_rms_norm
+        self.silu_mul = kernels.silu_mul
+
+    def rope_and_store(
+        self, qkv: Tensor, cache: LayerCache, rope: RopeTable, shape: HeadShape, batch: StepBatch
+    ) -> None:
+        self._kernels.rope_and_store(
+            qkv,
+            cache.keys,
+            cache.values,
+            rope.cosines,
+            rope.sines,
+            batch,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+        )
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)

@@ -1,0 +1,182 @@
+"""Any decoder-only architecture of transformers, with our paged attention plugged in through `AttentionInterface`.
+
+transformers runs everything else of the model on one flat row of tokens; its attention mask is switched off, since our
+attention knows which keys a query may see. Not every architecture that accepts the switch obeys it, so two things are
+checked when the model is loaded: that each layer really calls our attention, and that logits computed through it, in
+two chunks beside another sequence, equal those of the model's own forward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchwright.engine.attention import AttentionShape, KVShape
+from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.bodies.body import ModelBody
+from batchwright.errors import UnsupportedModel
+from batchwright.kv import BlockManager
+from batchwright.scheduling import Chunk, Sequence
+
+_PROBE_TOKENS = 24
+_serial = itertools.count()
+
+
+class TransformersBody(ModelBody):
+    """Raises `UnsupportedModel`, with the reason, for an architecture that cannot be run correctly this way."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.dtype, self.device = dtype, device
+        self._architecture = _architecture(config)
+        self._interface = f"batchwright_{next(_serial)}"
+        self._batch: StepBatch | None = None
+        self._recorded: dict[int, tuple[int, int]] | None = None
+        self._model = self._load(folder)
+        text = self._model.config.get_text_config()
+        self._config = text
+        self.vocab_size = text.vocab_size
+        self.max_model_len = getattr(text, "max_position_embeddings", None) or 2**20
+        self._kv = self._record_shapes(text.num_hidden_layers)
+        self._check_outputs()
+
+    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
+        return [
+            KVShape(num_blocks, block_size, kv_heads, head_dim, self.dtype, self.device)
+            for kv_heads, head_dim in self._kv
+        ]
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        self._batch = batch
+        try:
+            out = self._model(
+                input_ids=batch.token_ids[None],
+                position_ids=batch.positions[None],
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+            )
+        finally:
+            self._batch = None
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _load(self, folder: Path) -> Any:
+        from transformers import AttentionInterface, AutoModelForCausalLM
+        from transformers.masking_utils import AttentionMaskInterface
+
+        AttentionInterface.register(self._interface, self._attend)
+        AttentionMaskInterface.register(self._interface, _no_mask)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=self.dtype, attn_implementation="eager", local_files_only=True
+        )
+        if not model._supports_attention_backend:  # noqa: SLF001 the flag has no public name
+            raise UnsupportedModel(
+                f"{self._architecture} does not take another attention implementation (its "
+                "_supports_attention_backend is false), so its KV cache cannot be paged"
+            )
+        model.to(self.device)  # type: ignore[arg-type]  # transformers' wrapper hides torch's signature
+        model.eval()  # type: ignore[no-untyped-call]
+        return model
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """What transformers calls in each layer: query [1, heads, T, dim], key and value [1, kv_heads, T, dim]."""
+        _, heads, tokens, head_dim = query.shape
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        if value.shape[-1] != head_dim:
+            raise UnsupportedModel(f"{self._architecture} has values of another size than its keys")
+        if others.get("s_aux") is not None or others.get("position_bias") is not None:
+            raise UnsupportedModel(f"{self._architecture} adds attention sinks or a position bias to its scores")
+        if self._recorded is not None:
+            self._recorded[layer] = (key.shape[1], head_dim)
+            return query.transpose(1, 2).contiguous(), None
+        if self._batch is None:
+            raise RuntimeError("attention was called outside of a step")
+        cache, batch = self.caches[layer], self._batch
+        self.attention.store(key[0].transpose(0, 1), value[0].transpose(0, 1), cache, batch)
+        shape = AttentionShape(
+            heads,
+            head_dim**-0.5 if scaling is None else float(scaling),
+            self._window(layer) if sliding_window is None else sliding_window,
+            softcap,
+        )
+        flat = query[0].transpose(0, 1).reshape(tokens, heads * head_dim)
+        attended = self.attention.attend(flat, cache, shape, batch)
+        return attended.view(1, tokens, heads, head_dim), None
+
+    def _window(self, layer: int) -> int | None:
+        kinds = getattr(self._config, "layer_types", None)
+        if kinds is None or kinds[layer] != "sliding_attention":
+            return None
+        return int(self._config.sliding_window)
+
+    @torch.inference_mode()
+    def _record_shapes(self, layers: int) -> list[tuple[int, int]]:
+        self._model.set_attn_implementation(self._interface)
+        self._recorded = {}
+        try:
+            self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
+            recorded = self._recorded
+        finally:
+            self._recorded = None
+        if sorted(recorded) != list(range(layers)):
+            raise UnsupportedModel(
+                f"{self._architecture}: {len(recorded)} of {layers} layers attend through AttentionInterface; the "
+                "others keep a state of their own, which cannot be paged"
+            )
+        return [recorded[layer] for layer in range(layers)]
+
+    @torch.inference_mode()
+    def _check_outputs(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, self.vocab_size, (_PROBE_TOKENS,), generator=generator).tolist()
+        self._model.set_attn_implementation("eager")
+        ids = torch.tensor([tokens], device=self.device)
+        own = self._model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        self._model.set_attn_implementation(self._interface)
+        self.allocate(8, 16, "reference")
+        ours = self._probe(tokens).float()
+        error = (ours - own).norm() / own.norm()
+        tolerance = 1e-3 if self.dtype is torch.float32 else 0.1
+        if not error < tolerance:
+            raise UnsupportedModel(
+                f"{self._architecture}: logits through paged attention differ from the model's own by {error:.2g} "
+                f"(relative norm); running it would give wrong output"
+            )
+
+    def _probe(self, tokens: list[int]) -> Tensor:
+        """Logits after `tokens`, computed in two chunks, the second beside another sequence."""
+        blocks = BlockManager(8, 16, prefix_caching=False)
+        first, other = (Sequence(list(tokens), len(tokens), len(tokens)) for _ in range(2))
+        for sequence in (first, other):
+            blocks.grow(sequence.table, len(tokens))
+        half = len(tokens) // 2
+        self.forward(build_batch([Chunk(first, 0, half, True, False)], 16, self.device))
+        rest = Chunk(first, half, len(tokens) - half, False, True)
+        beside = Chunk(other, 0, half, True, False)
+        return self.forward(build_batch([beside, rest], 16, self.device))[0]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _architecture(config: Any) -> str:
+    return str((getattr(config, "architectures", None) or [config.model_type])[0])

@@ -1,0 +1,259 @@
+"""The token-level loop: plan a step, run the model, choose tokens, hand out what is finished.
+
+Single-threaded and without locks: whoever owns the core calls `add`, `cancel` and `step`. `Engine` owns one directly,
+`AsyncEngine` on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from batchwright.clock import Clock
+from batchwright.engine.batch import build_batch
+from batchwright.engine.bodies import ModelBody
+from batchwright.engine.generation import Generation, RequestState
+from batchwright.engine.sampling import Sampled, sample
+from batchwright.engine.stats import EngineStats
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.errors import (
+    BatchwrightError,
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineClosed,
+    GenerationError,
+    InvalidRequest,
+    NonFiniteLogits,
+    OutOfMemory,
+)
+from batchwright.request import InferenceRequest, StreamEvent
+from batchwright.scheduling import Chunk, Scheduler, Sequence, StepPlan
+
+
+class EngineCore:
+    """Computes requests step by step. `scheduler`'s blocks must be those that `body` has allocated."""
+
+    def __init__(
+        self, body: ModelBody, tokenizer: Tokenizer, scheduler: Scheduler, clock: Clock, *, max_model_len: int
+    ) -> None:
+        self.body = body
+        self.tokenizer = tokenizer
+        self.scheduler = scheduler
+        self.clock = clock
+        self.max_model_len = max_model_len
+        self.stats = EngineStats(
+            max_num_seqs=scheduler.max_num_seqs,
+            kv_blocks=scheduler.blocks.num_blocks,
+            block_size=scheduler.blocks.block_size,
+        )
+        self._requests: dict[str, RequestState] = {}
+        self._generations: dict[int, Generation] = {}
+        """By the ordinal of their sequence."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def unfinished_sequences(self) -> int:
+        return len(self._generations)
+
+    def add(self, request: InferenceRequest, *, stream: bool = False) -> None:
+        """Queue a request. With `stream`, every step gives an event for its new text.
+
+        Raises `InvalidRequest` for a request that can never be computed; nothing of it stays behind.
+        """
+        if request.request_id in self._requests:
+            raise InvalidRequest(
+                f"request_id={request.request_id!r} is being computed already: give each request its own",
+                param="request_id",
+            )
+        prompt = self._encode(request)
+        now = self.clock.now()
+        state = RequestState(request, len(prompt), now, stream)
+        deadline = math.inf if request.deadline is None else now + request.deadline
+        for index in range(request.n):
+            sequence = Sequence(
+                tokens=list(prompt),
+                num_prompt=len(prompt),
+                max_total=len(prompt) + request.max_tokens,
+                priority=request.priority,
+                deadline=deadline,
+                arrived_at=now,
+            )
+            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
+            self.scheduler.add(sequence)
+            state.generations.append(generation)
+            self._generations[sequence.ordinal] = generation
+        self._requests[request.request_id] = state
+        self.stats.prompt_tokens += len(prompt) * request.n
+
+    def cancel(self, request_id: str) -> StreamEvent | None:
+        """End a request now, its slot and blocks free at once. None when there is no such request."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return None
+        return self._fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
+
+    def close(self) -> list[StreamEvent]:
+        """End all requests with `EngineClosed`."""
+        return [
+            self._fail(state, EngineClosed("the engine was closed before the request was finished"))
+            for state in list(self._requests.values())
+        ]
+
+    @torch.inference_mode()
+    def step(self) -> list[StreamEvent]:
+        """Compute one step; gives the events of those who stream, and the last event of each request that ended."""
+        began = self.clock.now()
+        events: list[StreamEvent] = []
+        plan = self.scheduler.schedule(began)
+        for sequence in plan.expired:
+            state = self._generations[sequence.ordinal].owner
+            if state.request.request_id in self._requests:
+                late = DeadlineExceeded(f"deadline={state.request.deadline} s passed before the request was finished")
+                events.append(self._fail(state, late))
+        self.stats.preemptions += len(plan.preempted)
+        if not plan.chunks:
+            return events
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        try:
+            outcomes, model_seconds = self._compute(plan, sampled)
+        except Exception as error:
+            return events + self._recover(plan, error)
+        for chunk in plan.chunks:
+            owner = self._generations[chunk.sequence.ordinal].owner
+            if owner.first_step_at is None:
+                owner.first_step_at = began
+        self.scheduler.commit(plan)
+        now = self.clock.now()
+        for chunk, outcome in zip(sampled, outcomes, strict=True):
+            events.extend(self._deliver(self._generations[chunk.sequence.ordinal], outcome, now))
+        self._count(plan, model_seconds, self.clock.now() - began)
+        return events
+
+    def _encode(self, request: InferenceRequest) -> list[int]:
+        try:
+            prompt = self.tokenizer.encode(request.prompt)
+        except BatchwrightError:
+            raise
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+            raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+        if len(prompt) + request.max_tokens > self.max_model_len:
+            raise ContextLengthExceeded(
+                f"{len(prompt)} prompt tokens and max_tokens={request.max_tokens} exceed the context of "
+                f"{self.max_model_len} tokens: shorten the prompt or lower max_tokens"
+            )
+        for token in (*request.stop_token_ids, *request.logit_bias):
+            if token >= self.body.vocab_size:
+                raise InvalidRequest(
+                    f"token id {token} in stop_token_ids or logit_bias: the model has ids 0 to "
+                    f"{self.body.vocab_size - 1}",
+                    param="stop_token_ids" if token in request.stop_token_ids else "logit_bias",
+                )
+        if reason := self.scheduler.refusal(len(prompt), request.max_tokens):
+            raise ContextLengthExceeded(reason)
+        return prompt
+
+    def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[Sampled], float]:
+        batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
+        began = self.clock.now()
+        logits = self.body.forward(batch)
+        states = [self._generations[chunk.sequence.ordinal].sampling for chunk in sampled]
+        outcomes = sample(logits, states) if sampled else []
+        return outcomes, self.clock.now() - began
+
+    def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
+        """After a step that raised: go on in smaller steps, or one by one, and fail only the culprit."""
+        self.scheduler.rollback(plan)
+        if _is_out_of_memory(error):
+            if self.body.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if self.scheduler.shrink(plan):
+                return []
+            failure: BatchwrightError = OutOfMemory(f"out of memory with one sequence in the step: {error}")
+        elif len(plan.chunks) > 1:
+            self.scheduler.isolate([chunk.sequence for chunk in plan.chunks])
+            return []
+        else:
+            failure = GenerationError(f"the model failed on this request: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
+
+    def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> list[StreamEvent]:
+        state = generation.owner
+        if state.error is not None:  # another completion of the same request has just failed
+            return []
+        if outcome.token is None:
+            self.scheduler.forget(generation.sequence)
+            self.body.clear(generation.sequence.table.blocks)
+            return [self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))]
+        if state.first_token_at is None:
+            state.first_token_at = now
+            self.stats.ttft_ms.add((now - state.submitted_at) * 1e3)
+        self.stats.generated_tokens += 1
+        text = generation.accept(outcome)
+        if generation.finish_reason is not None:
+            self.scheduler.finish(generation.sequence)
+        if state.done:
+            return [self._finish(state, now, generation, text, outcome.token)]
+        if not state.streams:
+            return []
+        tokens = (outcome.token,)
+        return [StreamEvent(state.request.request_id, generation.index, text, tokens, generation.finish_reason)]
+
+    def _finish(self, state: RequestState, now: float, last: Generation, text: str, token: int) -> StreamEvent:
+        self._forget(state)
+        response = state.response(now)
+        self.stats.latency_ms.add(response.latency_ms)
+        for generation in state.generations:
+            if generation.sampling.generated > 1 and state.first_token_at is not None:
+                between = (now - state.first_token_at) * 1e3 / (generation.sampling.generated - 1)
+                self.stats.tpot_ms.add(between)
+        if state.request.callback is not None:
+            state.request.callback(response)
+        return StreamEvent(state.request.request_id, last.index, text, (token,), last.finish_reason, response)
+
+    def _fail(self, state: RequestState, error: BatchwrightError, reason: str = "error") -> StreamEvent:
+        state.error = error
+        for generation in state.generations:
+            if generation.finish_reason is None:
+                generation.finish_reason = "cancelled" if reason == "cancelled" else "error"
+                self.scheduler.finish(generation.sequence)
+        self._forget(state)
+        response = state.response(self.clock.now())
+        if state.request.callback is not None:
+            state.request.callback(response)
+        first = state.generations[0]
+        return StreamEvent(state.request.request_id, first.index, "", (), first.finish_reason, response)
+
+    def _forget(self, state: RequestState) -> None:
+        del self._requests[state.request.request_id]
+        for generation in state.generations:
+            self.stats.cached_tokens += generation.sequence.num_cached
+            del self._generations[generation.sequence.ordinal]
+
+    def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float) -> None:
+        stats = self.stats
+        decodes = sum(chunk.count == 1 and chunk.start >= chunk.sequence.num_prompt for chunk in plan.chunks)
+        total = plan.num_tokens
+        stats.steps += 1
+        stats.decode_tokens += decodes
+        stats.prefill_tokens += total - decodes
+        stats.rows_computed += total
+        stats.decode_seconds += model_seconds * decodes / total
+        stats.prefill_seconds += model_seconds * (total - decodes) / total
+        stats.model_seconds += model_seconds
+        stats.step_seconds += step_seconds
+        stats.occupancy_sum += len(plan.chunks)
+        stats.occupancy_peak = max(stats.occupancy_peak, len(plan.chunks))
+        stats.kv_blocks_peak = max(stats.kv_blocks_peak, self.scheduler.blocks.num_used)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

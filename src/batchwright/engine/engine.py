@@ -1,0 +1,183 @@
+"""`Engine`: a model, its KV cache and its scheduler, for callers that are not asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.engine.bodies import load_body
+from batchwright.engine.core import EngineCore
+from batchwright.engine.memory import num_kv_blocks
+from batchwright.engine.prompts import as_requests, refused
+from batchwright.engine.stats import EngineStats
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.errors import EngineClosed, InvalidRequest
+from batchwright.kv import BlockManager
+from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
+from batchwright.scheduling import Scheduler
+
+BLOCK_SIZE = 16
+_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+_NUM_SEQS = 256
+
+
+class Engine:
+    """Continuous batching over one model.
+
+    `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `dtype` is auto, float32,
+    bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. A step computes at most `max_batch_tokens` tokens (default
+    512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
+    together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
+    the free memory). `body` and `attention` choose an implementation; "auto" is the fastest that is right.
+
+    Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
+    Not safe for use from several threads: that is what `AsyncEngine` is for.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_batch_tokens: int | None = None,
+        max_num_seqs: int | None = None,
+        max_model_len: int | None = None,
+        kv_memory: str | int | None = None,
+        prefix_caching: bool = True,
+        body: str = "auto",
+        attention: str = "auto",
+        clock: Clock | None = None,
+    ) -> None:
+        folder = resolve(str(model))
+        self.model_name = str(model)
+        loaded = load_body(folder, body=body, dtype=dtype, device=device)
+        length = _checked("max_model_len", max_model_len, loaded.max_model_len)
+        if length > loaded.max_model_len:
+            raise ValueError(f"max_model_len={length}: the model was made for {loaded.max_model_len} tokens at most")
+        num_seqs = _checked("max_num_seqs", max_num_seqs, _NUM_SEQS)
+        batch_tokens = _checked("max_batch_tokens", max_batch_tokens, _BATCH_TOKENS.get(loaded.device.type, 512))
+        most_blocks = num_seqs * -(-length // BLOCK_SIZE)
+        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE), kv_memory, most_blocks)
+        loaded.allocate(num_blocks, BLOCK_SIZE, attention)
+        scheduler = Scheduler(
+            BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching),
+            max_batch_tokens=batch_tokens,
+            max_num_seqs=num_seqs,
+        )
+        self._core: EngineCore | None = EngineCore(
+            loaded, Tokenizer(folder, loaded.vocab_size), scheduler, clock or MonotonicClock(), max_model_len=length
+        )
+        self._stats = self._core.stats
+
+    @property
+    def core(self) -> EngineCore:
+        """The loop itself. Raises `EngineClosed` after `close`."""
+        if self._core is None:
+            raise EngineClosed("the engine is closed: make a new one")
+        return self._core
+
+    @property
+    def stats(self) -> EngineStats:
+        """Figures since the engine was made; still there after `close`."""
+        return self._stats
+
+    @property
+    def unfinished(self) -> int:
+        """Requests submitted and not ended."""
+        return self.core.unfinished
+
+    @property
+    def wants(self) -> int:
+        """How many more requests to submit so that no place in the batch stays empty for want of them."""
+        return max(0, 2 * self.core.scheduler.max_num_seqs - self.core.unfinished_sequences)
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Queue a request for `step`. Raises `InvalidRequest` for one that can never be computed."""
+        self.core.add(request)
+
+    def step(self) -> list[InferenceResponse]:
+        """Compute one step; the responses of the requests that ended in it, failed ones with `error` set."""
+        return [event.response for event in self.core.step() if event.response is not None]
+
+    def cancel(self, request_id: str) -> InferenceResponse | None:
+        """End a request at once; its response so far, or None when there is no such request."""
+        event = self.core.cancel(request_id)
+        return None if event is None else event.response
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[InferenceResponse]:
+        """Compute `prompts` and give their responses in the same order.
+
+        `prompts` is one prompt or several, each text, token ids or chat messages; or requests, which bring their own
+        parameters. `sampling_params` is one for all or one for each. A request that fails or is refused has its
+        response's `error` set; the others are not affected. Raises ValueError when the numbers do not match.
+        """
+        requests = as_requests(prompts, sampling_params)
+        responses: dict[str, InferenceResponse] = {}
+        for request in requests:
+            try:
+                self.submit(request)
+            except InvalidRequest as error:
+                responses[request.request_id] = refused(request, error)
+        while len(responses) < len(requests):
+            for response in self.step():
+                responses[response.request_id] = response
+        return [responses[request.request_id] for request in requests]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Compute `prompts` and give text as it comes; the last event of each prompt carries its response.
+
+        Arguments as in `generate`. Leaving the iterator early cancels what is not finished.
+        """
+        requests = as_requests(prompts, sampling_params)
+        waiting = {request.request_id for request in requests}
+        try:
+            for request in requests:
+                try:
+                    self.core.add(request, stream=True)
+                except InvalidRequest as error:
+                    waiting.discard(request.request_id)
+                    response = refused(request, error)
+                    yield StreamEvent(request.request_id, 0, "", (), "error", response)
+            while waiting:
+                for event in self.core.step():
+                    if event.response is not None:
+                        waiting.discard(event.request_id)
+                    yield event
+        finally:
+            for request_id in waiting:
+                self.cancel(request_id)
+
+    def close(self) -> None:
+        """Free the model and its caches. What is not finished ends with `EngineClosed`. May be called again."""
+        if self._core is not None:
+            self._core.close()
+            self._core = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _checked(name: str, value: int | None, default: int) -> int:
+    if value is None:
+        return default
+    if value < 1:
+        raise ValueError(f"{name}={value}: must be at least 1")
+    return value

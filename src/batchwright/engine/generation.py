@@ -1,0 +1,138 @@
+"""A request while it is computed: one `Generation` for each of its `n` completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.engine.detokenizer import IncrementalDetokenizer
+from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
+from batchwright.engine.stops import StopStrings
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.errors import BatchwrightError
+from batchwright.request import Choice, FinishReason, InferenceRequest, InferenceResponse, TokenLogprob, Usage
+from batchwright.scheduling import Sequence
+
+
+class Generation:
+    """One completion: its sequence, its text so far and why it ended."""
+
+    def __init__(
+        self, owner: RequestState, index: int, sequence: Sequence, tokenizer: Tokenizer, *, incremental: bool
+    ) -> None:
+        params = owner.request
+        self.owner = owner
+        self.index = index
+        self.sequence = sequence
+        self.finish_reason: FinishReason | None = None
+        self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_token_ids)
+        self.sampling = SamplingState(params, index, sequence.tokens, self.ends)
+        self._tokenizer = tokenizer
+        self._stops = StopStrings(params.stop)
+        # Text is needed while tokens come only by those who stream and those who stop at a text.
+        self._detokenizer = IncrementalDetokenizer(tokenizer.decode) if incremental or params.stop else None
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequence.tokens[self.sequence.num_prompt :]
+
+    def accept(self, outcome: Sampled) -> str:
+        """Take the next token (not None); sets `finish_reason` when it is the last. Returns new certain text."""
+        token = outcome.token
+        if token is None:
+            raise ValueError("a row without finite logits has no token to accept")
+        params = self.owner.request
+        self.sequence.tokens.append(token)
+        self.sampling.record(token)
+        if self._logprobs is not None and outcome.logprobs is not None:
+            self._logprobs.append(self._named(token, outcome.logprobs))
+        generated = self.sampling.generated
+        ended = token in self.ends and generated >= params.min_tokens
+        text = self._advance([] if ended else [token], armed=generated >= params.min_tokens)
+        if ended:
+            self.finish_reason = "stop"
+        elif self.finish_reason is None and generated >= params.max_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self._flush()
+        return text
+
+    def choice(self) -> Choice:
+        """The completion as far as it has come."""
+        return Choice(
+            index=self.index,
+            text=self._complete_text(),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason or "error",
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+        )
+
+    def _advance(self, tokens: list[int], *, armed: bool) -> str:
+        if self._detokenizer is None or not tokens:
+            return ""
+        text, stopped = self._stops.push(self._detokenizer.push(tokens), armed=armed)
+        if stopped:
+            self.finish_reason = "stop"
+        self._text.append(text)
+        return text
+
+    def _flush(self) -> str:
+        text = self._stops.flush()
+        self._text.append(text)
+        return text
+
+    def _complete_text(self) -> str:
+        if self._detokenizer is not None:
+            return "".join(self._text)
+        tokens = self.token_ids
+        if tokens and self.finish_reason == "stop":
+            tokens = tokens[:-1]
+        text = self._tokenizer.decode(tokens)
+        if text.endswith("\ufffd"):  # perhaps half a character, which only the incremental way tells from a real one
+            return IncrementalDetokenizer(self._tokenizer.decode).push(tokens)
+        return text
+
+    def _named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
+        name = self._tokenizer.token_text
+        top = tuple((other, name(other), value) for other, value in zip(logprobs.top_ids, logprobs.top, strict=True))
+        return TokenLogprob(token, name(token), logprobs.chosen, top)
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request in the engine. Times are of the engine's clock, in seconds."""
+
+    request: InferenceRequest
+    prompt_tokens: int
+    submitted_at: float
+    streams: bool
+    generations: list[Generation] = field(default_factory=list)
+    first_step_at: float | None = None
+    first_token_at: float | None = None
+    error: BatchwrightError | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(generation.finish_reason is not None for generation in self.generations)
+
+    def response(self, now: float) -> InferenceResponse:
+        """The answer, complete or as far as it came."""
+        choices = tuple(generation.choice() for generation in self.generations)
+        generated = sum(len(choice.token_ids) for choice in choices)
+        started = now if self.first_step_at is None else self.first_step_at
+        first = None if self.first_token_at is None else (self.first_token_at - self.submitted_at) * 1e3
+        return InferenceResponse(
+            request_id=self.request.request_id,
+            output=choices[0].text,
+            tokens_generated=generated,
+            latency_ms=(now - self.submitted_at) * 1e3,
+            queue_ms=(started - self.submitted_at) * 1e3,
+            finish_reason=choices[0].finish_reason,
+            usage=Usage(self.prompt_tokens, generated, self.generations[0].sequence.num_cached),
+            token_ids=choices[0].token_ids,
+            error=self.error,
+            ttft_ms=first,
+            choices=choices,
+            metadata=self.request.metadata,
+        )

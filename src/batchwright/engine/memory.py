@@ -1,0 +1,49 @@
+"""How much memory the KV cache gets."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from batchwright.engine.attention import KVShape
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_CPU_SHARE = 0.25
+_CPU_MOST = 4 * 2**30
+_GPU_SHARE = 0.85
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
+    if isinstance(text, int):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+        if match is None:
+            raise ValueError(f"kv_memory={text!r}: write it as 2GiB, 500MB or a number of bytes")
+        size = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    if size < 1:
+        raise ValueError(f"kv_memory={text!r}: must be more than nothing")
+    return size
+
+
+def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int) -> int:
+    """Blocks that fit `kv_memory` (None: a share of what is free now), at most `most_blocks`.
+
+    `layers` are the caches of all layers, of any number of blocks. Raises ValueError when not even one block fits.
+    """
+    per_block = sum(layer.bytes_per_block for layer in layers)
+    budget = _free_share(layers[0].device) if kv_memory is None else parse_bytes(kv_memory)
+    if budget < per_block:
+        raise ValueError(f"kv_memory={kv_memory!r}: one KV block of this model takes {per_block} bytes; give more")
+    return min(budget // per_block, most_blocks)
+
+
+def _free_share(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_SHARE)
+    import psutil
+
+    return min(_CPU_MOST, int(psutil.virtual_memory().available * _CPU_SHARE))

@@ -1,0 +1,5 @@
+"""CPU kernels in C++, compiled on the machine that runs them; where they cannot be, torch does their work."""
+
+from batchwright.engine.native.kernels import NativeKernels, load_kernels
+
+__all__ = ["NativeKernels", "load_kernels"]

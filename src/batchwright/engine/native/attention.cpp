@@ -1,0 +1,323 @@
+// Paged attention over a ragged batch, parallel over (sequence, KV head, tile of query tokens).
+//
+// Each query row walks the keys from position 0 in chunks of kChunk, with an online softmax. What a row computes
+// depends on its own keys alone, not on the tile, the chunk of the prompt or the batch that it came in: masked keys
+// add exact zeros. So outputs are bitwise the same in any company.
+//
+// Cache layout, chosen so that both products read whole vectors (a "unit" is one float or two bfloat16, see simd.h):
+//   keys   [block][kv head][unit of head_dim][key in block]
+//   values [block][kv head][unit of keys][head_dim]
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "simd.h"
+
+namespace bw {
+namespace {
+
+constexpr int64_t kBlock = 16;   // keys in a block: one vector
+constexpr int64_t kChunk = 128;  // keys between two rescalings
+constexpr int64_t kTileRows = 48;
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+template <class T>
+constexpr int64_t kPerUnit = 4 / sizeof(T);
+
+struct Problem {
+  const void* query;       // [rows][query_stride]
+  const void* keys;
+  const void* values;
+  void* out;               // [rows][heads * head_dim]
+  const int32_t* tables;   // [sequences][table_stride]
+  const int32_t* starts;   // [sequences + 1]: first query row
+  const int32_t* contexts; // [sequences]: keys, those of this step included
+  int64_t sequences, query_stride, table_stride, heads, kv_heads, head_dim;
+  int64_t window;  // keys a query sees, itself included; 0: all
+  float scale, softcap;
+};
+
+struct Item {
+  int32_t sequence, kv_head, token, tokens;
+};
+
+// scores[r][0..16) = query[r] · the 16 keys of a block
+template <class T, int R>
+void score_block(const uint32_t* query, int64_t units, const uint32_t* keys, float* scores) {
+  VecF acc[R] = {};
+  for (int64_t u = 0; u < units; ++u) {
+    const VecU k = load_units(keys + u * kBlock);
+    for (int r = 0; r < R; ++r) acc[r] = dot_units<T>(acc[r], k, query[r * units + u]);
+  }
+  for (int r = 0; r < R; ++r) store(scores + r * kChunk, acc[r]);
+}
+
+// out[r][0..64) += weights[r] · values, over all keys of a chunk
+template <class T, int R>
+void add_values(const uint32_t* weights, int64_t blocks, const uint32_t* const* values, int64_t head_dim, float* out) {
+  constexpr int64_t units = kBlock / kPerUnit<T>;
+  VecF acc[R][4];
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) acc[r][j] = load(out + r * head_dim + j * kLanes);
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t u = 0; u < units; ++u) {
+      const uint32_t* row = values[b] + u * head_dim;
+      VecU v[4];
+      for (int j = 0; j < 4; ++j) v[j] = load_units(row + j * kLanes);
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 4; ++j)
+          acc[r][j] = dot_units<T>(acc[r][j], v[j], weights[r * kChunk + b * units + u]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < 4; ++j) store(out + r * head_dim + j * kLanes, acc[r][j]);
+}
+
+// The last head_dim % 64 columns, a vector at a time.
+template <class T>
+void add_values_tail(const uint32_t* weights, int64_t blocks, const uint32_t* const* values, int64_t head_dim,
+                     int64_t rows, int64_t column, float* out) {
+  constexpr int64_t units = kBlock / kPerUnit<T>;
+  for (int64_t r = 0; r < rows; ++r) {
+    VecF acc = load(out + r * head_dim);
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int64_t u = 0; u < units; ++u)
+        acc = dot_units<T>(acc, load_units(values[b] + u * head_dim + column), weights[r * kChunk + b * units + u]);
+    store(out + r * head_dim, acc);
+  }
+}
+
+template <class T>
+class Tile {
+ public:
+  Tile(const Problem& problem, const Item& item) : p_(problem), item_(item) {
+    group_ = p_.heads / p_.kv_heads;
+    rows_ = item.tokens * group_;
+    units_ = p_.head_dim / kPerUnit<T>;
+    position_ = p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
+    query_.resize(rows_ * units_);
+    std::fill(highest_, highest_ + rows_, kNever);
+    out_.assign(rows_ * p_.head_dim, 0.0f);
+    for (int64_t r = 0; r < rows_; ++r)
+      std::memcpy(&query_[r * units_], query_row(r), p_.head_dim * sizeof(T));
+  }
+
+  void run() {
+    const int64_t last = position_ + item_.tokens;  // keys before this
+    const int64_t first = p_.window > 0 ? std::max<int64_t>(0, position_ - p_.window + 1) : 0;
+    for (int64_t chunk = first / kChunk * kChunk; chunk < last; chunk += kChunk) {
+      const int64_t blocks = (std::min(last - chunk, kChunk) + kBlock - 1) / kBlock;
+      gather(chunk, blocks);
+      score(blocks);
+      for (int64_t r = 0; r < rows_; ++r) soften(r, chunk, blocks);
+      accumulate(blocks);
+    }
+    for (int64_t r = 0; r < rows_; ++r) write(r);
+  }
+
+ private:
+  const T* query_row(int64_t r) const {
+    const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
+    const int64_t head = item_.kv_head * group_ + r % group_;
+    return static_cast<const T*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
+  }
+
+  void gather(int64_t chunk, int64_t blocks) {
+    const int64_t block_units = kBlock * units_;
+    const int32_t* table = p_.tables + item_.sequence * p_.table_stride + chunk / kBlock;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t at = (table[b] * p_.kv_heads + item_.kv_head) * block_units;
+      keys_[b] = static_cast<const uint32_t*>(p_.keys) + at;
+      values_[b] = static_cast<const uint32_t*>(p_.values) + at;
+    }
+  }
+
+  void score(int64_t blocks) {
+    for (int64_t r = 0; r < rows_;) {
+      const int64_t left = rows_ - r;
+      const int64_t take = left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1;
+      const uint32_t* query = &query_[r * units_];
+      for (int64_t b = 0; b < blocks; ++b) {
+        float* to = scores_ + r * kChunk + b * kBlock;
+        if (take == 12) score_block<T, 12>(query, units_, keys_[b], to);
+        else if (take == 6) score_block<T, 6>(query, units_, keys_[b], to);
+        else if (take == 3) score_block<T, 3>(query, units_, keys_[b], to);
+        else score_block<T, 1>(query, units_, keys_[b], to);
+      }
+      r += take;
+    }
+  }
+
+  // Scores become weights; the row's running maximum, sum and output are rescaled to the new maximum.
+  void soften(int64_t r, int64_t chunk, int64_t blocks) {
+    float* scores = scores_ + r * kChunk;
+    const int32_t seen = static_cast<int32_t>(position_ + r / group_ + 1);  // keys up to its own position
+    const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
+    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    VecF most = broadcast(kNever);
+    for (int64_t b = 0; b < blocks; ++b) {
+      VecF s = load(scores + b * kBlock) * p_.scale;
+      if (p_.softcap > 0)
+        for (int64_t i = 0; i < kLanes; ++i) s[i] = p_.softcap * std::tanh(s[i] / p_.softcap);
+      const VecI key = lane + static_cast<int32_t>(chunk + b * kBlock);
+      s = select((VecI)((key < seen) & (key >= from)), s, broadcast(kNever));
+      store(scores + b * kBlock, s);
+      most = max(most, s);
+    }
+    const float highest = std::max(max(most), highest_[r]);
+    if (highest == kNever) {  // nothing seen yet: all of the chunk lies before the window
+      std::memset(weights_ + r * kChunk, 0, kChunk * sizeof(uint32_t));
+      return;
+    }
+    const float shrink = highest_[r] == kNever ? 0.0f : std::exp(highest_[r] - highest);
+    highest_[r] = highest;
+    VecF total = sums_[r] * shrink;
+    T* weights = reinterpret_cast<T*>(weights_ + r * kChunk);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const VecF w = exp(load(scores + b * kBlock) - highest);
+      total += w;
+      bw::store(weights + b * kBlock, w);
+    }
+    sums_[r] = total;
+    if (shrink != 1.0f) {
+      float* out = &out_[r * p_.head_dim];
+      for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(out + d, load(out + d) * shrink);
+    }
+  }
+
+  void accumulate(int64_t blocks) {
+    const int64_t wide = p_.head_dim / 64 * 64;
+    for (int64_t column = 0; column < wide; column += 64) {
+      const uint32_t* values[kChunk / kBlock];
+      for (int64_t b = 0; b < blocks; ++b) values[b] = values_[b] + column;
+      for (int64_t r = 0; r < rows_;) {
+        const int64_t left = rows_ - r;
+        float* out = &out_[r * p_.head_dim + column];
+        const uint32_t* weights = weights_ + r * kChunk;
+        if (left >= 6) { add_values<T, 6>(weights, blocks, values, p_.head_dim, out); r += 6; }
+        else if (left >= 3) { add_values<T, 3>(weights, blocks, values, p_.head_dim, out); r += 3; }
+        else { add_values<T, 1>(weights, blocks, values, p_.head_dim, out); r += 1; }
+      }
+    }
+    for (int64_t column = wide; column < p_.head_dim; column += kLanes)
+      add_values_tail<T>(weights_, blocks, values_, p_.head_dim, rows_, column, &out_[column]);
+  }
+
+  void write(int64_t r) {
+    const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
+    const int64_t head = item_.kv_head * group_ + r % group_;
+    T* to = static_cast<T*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
+    const float inverse = 1.0f / sum(sums_[r]);
+    const float* out = &out_[r * p_.head_dim];
+    for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(to + d, load(out + d) * inverse);
+  }
+
+  const Problem& p_;
+  const Item item_;
+  int64_t group_, rows_, units_, position_;
+  std::vector<uint32_t> query_;
+  std::vector<float> out_;
+  const uint32_t* keys_[kChunk / kBlock];
+  const uint32_t* values_[kChunk / kBlock];
+  alignas(64) float scores_[kTileRows * kChunk];
+  alignas(64) uint32_t weights_[kTileRows * kChunk];
+  VecF sums_[kTileRows] = {};
+  float highest_[kTileRows];
+};
+
+template <class T>
+void attend(const Problem& p) {
+  const int64_t group = p.heads / p.kv_heads;
+  const int64_t tokens = std::max<int64_t>(1, kTileRows / group);
+  std::vector<Item> items;
+  for (int64_t s = 0; s < p.sequences; ++s) {
+    const int32_t rows = p.starts[s + 1] - p.starts[s];
+    for (int32_t token = 0; token < rows; token += tokens)
+      for (int32_t head = 0; head < p.kv_heads; ++head)
+        items.push_back({static_cast<int32_t>(s), head, token, std::min<int32_t>(tokens, rows - token)});
+  }
+  // Later tiles see more keys: the longest work goes first, so that no thread is left with it at the end.
+  const int64_t count = static_cast<int64_t>(items.size());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t i = count - 1; i >= 0; --i) Tile<T>(p, items[i]).run();
+}
+
+// Rotate the queries in place, rotate the keys into the cache, copy the values there.
+template <class T>
+void rope_and_store(T* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64_t head_dim, const float* cosines,
+                    const float* sines, const int64_t* positions, const int64_t* slots, T* keys, T* values) {
+  const int64_t half = head_dim / 2, stride = (heads + 2 * kv_heads) * head_dim, per = kPerUnit<T>;
+  const int64_t block_size = kBlock * head_dim;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* c = cosines + positions[row] * half;
+    const float* s = sines + positions[row] * half;
+    const int64_t block = slots[row] / kBlock, offset = slots[row] % kBlock;
+    for (int64_t h = 0; h < heads + kv_heads; ++h) {
+      T* x = qkv + row * stride + h * head_dim;
+      T* key = keys + (block * kv_heads + (h - heads)) * block_size;
+      for (int64_t d = 0; d < half; ++d) {
+        const float a = to_float(x[d]), b = to_float(x[d + half]);
+        const float low = a * c[d] - b * s[d], high = b * c[d] + a * s[d];
+        if (h < heads) {
+          bw::store(x + d, low);
+          bw::store(x + d + half, high);
+        } else {
+          bw::store(key + (d / per * kBlock + offset) * per + d % per, low);
+          bw::store(key + ((d + half) / per * kBlock + offset) * per + (d + half) % per, high);
+        }
+      }
+    }
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      const T* x = qkv + row * stride + (heads + kv_heads + h) * head_dim;
+      T* value = values + (block * kv_heads + h) * block_size + offset / per * head_dim * per + offset % per;
+      for (int64_t d = 0; d < head_dim; ++d) value[d * per] = x[d];
+    }
+  }
+}
+
+// Copy keys and values into the cache as they are: [rows][kv_heads][head_dim], rows `stride` apart.
+template <class T>
+void store_rows(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t v_stride, int64_t kv_heads,
+                int64_t head_dim, const int64_t* slots, T* keys, T* values) {
+  const int64_t per = kPerUnit<T>, block_size = kBlock * head_dim;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t block = slots[row] / kBlock, offset = slots[row] % kBlock;
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      T* key = keys + (block * kv_heads + h) * block_size;
+      T* value = values + (block * kv_heads + h) * block_size + offset / per * head_dim * per + offset % per;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        key[(d / per * kBlock + offset) * per + d % per] = k[row * k_stride + h * head_dim + d];
+        value[d * per] = v[row * v_stride + h * head_dim + d];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bw
+
+#define BW_ATTENTION(NAME, T)                                                                                      \
+  extern "C" void bw_attend_##NAME(const void* query, const void* keys, const void* values, void* out,             \
+                                   const int32_t* tables, const int32_t* starts, const int32_t* contexts,          \
+                                   int64_t sequences, int64_t query_stride, int64_t table_stride, int64_t heads,   \
+                                   int64_t kv_heads, int64_t head_dim, int64_t window, float scale,                \
+                                   float softcap) {                                                                \
+    bw::attend<T>({query, keys, values, out, tables, starts, contexts, sequences, query_stride, table_stride,      \
+                   heads, kv_heads, head_dim, window, scale, softcap});                                            \
+  }                                                                                                                \
+  extern "C" void bw_rope_and_store_##NAME(T* qkv, int64_t rows, int64_t heads, int64_t kv_heads,                  \
+                                           int64_t head_dim, const float* cosines, const float* sines,             \
+                                           const int64_t* positions, const int64_t* slots, T* keys, T* values) {   \
+    bw::rope_and_store<T>(qkv, rows, heads, kv_heads, head_dim, cosines, sines, positions, slots, keys, values);   \
+  }                                                                                                                \
+  extern "C" void bw_store_rows_##NAME(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t v_stride,   \
+                                       int64_t kv_heads, int64_t head_dim, const int64_t* slots, T* keys,          \
+                                       T* values) {                                                                \
+    bw::store_rows<T>(k, v, rows, k_stride, v_stride, kv_heads, head_dim, slots, keys, values);                    \
+  }
+
+BW_ATTENTION(f32, float)
+BW_ATTENTION(bf16, bw::bf16)

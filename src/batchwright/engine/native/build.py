@@ -1,0 +1,99 @@
+"""Compile the kernels once for this compiler and this processor, into the cache folder.
+
+Compiling where the code runs lets it use all that the processor has, and bakes nothing into a wheel. Without a
+compiler, or when compiling fails, `library_path` says why and the engine runs on torch alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from batchwright.models import cache_dir
+
+_SOURCES = ("attention.cpp", "elementwise.cpp")
+_HEADERS = ("simd.h",)
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled; the message says why."""
+
+
+def library_path() -> Path:
+    """The compiled kernels, compiled now if they are not in the cache. Raises `BuildError`."""
+    if platform.system() != "Linux":
+        raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
+    compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(_compilers())})")
+    target = _target_flags()
+    folder = cache_dir() / "native"
+    library = folder / f"kernels-{_key(compiler, target)}.so"
+    if not library.exists():
+        _compile(compiler, target, library)
+    return library
+
+
+def _compilers() -> tuple[str, ...]:
+    chosen = os.environ.get("CXX")
+    return (chosen,) if chosen else ("g++", "clang++", "c++")
+
+
+def _target_flags() -> tuple[str, ...]:
+    return ("-march=native",) if platform.machine() in {"x86_64", "AMD64"} else ("-mcpu=native",)
+
+
+def _key(compiler: str, target: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for name in _SOURCES + _HEADERS:
+        digest.update((here / name).read_bytes())
+    for text in (*_FLAGS, *target, _version(compiler), _processor()):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _version(compiler: str) -> str:
+    return _run([compiler, "--version"]).splitlines()[0]
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("flags", "model name", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _compile(compiler: str, target: tuple[str, ...], library: Path) -> None:
+    here = Path(__file__).parent
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
+        os.close(handle)
+    except OSError as error:
+        raise BuildError(f"cannot write to {library.parent}: {error}") from error
+    temporary = Path(name)
+    try:
+        _run([compiler, *_FLAGS, *target, *(str(here / source) for source in _SOURCES), "-o", str(temporary)])
+        temporary.replace(library)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout

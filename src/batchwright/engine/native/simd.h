@@ -1,0 +1,145 @@
+// Sixteen 32-bit lanes in the compiler's own vector types, so that one source serves AVX-512, AVX2, NEON and the rest.
+//
+// A lane of a bfloat16 operand holds two values (a "unit"): the one with the lower index in the low half.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace bw {
+
+constexpr int64_t kLanes = 16;
+
+typedef float VecF __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t VecI __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t VecU __attribute__((vector_size(64), aligned(4), may_alias));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+  uint32_t wide = static_cast<uint32_t>(x.bits) << 16;
+  float out;
+  std::memcpy(&out, &wide, 4);
+  return out;
+}
+
+// Round to nearest, ties to even; NaN stays NaN.
+inline bf16 round_bf16(float x) {
+  uint32_t wide;
+  std::memcpy(&wide, &x, 4);
+  if (x != x) return {static_cast<uint16_t>((wide >> 16) | 0x40)};
+  return {static_cast<uint16_t>((wide + 0x7fff + ((wide >> 16) & 1)) >> 16)};
+}
+
+inline void store(float* to, float x) { *to = x; }
+inline void store(bf16* to, float x) { *to = round_bf16(x); }
+
+inline VecF broadcast(float x) { return VecF{} + x; }
+
+inline VecF load(const float* from) {
+  VecF out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+inline VecF load(const bf16* from) {
+  typedef uint16_t Half __attribute__((vector_size(32)));
+  Half half;
+  std::memcpy(&half, from, sizeof half);
+  return (VecF)(__builtin_convertvector(half, VecU) << 16);
+}
+
+inline void store(float* to, VecF x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store(bf16* to, VecF x) {
+#if defined(__AVX512BF16__)
+  auto packed = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(to, &packed, sizeof packed);
+#else
+  for (int64_t lane = 0; lane < kLanes; ++lane) to[lane] = round_bf16(x[lane]);
+#endif
+}
+
+inline VecU load_units(const void* from) {
+  VecU out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+inline VecF multiply_add(VecF acc, VecF a, VecF b) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)acc);
+#else
+  return acc + a * b;
+#endif
+}
+
+// acc += a * b in every lane, `a` a vector of units of T and `b` one unit for all lanes.
+template <class T>
+VecF dot_units(VecF acc, VecU a, uint32_t b);
+
+template <>
+inline VecF dot_units<float>(VecF acc, VecU a, uint32_t b) {
+  return multiply_add(acc, (VecF)a, (VecF)(VecU{} + b));
+}
+
+template <>
+inline VecF dot_units<bf16>(VecF acc, VecU a, uint32_t b) {
+#if defined(__AVX512BF16__)
+  return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)(VecU{} + b));
+#else
+  VecU wide = VecU{} + b;
+  acc = multiply_add(acc, (VecF)(a << 16), (VecF)(wide << 16));
+  return multiply_add(acc, (VecF)(a & 0xffff0000u), (VecF)(wide & 0xffff0000u));
+#endif
+}
+
+inline VecF select(VecI mask, VecF yes, VecF no) {
+  return (VecF)(((VecI)yes & mask) | ((VecI)no & ~mask));
+}
+
+inline VecF max(VecF a, VecF b) { return select((VecI)(a > b), a, b); }
+
+inline float sum(VecF x) {
+  float total = 0;
+  for (int64_t lane = 0; lane < kLanes; ++lane) total += x[lane];
+  return total;
+}
+
+inline float max(VecF x) {
+  float most = x[0];
+  for (int64_t lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
+  return most;
+}
+
+// e^x to about 2 ulp: x = n ln 2 + r, and the Cephes polynomial for e^r on |r| ≤ ln 2 / 2. Below -87 it is 0.
+inline VecF exp(VecF x) {
+  const VecF given = x;
+  const VecI tiny = (VecI)(x < -87.0f);
+  x = select(tiny, broadcast(-87.0f), x);
+  x = select((VecI)(x > 88.0f), broadcast(88.0f), x);
+  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const VecF shifted = multiply_add(magic, x, broadcast(1.44269504088896341f));
+  const VecF n = shifted - magic;
+  VecF r = multiply_add(x, n, broadcast(-0.693359375f));
+  r = multiply_add(r, n, broadcast(2.12194440e-4f));
+  VecF p = broadcast(1.9875691500e-4f);
+  p = multiply_add(broadcast(1.3981999507e-3f), p, r);
+  p = multiply_add(broadcast(8.3334519073e-3f), p, r);
+  p = multiply_add(broadcast(4.1665795894e-2f), p, r);
+  p = multiply_add(broadcast(1.6666665459e-1f), p, r);
+  p = multiply_add(broadcast(5.0000001201e-1f), p, r);
+  p = multiply_add(r, p, r * r) + 1.0f;
+  const VecI exponent = ((VecI)shifted - (VecI)magic) << 23;
+  const VecF result = select(tiny, VecF{}, (VecF)((VecI)p + exponent));
+  return select((VecI)(given != given), given, result);  // NaN must reach the logits, where it is noticed
+}
+
+}  // namespace bw

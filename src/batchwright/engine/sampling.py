@@ -1,0 +1,213 @@
+"""From logits to tokens: a whole batch at once, yet each row as if it were alone.
+
+Every row's choice depends on its own logits and its own random numbers only, so a seeded request gives the same tokens
+in any company.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from batchwright.request import SamplingParams
+
+_HEAD = 1024
+"""Tokens sorted for top-k and top-p; rows whose nucleus is wider are sorted whole."""
+_GROUP = 128
+"""Tokens whose weights are summed before the draw is located among them."""
+
+
+class SamplingState:
+    """What the choice of one sequence's tokens depends on besides its logits."""
+
+    def __init__(self, params: SamplingParams, index: int, prompt: Sequence[int], ends: frozenset[int]) -> None:
+        self.params = params
+        self.random = random.Random() if params.seed is None else random.Random(f"{params.seed}/{index}")
+        self.generated = 0
+        self.counts: dict[int, int] = {}
+        self._ends = array("q", sorted(ends))
+        self._bias_ids = array("q", params.logit_bias)
+        self._bias = array("f", params.logit_bias.values())
+        self._penalises = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        self._repeats = params.repetition_penalty != 1.0
+        self._seen_set = set(prompt) if self._repeats else set()
+        self._seen = array("q", sorted(self._seen_set))
+
+    @property
+    def plain(self) -> bool:
+        """Whether its next token is simply the likeliest."""
+        params = self.params
+        return (
+            params.greedy
+            and params.logprobs is None
+            and not self._penalises
+            and not self._repeats
+            and not self._bias_ids
+            and self.generated >= params.min_tokens
+        )
+
+    def record(self, token: int) -> None:
+        """`token` was chosen."""
+        self.generated += 1
+        if self._penalises:
+            self.counts[token] = self.counts.get(token, 0) + 1
+        if self._repeats and token not in self._seen_set:
+            self._seen_set.add(token)
+            self._seen.append(token)
+
+    def adjust(self, logits: Tensor) -> None:
+        """Apply bias and penalties to its row of logits [vocab] float32, in place."""
+        params = self.params
+        if self._repeats:
+            ids = _tensor(self._seen, logits.device)
+            seen = logits[ids]
+            penalty = params.repetition_penalty
+            logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
+        if self._penalises and self.counts:
+            ids = torch.tensor(list(self.counts), device=logits.device)
+            counts = torch.tensor(list(self.counts.values()), dtype=logits.dtype, device=logits.device)
+            logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+        if self._bias_ids:
+            logits[_tensor(self._bias_ids, logits.device)] += torch.tensor(self._bias, device=logits.device)
+        if self.generated < params.min_tokens and self._ends:
+            logits[_tensor(self._ends, logits.device)] = -torch.inf
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Natural logs of the model's own probabilities for one chosen token."""
+
+    chosen: float
+    top_ids: list[int]
+    top: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The outcome for one row; `token` is None when its logits were not finite."""
+
+    token: int | None
+    logprobs: RowLogprobs | None = None
+
+
+def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    """Choose the next token of each row of `logits` [rows, vocab]. Does not call `record`."""
+    best, likeliest = logits.max(dim=-1)
+    finite = torch.isfinite(best).tolist()
+    chosen: list[Sampled] = [
+        Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)
+    ]
+    special = [row for row, state in enumerate(states) if finite[row] and not state.plain]
+    if special:
+        picked = _sample_special(logits[special], [states[row] for row in special])
+        for row, outcome in zip(special, picked, strict=True):
+            chosen[row] = outcome
+    return chosen
+
+
+def _sample_special(logits: Tensor, states: list[SamplingState]) -> list[Sampled]:
+    own = logits.float()
+    adjusted = own.clone()
+    for row, state in enumerate(states):
+        state.adjust(adjusted[row])
+    tokens = adjusted.argmax(-1).tolist()
+    sorted_rows = [i for i, s in enumerate(states) if not s.params.greedy and _needs_order(s.params)]
+    direct_rows = [i for i, s in enumerate(states) if not s.params.greedy and not _needs_order(s.params)]
+    for rows, draw in ((sorted_rows, _draw_sorted), (direct_rows, _draw_direct)):
+        if rows:
+            params = [states[row].params for row in rows]
+            uniforms = torch.tensor([states[row].random.random() for row in rows], dtype=torch.float64)
+            scaled = adjusted[rows] / _column(params, "temperature", adjusted)
+            for row, token in zip(rows, draw(scaled, params, uniforms.to(scaled.device)), strict=True):
+                tokens[row] = token
+    return [
+        Sampled(token, _logprobs(own[row], token, state.params.logprobs))
+        for row, (token, state) in enumerate(zip(tokens, states, strict=True))
+    ]
+
+
+def _needs_order(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0
+
+
+def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
+    """Draw without sorting: sums of groups of weights are searched first, then the group that the draw falls in."""
+    weights = torch.exp(scaled - scaled.amax(-1, keepdim=True))
+    if any(p.min_p > 0 for p in params):
+        weights = weights.masked_fill(weights < _column(params, "min_p", weights), 0.0)
+    rows, vocab = weights.shape
+    if vocab % _GROUP:
+        weights = torch.nn.functional.pad(weights, (0, _GROUP - vocab % _GROUP))
+    groups = weights.view(rows, -1, _GROUP)
+    ends = groups.sum(-1).double().cumsum(-1)
+    targets = uniforms[:, None] * ends[:, -1:]
+    group = _locate(ends, targets)
+    before = torch.where(group > 0, ends.gather(-1, (group - 1).clamp(min=0)), 0.0)
+    inner = groups.gather(1, group[:, :, None].expand(-1, 1, _GROUP))[:, 0].double().cumsum(-1)
+    within = _locate(inner, targets - before)
+    tokens: list[int] = (group * _GROUP + within)[:, 0].tolist()
+    return tokens
+
+
+def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
+    """Draw among the top-k, top-p and min-p tokens of each row."""
+    total = scaled.logsumexp(-1, keepdim=True)
+    tokens, wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
+    if wide:
+        again = [params[row] for row in wide]
+        whole, _ = _draw_among(scaled[wide], total[wide], again, uniforms[wide], scaled.shape[-1])
+        for row, token in zip(wide, whole, strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _draw_among(
+    scaled: Tensor, total: Tensor, params: list[SamplingParams], uniforms: Tensor, width: int
+) -> tuple[list[int], list[int]]:
+    """Tokens drawn from the `width` likeliest, and the rows for which that was not enough."""
+    values, ids = scaled.topk(width, dim=-1)
+    probabilities = torch.exp(values - total).double()
+    limits = [p.top_k or scaled.shape[-1] for p in params]
+    rank = torch.arange(width, device=scaled.device)[None, :]
+    probabilities = probabilities.masked_fill(rank >= torch.tensor(limits, device=scaled.device)[:, None], 0.0)
+    cumulative = probabilities.cumsum(-1)
+    cut_short = torch.tensor([limit > width for limit in limits], device=scaled.device)[:, None]
+    mass = torch.where(cut_short, 1.0, cumulative[:, -1:])
+    nucleus = _column(params, "top_p", probabilities) * mass
+    wide = (cut_short & (cumulative[:, -1:] < nucleus))[:, 0] if width < scaled.shape[-1] else None
+    keep = cumulative - probabilities < nucleus
+    keep &= probabilities >= _column(params, "min_p", probabilities) * probabilities[:, :1]
+    weights = (probabilities * keep).cumsum(-1)
+    drawn = _locate(weights, uniforms[:, None] * weights[:, -1:])
+    tokens: list[int] = ids.gather(-1, drawn)[:, 0].tolist()
+    return tokens, [] if wide is None else wide.nonzero()[:, 0].tolist()
+
+
+def _locate(ends: Tensor, targets: Tensor) -> Tensor:
+    """[rows, 1]: first index of each row of the non-decreasing `ends` that is above its target, and of some weight."""
+    found = torch.searchsorted(ends, targets, right=True)
+    # Rounding can put a target at the very end: the last index that adds weight is where the end is first reached.
+    last = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
+    return torch.minimum(found, last)
+
+
+def _column(params: list[SamplingParams], name: str, like: Tensor) -> Tensor:
+    return torch.tensor([getattr(p, name) for p in params], dtype=like.dtype, device=like.device)[:, None]
+
+
+def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | None:
+    if count is None:
+        return None
+    own = logits.log_softmax(-1)
+    top, ids = own.topk(min(count, own.shape[-1]))
+    return RowLogprobs(float(own[token]), ids.tolist(), top.tolist())
+
+
+def _tensor(values: array[int], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(values, np.int64).copy()).to(device)

@@ -1,0 +1,85 @@
+"""Text to token ids and back, through the model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import InvalidRequest
+from batchwright.request import Prompt
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+class Tokenizer:
+    """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._inner: Any = None
+        if any((folder / name).exists() for name in _FILES):
+            from transformers import AutoTokenizer
+
+            self._inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.eos_token_ids = _end_tokens(folder, self._inner)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of `prompt`. Raises `InvalidRequest` when it gives none, or ids that the model does not have."""
+        ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_list(prompt)
+        if not ids:
+            raise InvalidRequest("prompt is empty: it gives no tokens", param="prompt")
+        out_of_range = next((token for token in ids if not 0 <= token < self._vocab_size), None)
+        if out_of_range is not None:
+            raise InvalidRequest(
+                f"prompt holds token id {out_of_range}: the model has ids 0 to {self._vocab_size - 1}", param="prompt"
+            )
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`, special tokens left out."""
+        if self._inner is None:
+            return ""
+        text: str = self._inner.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token, special ones shown by name."""
+        return "" if self._inner is None else str(self._inner.decode([token_id]))
+
+    def _encode_text(self, prompt: str) -> list[int]:
+        if self._inner is None:
+            raise InvalidRequest("the model has no tokenizer: give the prompt as token ids", param="prompt")
+        ids: list[int] = self._inner(prompt)["input_ids"]
+        return ids
+
+    def _encode_list(self, prompt: Sequence[Any]) -> list[int]:
+        if not prompt or not isinstance(prompt[0], Mapping):
+            return list(prompt)
+        if self._inner is None or self._inner.chat_template is None:
+            raise InvalidRequest("the model has no chat template: give the prompt as text", param="messages")
+        try:
+            text = self._inner.apply_chat_template(
+                [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
+            )
+            ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # a template is a program of the model's maker and may raise anything
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return ids
+
+
+def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.exists():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            ends.update(value if isinstance(value, list) else [] if value is None else [value])
+            if ends:
+                break
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends.add(tokenizer.eos_token_id)
+    return frozenset(ends)

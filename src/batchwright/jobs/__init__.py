@@ -1,0 +1,1 @@
+"""Durable jobs: a file of prompts in, a file of results out."""

@@ -1,0 +1,67 @@
+"""What a job needs of whatever turns its requests into responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+from batchwright.request import InferenceRequest, InferenceResponse
+
+if TYPE_CHECKING:
+    from batchwright.engine.stats import EngineStats
+
+
+class Executor(Protocol):
+    """Computes many requests at once, a step at a time. It is driven by one thread."""
+
+    @property
+    def model_name(self) -> str:
+        """What stands as `model` in the bodies of the responses."""
+        ...
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Take a request. Raises `InvalidRequest` for one that can never be served."""
+        ...
+
+    def step(self) -> list[InferenceResponse]:
+        """Compute one step. Returns the responses of the requests that ended in it; failed ones have `error` set."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Requests taken and not yet ended."""
+        ...
+
+    @property
+    def wants(self) -> int:
+        """How many more requests it would like to hold now, so that its batches are full."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """What it did since it was started."""
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class EngineOptions(TypedDict, total=False):
+    """Options of `batchwright.Engine` that `run` hands on; one that is left out has the engine's default."""
+
+    dtype: str
+    device: str
+    max_batch_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    kv_memory: int
+    prefix_caching: bool
+    attention: str
+    body: str
+
+
+def load_engine(model: str, options: EngineOptions) -> Executor:
+    """The engine with `model` loaded. This is where torch is imported."""
+    from batchwright.engine.engine import Engine
+
+    return Engine(model, **options)

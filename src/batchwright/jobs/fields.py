@@ -1,0 +1,148 @@
+"""Fields of a request body in OpenAI's names: which are taken, which are ignored, which are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+
+from batchwright.errors import InvalidRequest
+
+_AS_THEY_ARE = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "n", "min_tokens", "ignore_eos",
+})  # fmt: skip
+_TRANSLATED = frozenset({
+    "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
+    "priority",
+})  # fmt: skip
+_TAKEN = _AS_THEY_ARE | _TRANSLATED
+
+_IGNORED = frozenset({
+    "deadline_ms", "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
+})  # fmt: skip
+"""Change nothing in the result. `model` is here because a job runs on the one model that was chosen for it."""
+
+_NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "function_call": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1.0,),
+    "modalities": (["text"],),
+    "prompt_logprobs": (False,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "stream": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": _NO_TOOLS,
+    "tools": _NO_TOOLS,
+    "typical_p": (1.0,),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Would change the result and are not supported. The values listed mean, as null does, that nothing is asked for."""
+
+_LARGEST = 2.0**64
+
+
+def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict: bool) -> None:
+    """Raises `InvalidRequest` naming the first field that cannot be honoured.
+
+    `reserved` are the names that the form of the line itself uses. With `strict` an unknown name is refused; without,
+    only one that looks like a slip of the pen for a field that is known, since lines may carry columns of their own.
+    """
+    for name, value in body.items():
+        if value is None or name in reserved or name in _TAKEN or name in _IGNORED:
+            continue
+        if name in _REFUSED:
+            if value not in _REFUSED[name]:
+                raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+            continue
+        meant = _meant(name) if len(name) <= 40 else None
+        if meant is not None or strict:
+            hint = f"did you mean {meant}?" if meant else "leave it out"
+            raise InvalidRequest(f"{name[:40]} is unknown: {hint}", param=name[:40], code="unknown_parameter")
+
+
+@lru_cache(maxsize=1024)
+def _meant(name: str) -> str | None:
+    close = get_close_matches(name, _TAKEN, n=1, cutoff=0.88)
+    return close[0] if close else None
+
+
+def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, object]:
+    """The fields of `SamplingParams` that `body` sets; a field that is null is not set.
+
+    Values are translated, not judged, except where judging them is part of the translation: `SamplingParams` does
+    that. Raises `InvalidRequest`.
+    """
+    given = {name: body[name] for name in _TAKEN & body.keys() if body[name] is not None}
+    for name, value in given.items():
+        if isinstance(value, (int, float)) and abs(value) >= _LARGEST:
+            raise InvalidRequest(f"{name} is out of range", param=name)
+    overrides = {name: given[name] for name in _AS_THEY_ARE & given.keys()}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in given:
+            overrides["max_tokens"] = given[name]
+    if "stop" in given:
+        overrides["stop"] = _stop(given["stop"])
+    if "stop_token_ids" in given:
+        overrides["stop_token_ids"] = _list("stop_token_ids", given["stop_token_ids"])
+    if "logit_bias" in given:
+        overrides["logit_bias"] = _logit_bias(given["logit_bias"])
+    if "logprobs" in given or "top_logprobs" in given:
+        overrides["logprobs"] = _chat_logprobs(given) if chat else _completion_logprobs(given)
+    return overrides
+
+
+def _stop(value: object) -> tuple[object, ...]:
+    return (value,) if isinstance(value, str) else _list("stop", value)
+
+
+def _list(name: str, value: object) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} must be a list", param=name)
+    return tuple(value)
+
+
+def _logit_bias(value: object) -> dict[int, object]:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest("logit_bias must be an object of token ids and numbers", param="logit_bias")
+    try:
+        return {int(token): bias for token, bias in value.items()}
+    except ValueError as error:
+        raise InvalidRequest("logit_bias has a key that is not a token id", param="logit_bias") from error
+
+
+def _chat_logprobs(given: Mapping[str, object]) -> object:
+    wanted, top = given.get("logprobs", False), given.get("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise InvalidRequest("logprobs must be true or false in a chat; their number is top_logprobs", param="logprobs")
+    if not wanted and top:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return top if wanted else None
+
+
+def _completion_logprobs(given: Mapping[str, object]) -> object:
+    if "top_logprobs" in given:
+        raise InvalidRequest(
+            "top_logprobs belongs to chats; in a completion logprobs is the number", param="top_logprobs"
+        )
+    wanted = given["logprobs"]
+    if isinstance(wanted, bool):
+        return 0 if wanted else None
+    return wanted

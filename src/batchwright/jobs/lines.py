@@ -1,0 +1,232 @@
+"""A record of an input becomes a line of work, or the reason why it cannot. No record raises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import msgspec
+
+from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.jobs.fields import check_names, sampling_overrides
+from batchwright.jobs.sources import InputFormat, Record
+from batchwright.jobs.template import PromptTemplate
+from batchwright.request import InferenceRequest, Prompt, SamplingParams
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETION_URL = "/v1/completions"
+ID_FIELDS = ("custom_id", "id")
+
+_BATCH_FIELDS = frozenset({"method", "url", "body"})
+_BODY_FIELDS = frozenset({"prompt", "messages"})
+_SIMPLE_FIELDS = _BODY_FIELDS | frozenset(ID_FIELDS)
+_DEFAULT_PRIORITY = 5
+_LONGEST_MESSAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one record asks for."""
+
+    number: int
+    custom_id: str | None
+    """None: the line has none, and gets its default."""
+    chat: bool
+    """Whether its answer is a chat completion (else a text completion)."""
+    prompts: tuple[Prompt, ...]
+    """One, or several for a completion of a list of prompts."""
+    params: SamplingParams
+    priority: int = _DEFAULT_PRIORITY
+
+    def request(self, index: int, request_id: str) -> InferenceRequest:
+        """The request for prompt `index`. Raises `InvalidRequest` for a prompt that is none."""
+        return InferenceRequest.of(self.prompts[index], self.params, request_id=request_id, priority=self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A record that asks for nothing that can be done."""
+
+    number: int
+    custom_id: str | None
+    """None where it has none that can be read."""
+    error: BatchwrightError
+
+
+@dataclass(frozen=True, slots=True)
+class LineParser:
+    """Reads records of one format."""
+
+    input_format: InputFormat
+    defaults: SamplingParams
+    template: PromptTemplate | None = None
+    """Needed for tables."""
+    chat: bool = False
+    """Whether a prompt that is plain text becomes the user message of a chat."""
+    system: str | None = None
+    """System message of such a chat."""
+    max_line_bytes: int = 2**20
+
+    def parse(self, record: Record) -> Line | BadLine:
+        content = record.content
+        custom_id: str | None = None
+        try:
+            if isinstance(content, InvalidRequest):
+                raise content
+            if isinstance(content, Mapping):
+                # The id first: it names the line even when the template cannot be filled in.
+                custom_id = _custom_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
+                return self._simple_line(record.number, custom_id, {"prompt": self._rendered(content)})
+            if self.input_format == "txt":
+                return self._simple_line(record.number, None, {"prompt": _decoded(content)})
+            fields = _json_object(content)
+            custom_id = _custom_id(fields)
+            if _BATCH_FIELDS & fields.keys():
+                return self._batch_line(record.number, custom_id, fields)
+            return self._simple_line(record.number, custom_id, fields)
+        except InvalidRequest as error:
+            return BadLine(record.number, custom_id, _shortened(error))
+        except (ValueError, OverflowError, TypeError) as error:
+            # A value that passed every check by name and still cannot be converted: numbers of thousands of digits.
+            return BadLine(record.number, custom_id, _shortened(InvalidRequest(f"a value is out of range: {error}")))
+
+    def _rendered(self, row: Mapping[str, object]) -> str:
+        if self.template is None:
+            raise InvalidRequest("a row of a table needs a prompt template")
+        prompt = self.template.render(row)
+        if len(prompt.encode()) > self.max_line_bytes:
+            raise InvalidRequest(f"the prompt has more than {self.max_line_bytes:,} bytes", code="line_too_long")
+        return prompt
+
+    def _simple_line(self, number: int, custom_id: str | None, fields: Mapping[str, object]) -> Line:
+        check_names(fields, _SIMPLE_FIELDS, strict=False)
+        if "messages" in fields and "prompt" in fields:
+            raise InvalidRequest("the line has both prompt and messages: give one", param="prompt")
+        if "messages" not in fields and "prompt" not in fields:
+            raise InvalidRequest("the line has no prompt, no messages and no body: give one", code="missing_field")
+        prompt_field = fields.get("prompt")
+        if self.chat and isinstance(prompt_field, str):
+            system = [{"role": "system", "content": self.system}] if self.system is not None else []
+            user = {"role": "user", "content": prompt_field}
+            fields = {**fields, "messages": [*system, user]}
+        return self._of_body(number, custom_id, fields, chat="messages" in fields)
+
+    def _batch_line(self, number: int, custom_id: str | None, fields: Mapping[str, object]) -> Line:
+        if custom_id is None:
+            raise InvalidRequest("custom_id is missing", param="custom_id", code="missing_field")
+        for name in ("method", "url", "body"):
+            if fields.get(name) is None:
+                raise InvalidRequest(f"{name} is missing", param=name, code="missing_field")
+        if fields["method"] != "POST":
+            raise InvalidRequest(f"method={fields['method']!r}: must be POST", param="method")
+        url, body = fields["url"], fields["body"]
+        if url not in (CHAT_URL, COMPLETION_URL):
+            raise InvalidRequest(
+                f"url={url!r}: must be {CHAT_URL} or {COMPLETION_URL}", param="url", code="unsupported_url"
+            )
+        if not isinstance(body, Mapping):
+            raise InvalidRequest("body must be an object", param="body")
+        needed = "messages" if url == CHAT_URL else "prompt"
+        check_names(body, frozenset({needed}), strict=True)
+        if body.get(needed) is None:
+            raise InvalidRequest(f"body.{needed} is missing", param=needed, code="missing_field")
+        return self._of_body(number, custom_id, body, chat=url == CHAT_URL)
+
+    def _of_body(self, number: int, custom_id: str | None, body: Mapping[str, object], *, chat: bool) -> Line:
+        overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
+        params = replace(self.defaults, **overrides) if overrides else self.defaults
+        priority = body.get("priority")
+        if priority is None:
+            priority = _DEFAULT_PRIORITY
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise InvalidRequest("priority must be a whole number", param="priority")
+        prompts = (_messages(body["messages"]),) if chat else _prompts(body["prompt"])
+        return Line(number, custom_id, chat, prompts, params, priority)
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the line is not UTF-8 (byte {error.start + 1})", code="invalid_encoding") from error
+
+
+def _json_object(line: bytes) -> Mapping[str, object]:
+    try:
+        value = msgspec.json.decode(_decoded(line))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the line is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the line is a JSON {type(value).__name__}, not an object", code="invalid_json")
+    return value
+
+
+def _custom_id(fields: Mapping[str, object]) -> str | None:
+    for name in ID_FIELDS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{name} must be a text that is not empty, or a whole number", param=name)
+        return value
+    return None
+
+
+def _prompts(prompt: object) -> tuple[Prompt, ...]:
+    """One prompt, or as many as are in a list of texts or of lists of token ids."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt:
+        if _are_token_ids(prompt):
+            return (prompt,)
+        if all(isinstance(item, str) for item in prompt) or all(_are_token_ids(item) for item in prompt):
+            return tuple(prompt)
+    raise InvalidRequest(
+        "prompt must be a text, a list of token ids, or a list of either that is not empty", param="prompt"
+    )
+
+
+def _are_token_ids(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in value)
+
+
+def _messages(messages: object) -> list[Mapping[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
+
+
+def _message(where: str, message: object) -> Mapping[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where} must be an object with a role and content", param=where)
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    if isinstance(content, list):
+        return {**message, "content": "".join(_text_part(where, part) for part in content)}
+    if content is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=where)
+
+
+def _text_part(where: str, part: object) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return cast("str", part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidRequest(
+        f"{where}.content has a part of type {kind!r}: only text is supported",
+        param=where,
+        code="unsupported_parameter",
+    )
+
+
+def _shortened(error: InvalidRequest) -> InvalidRequest:
+    message = str(error)
+    if len(message) <= _LONGEST_MESSAGE:
+        return error
+    return InvalidRequest(message[:_LONGEST_MESSAGE] + "…", param=error.param, code=error.code)

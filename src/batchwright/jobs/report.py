@@ -1,0 +1,202 @@
+"""What a run did, in figures."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from batchwright.jobs.loop import Tally
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from batchwright.engine.stats import EngineStats
+
+Percentiles = dict[str, float | None]
+_EMPTY: Percentiles = {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """The outcome of one `run`. Seconds, milliseconds where the name says so, bytes.
+
+    Figures of the engine are of this run alone, so what earlier runs of a resumed job did is not in them; they
+    count since the engine was started when the caller brought an engine that had run before.
+    """
+
+    output: str
+    model: str
+    total: int
+    """Lines of the input, blank ones left out."""
+    succeeded: int = 0
+    """Lines with a response in the output, those of earlier runs included."""
+    failed: int = 0
+    """Lines with an error in the output, those of earlier runs included."""
+    resumed: int = 0
+    """Of the lines that are done, those that earlier runs did."""
+    interrupted: bool = False
+    wall_seconds: float = 0.0
+    """The whole run, reading the input and loading the model included."""
+    load_seconds: float = 0.0
+    """Loading the model."""
+    loop_seconds: float = 0.0
+    """From the first line to the last."""
+    outside_model_seconds: float = 0.0
+    """Of the loop, what was not spent in the model: reading, scheduling, writing."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    generated_tokens_per_second: float = 0.0
+    """Over the loop."""
+    prefill_tokens_per_second: float = 0.0
+    """Over the model's time for prompts."""
+    decode_tokens_per_second: float = 0.0
+    """Over the model's time for single tokens."""
+    ttft_ms: Percentiles = field(default_factory=_EMPTY.copy)
+    """Time to the first token, from when the line was taken up."""
+    tpot_ms: Percentiles = field(default_factory=_EMPTY.copy)
+    """Time for each token after the first."""
+    steps: int = 0
+    occupancy_mean: float = 0.0
+    """Sequences in a step."""
+    occupancy_peak: int = 0
+    max_num_seqs: int = 0
+    padding_efficiency: float = 1.0
+    """Useful rows over computed rows; 1 means that nothing was spent on padding."""
+    kv_blocks: int = 0
+    kv_blocks_peak: int = 0
+    prefix_hit_rate: float = 0.0
+    """Share of the prompt tokens found in the prefix cache."""
+    preemptions: int = 0
+    peak_memory_bytes: int = 0
+    """Resident memory of the process."""
+    peak_gpu_bytes: int | None = None
+
+    @classmethod
+    def of_run(
+        cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
+    ) -> RunReport:
+        """From what the loop counted and the engine measured; `rest` are further fields."""
+        return cls(
+            loop_seconds=loop_seconds,
+            outside_model_seconds=max(0.0, loop_seconds - model_seconds),
+            prompt_tokens=tally.prompt_tokens,
+            generated_tokens=tally.generated_tokens,
+            generated_tokens_per_second=tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
+            prefill_tokens_per_second=stats.prefill_tokens_per_second,
+            decode_tokens_per_second=stats.decode_tokens_per_second,
+            ttft_ms=stats.ttft_ms.summary(),
+            tpot_ms=stats.tpot_ms.summary(),
+            steps=stats.steps,
+            occupancy_mean=stats.occupancy_mean,
+            occupancy_peak=stats.occupancy_peak,
+            max_num_seqs=stats.max_num_seqs,
+            padding_efficiency=stats.padding_efficiency,
+            kv_blocks=stats.kv_blocks,
+            kv_blocks_peak=stats.kv_blocks_peak,
+            prefix_hit_rate=stats.prefix_hit_rate,
+            preemptions=stats.preemptions,
+            peak_memory_bytes=_peak_memory(),
+            peak_gpu_bytes=_peak_gpu_memory(),
+            **rest,
+        )
+
+    @property
+    def done(self) -> int:
+        """Lines in the output."""
+        return self.succeeded + self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values by name."""
+        return {"done": self.done, **asdict(self)}
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, whole or not at all. Raises OSError."""
+        content = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n"
+        descriptor, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.absolute().parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def render(self) -> RenderableType:
+        """For a terminal."""
+        from rich.table import Table
+
+        table = Table(title=self._title(), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column()
+        for name, value in self._rows():
+            table.add_row(name, value)
+        return table
+
+    def _title(self) -> str:
+        end = "Interrupted" if self.interrupted else "Done"
+        return f"{end}: {self.done:,} of {self.total:,} lines, {self.failed:,} failed, {self.resumed:,} by earlier runs"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [
+            ("wall time", f"{self.wall_seconds:.1f} s, of which loading the model {self.load_seconds:.1f} s"),
+        ]
+        if self.steps:
+            rows += self._engine_rows()
+        memory = _size(self.peak_memory_bytes)
+        if self.peak_gpu_bytes is not None:
+            memory += f", {_size(self.peak_gpu_bytes)} on the GPU"
+        return [*rows, ("peak memory", memory)]
+
+    def _engine_rows(self) -> list[tuple[str, str]]:
+        occupancy = f"{self.occupancy_mean:.1f} sequences in a step, peak {self.occupancy_peak} of {self.max_num_seqs}"
+        kv_share = self.kv_blocks_peak / self.kv_blocks if self.kv_blocks else 0.0
+        outside = self.outside_model_seconds / self.loop_seconds if self.loop_seconds else 0.0
+        return [
+            ("tokens", f"{self.prompt_tokens:,} prompt, {self.generated_tokens:,} generated"),
+            ("generated", f"{self.generated_tokens_per_second:,.0f} tokens/s over {self.loop_seconds:.1f} s"),
+            ("prefill", f"{self.prefill_tokens_per_second:,.0f} tokens/s of model time"),
+            ("decode", f"{self.decode_tokens_per_second:,.0f} tokens/s of model time"),
+            ("TTFT", _percentiles(self.ttft_ms)),
+            ("TPOT", _percentiles(self.tpot_ms)),
+            ("occupancy", f"{occupancy}, {self.steps:,} steps"),
+            ("padding", f"{self.padding_efficiency:.1%} of the computed rows were useful"),
+            ("KV cache", f"peak {self.kv_blocks_peak:,} of {self.kv_blocks:,} blocks ({kv_share:.0%})"),
+            ("prefix cache", f"{self.prefix_hit_rate:.1%} of the prompt tokens found in it"),
+            ("preemptions", f"{self.preemptions:,}"),
+            ("outside model", f"{self.outside_model_seconds:.2f} s ({outside:.0%} of the loop)"),
+        ]
+
+
+def _percentiles(values: Percentiles) -> str:
+    p50, p90, p99 = values["p50"], values["p90"], values["p99"]
+    if p50 is None or p90 is None or p99 is None:
+        return "none"
+    return f"p50 {p50:,.0f} ms, p90 {p90:,.0f} ms, p99 {p99:,.0f} ms"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _peak_gpu_memory() -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.max_memory_allocated())

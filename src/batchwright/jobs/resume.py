@@ -1,0 +1,129 @@
+"""What an output says about the run that wrote it, and its lines in the order of the input."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from batchwright.errors import ResumeRefused
+from batchwright.jobs.ids import IdTable
+from batchwright.jobs.results import LineFailure
+
+
+class _WrittenLine(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: msgspec.Raw | None
+    error: LineFailure | None
+
+
+class Finished:
+    """Which lines are finished: one bit for each."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self.succeeded = 0
+        self.failed = 0
+        self.size = 0
+        """Bytes of the output that are whole lines; what stands after them is half a line."""
+
+    def __contains__(self, number: int) -> bool:
+        byte = number >> 3
+        return byte < len(self._bits) and bool(self._bits[byte] >> (number & 7) & 1)
+
+    def __len__(self) -> int:
+        return self.succeeded + self.failed
+
+    def add(self, number: int, *, failed: bool) -> None:
+        byte = number >> 3
+        if byte >= len(self._bits):
+            self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits) // 2)))
+        self._bits[byte] |= 1 << (number & 7)
+        if failed:
+            self.failed += 1
+        else:
+            self.succeeded += 1
+
+
+def scan(path: Path, key: str, ids: IdTable) -> Finished:
+    """The lines of the job `key` that `path` holds. Their ids are claimed in `ids`.
+
+    Half a line at the end, which is what a killed run leaves, is left out. Raises `ResumeRefused` for anything else
+    that the job did not write.
+    """
+    finished = Finished()
+    for position, (number, line, size) in enumerate(_written(path, key), start=1):
+        # A second claim of an id, by whatever line, is not something that a run writes.
+        if number in finished or ids.claim(line.custom_id, number) is not None:
+            raise _foreign(path, position)
+        finished.add(number, failed=line.error is not None)
+        finished.size += size
+    return finished
+
+
+def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, int]]:
+    """`(number, line, size in bytes)` of each whole line of `path`."""
+    decoder = msgspec.json.Decoder(_WrittenLine)
+    prefix = f"batch_req_{key}_"
+    with path.open("rb") as file:
+        for position, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                line = decoder.decode(raw)
+            except (msgspec.DecodeError, ValueError):
+                raise _foreign(path, position) from None
+            number = line.id.removeprefix(prefix)
+            if not line.id.startswith(prefix) or not number.isascii() or not number.isdigit():
+                raise _foreign(path, position)
+            yield int(number), line, len(raw)
+
+
+def _foreign(path: Path, position: int) -> ResumeRefused:
+    return ResumeRefused(
+        f"{path}, line {position}, was not written by this job: the file was changed since. "
+        "Restore it, or start over with --overwrite"
+    )
+
+
+def write_in_order(unordered: Path, ordered: Path, key: str) -> None:
+    """Write the lines of `unordered` into `ordered` by line number: to a file beside it, then renamed over it.
+
+    Holds 8 bytes for each line. Raises OSError.
+    """
+    offsets = _offsets(unordered, key)
+    building = ordered.with_name(ordered.name + ".tmp")
+    with unordered.open("rb") as source, building.open("wb") as target:
+        for offset in offsets:
+            if offset:
+                source.seek(offset - 1)
+                target.write(source.readline())
+        target.flush()
+        os.fsync(target.fileno())
+    building.replace(ordered)
+    sync_folder(ordered.parent)
+
+
+def _offsets(path: Path, key: str) -> array[int]:
+    """For each line number where its line begins in `path`, plus one; 0 where there is none."""
+    offsets = array("q")
+    position = 0
+    for number, _, size in _written(path, key):
+        if number >= len(offsets):
+            offsets.extend(bytes(max(number + 1 - len(offsets), len(offsets) // 2)))
+        offsets[number] = position + 1
+        position += size
+    return offsets
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new file in `folder` survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

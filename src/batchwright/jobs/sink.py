@@ -1,0 +1,55 @@
+"""Where result lines go, each at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+from batchwright.clock import Clock
+
+_SECONDS_BETWEEN_SYNCS = 1.0
+
+
+class Sink:
+    """Appends whole lines to a file descriptor.
+
+    A line is handed to the system in one call, so it survives the death of this process from then on; about once
+    a second, and at the end, a file is also made to survive a loss of power.
+    """
+
+    def __init__(self, descriptor: int, clock: Clock, *, durable: bool) -> None:
+        """The descriptor is closed with the sink when it is `durable`, that is a file."""
+        self._descriptor = descriptor
+        self._clock = clock
+        self._durable = durable
+        self._synced_at = clock.now()
+
+    @classmethod
+    def append_to(cls, path: Path, size: int, clock: Clock) -> Sink:
+        """Go on after the first `size` bytes of `path`, which is made where it does not exist. Raises OSError."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, clock, durable=True)
+
+    def write(self, line: bytes) -> None:
+        """Raises OSError, for example when the disk is full; half a line that this leaves is repaired on resume."""
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        now = self._clock.now()
+        if self._durable and now - self._synced_at >= _SECONDS_BETWEEN_SYNCS:
+            os.fsync(self._descriptor)
+            self._synced_at = now
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._durable:
+            try:
+                os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)

@@ -1,0 +1,274 @@
+"""Input files as streams of numbered records. Nothing here holds more than a few records at a time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
+
+from batchwright.errors import InputError, InvalidRequest
+
+InputFormat: TypeAlias = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
+
+_FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "txt",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+_UTF8_BOM = b"\xef\xbb\xbf"
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_ROWS_AT_A_TIME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of text or one row of a table."""
+
+    number: int
+    """Of the line, from 1, blank ones counted (for a row on several lines, its first); in Parquet, of the row."""
+    content: bytes | Mapping[str, object] | InvalidRequest
+    """A line without its end, a row by column, or why it could not be read."""
+
+
+class Source(Protocol):
+    """An input that can be read any number of times."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Columns of a table; None where lines have none."""
+        ...
+
+    def records(self) -> Iterator[Record]:
+        """The records that are not blank, by rising number. Raises `InputError` when the file is damaged."""
+        ...
+
+    def count(self) -> int:
+        """How many records there are."""
+        ...
+
+
+def format_of(path: Path, given: str | None) -> InputFormat:
+    """`given`, or what the file's extension says. Raises `InputError` for an unknown one."""
+    if given is not None:
+        if given not in get_args(InputFormat):
+            raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
+        return cast("InputFormat", given)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    found = _FORMAT_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    if found is None:
+        raise InputError(
+            f"{path}: its extension does not tell its format; rename it to one of "
+            f"{', '.join(_FORMAT_OF_SUFFIX)} or give --input-format ({', '.join(get_args(InputFormat))})"
+        )
+    return found
+
+
+def open_source(
+    path: Path, input_format: InputFormat, *, max_line_bytes: int, wanted: Collection[str] | None = None
+) -> Source:
+    """The records of `path`. Raises `InputError` when it cannot be read as `input_format`.
+
+    `wanted`: the columns of a table that will be used, where reading others can be spared; None: all.
+    """
+    if input_format == "parquet":
+        return ParquetSource(path, wanted)
+    with _reading(path) as file:
+        if file.read(2) in _UTF16_BOMS:
+            raise InputError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name}")
+    if input_format in ("csv", "tsv"):
+        return CsvSource(path, delimiter="," if input_format == "csv" else "\t", max_line_bytes=max_line_bytes)
+    return LineSource(path, max_line_bytes=max_line_bytes)
+
+
+class LineSource:
+    """A record a line."""
+
+    columns = None
+
+    def __init__(self, path: Path, *, max_line_bytes: int) -> None:
+        self._path = path
+        self._max_line_bytes = max_line_bytes
+
+    def records(self) -> Iterator[Record]:
+        for number, line in _lines(self._path, self._max_line_bytes):
+            if line is None:
+                yield Record(number, _too_long(self._max_line_bytes))
+            elif line.strip():
+                yield Record(number, line)
+
+    def count(self) -> int:
+        return sum(1 for _ in self.records())
+
+
+class CsvSource:
+    """A record a row of a table with a header, in the quoting of RFC 4180."""
+
+    def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
+        self._path = path
+        self._delimiter = delimiter
+        self._max_line_bytes = max_line_bytes
+        self.columns = self._header()
+
+    def _header(self) -> tuple[str, ...]:
+        for _, row in self._rows():
+            if isinstance(row, InvalidRequest):
+                raise InputError(f"{self._path}: its header cannot be read: {row}")
+            if len(set(row)) < len(row):
+                raise InputError(f"{self._path}: its header has a column twice: {', '.join(map(repr, row))}")
+            return tuple(row)
+        raise InputError(f"{self._path} is empty: its first line must name the columns")
+
+    def records(self) -> Iterator[Record]:
+        rows = self._rows()
+        next(rows, None)
+        for number, row in rows:
+            if isinstance(row, InvalidRequest):
+                yield Record(number, row)
+            elif len(row) != len(self.columns):
+                fault = f"the row has {len(row)} fields where the header has {len(self.columns)}: is a quote missing?"
+                yield Record(number, InvalidRequest(fault, code="invalid_row"))
+            else:
+                yield Record(number, dict(zip(self.columns, row, strict=True)))
+
+    def count(self) -> int:
+        return sum(1 for _ in self.records())
+
+    def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
+        lines = _CsvLines(_lines(self._path, self._max_line_bytes), self._max_line_bytes)
+        # Strict: a quote in the wrong place is an error of its row, not a prompt with something else in it.
+        reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        while True:
+            number = lines.number + 1
+            lines.undecodable = False
+            row = self._next_row(reader)
+            if row is None:
+                return
+            if lines.undecodable:
+                row = InvalidRequest("the row is not UTF-8", code="invalid_encoding")
+            if row:
+                yield number, row
+
+    def _next_row(self, reader: Iterator[list[str]]) -> list[str] | InvalidRequest | None:
+        # The limit is a global of the csv module; it also ends a quote that is never closed. After an error the
+        # reader goes on with the next line.
+        before = csv.field_size_limit(self._max_line_bytes)
+        try:
+            return next(reader, None)
+        except InvalidRequest as error:
+            return error
+        except csv.Error as error:
+            return InvalidRequest(f"the row is not CSV: {error}", code="invalid_row")
+        finally:
+            csv.field_size_limit(before)
+
+
+class _CsvLines:
+    """Text lines for the csv module. It can be asked on after it raised, which a generator could not."""
+
+    def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
+        self._lines = lines
+        self._max_line_bytes = max_line_bytes
+        self.number = 0
+        self.undecodable = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.number, line = next(self._lines)
+        if line is None:
+            raise _too_long(self._max_line_bytes)
+        try:
+            return line.decode() + "\n"
+        except UnicodeDecodeError:
+            self.undecodable = True
+            return line.decode(errors="replace") + "\n"
+
+
+class ParquetSource:
+    """A record a row. Needs the extra `parquet`."""
+
+    def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
+        self._path = path
+        with self._file() as file:
+            self.columns = tuple(cast("list[str]", file.schema_arrow.names))
+            self._count = cast("int", file.metadata.num_rows)
+        self._read = [column for column in self.columns if wanted is None or column in wanted]
+
+    def records(self) -> Iterator[Record]:
+        number = 0
+        with self._file() as file:
+            batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=self._read)
+            while (batch := self._next(batches)) is not None:
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Record(number, row)
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        import pyarrow as pa
+
+        try:
+            return next(batches, None)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self._path} is damaged: {error}") from error
+
+    def count(self) -> int:
+        return self._count
+
+    def _file(self) -> Any:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise InputError(
+                f"{self._path}: Parquet needs pyarrow; install it: pip install 'batchwright[parquet]'"
+            ) from error
+        try:
+            return pq.ParquetFile(self._path)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self._path} cannot be read as Parquet: {error}") from error
+
+
+def _reading(path: Path) -> IO[bytes]:
+    try:
+        if path.suffix.lower() == ".gz":
+            return cast("IO[bytes]", gzip.open(path, "rb"))
+        return path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
+    try:
+        with _reading(path) as file:
+            yield from _split(file, limit)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+
+
+def _split(file: IO[bytes], limit: int) -> Iterator[tuple[int, bytes | None]]:
+    # Room for a byte order mark and both bytes of a line end: what fills it without ending is over the limit.
+    room = limit + len(_UTF8_BOM) + 2
+    number = 0
+    while read := file.readline(room):
+        number += 1
+        whole = len(read) < room or read.endswith(b"\n")
+        line = (read.removeprefix(_UTF8_BOM) if number == 1 else read).rstrip(b"\r\n")
+        yield number, line if whole and len(line) <= limit else None
+        while not whole:
+            rest = file.readline(room)
+            whole = len(rest) < room or rest.endswith(b"\n")
+
+
+def _too_long(limit: int) -> InvalidRequest:
+    return InvalidRequest(f"the line has more than {limit:,} bytes", code="line_too_long")

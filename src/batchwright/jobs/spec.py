@@ -1,0 +1,103 @@
+"""What a job is asked to be, and what can be refused by looking at names only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchwright.errors import InputError
+from batchwright.jobs.sources import InputFormat, format_of
+from batchwright.jobs.state import as_json
+from batchwright.request import SamplingParams
+
+STREAM = "-"
+TABLES = ("csv", "tsv", "parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What is asked for, as it was asked."""
+
+    input: str
+    """A path, or `-` for standard input."""
+    output: str
+    """A path, or `-` for standard output (then nothing can be resumed)."""
+    model: str
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    input_format: str | None = None
+    prompt_template: str | None = None
+    chat: bool = False
+    system: str | None = None
+    ordered: bool = False
+    overwrite: bool = False
+    max_line_bytes: int = 2**20
+    engine_parameters: dict[str, Any] = field(default_factory=dict)
+    """Options of the engine that change results."""
+
+    @property
+    def to_stream(self) -> bool:
+        return self.output == STREAM
+
+    @property
+    def from_stream(self) -> bool:
+        """Whether the input can be read only once: standard input, a pipe."""
+        return self.input == STREAM or Path(self.input).is_fifo() or Path(self.input).is_char_device()
+
+    def resolved_format(self) -> InputFormat:
+        """A stream is JSON Lines unless said otherwise. Raises `InputError`."""
+        if self.from_stream and self.input_format is None:
+            return "jsonl"
+        return format_of(Path(self.input), self.input_format)
+
+    def parameters(self) -> dict[str, Any]:
+        """By name, everything that the results depend on beside the input."""
+        return {
+            "model": str(Path(self.model).resolve()) if Path(self.model).exists() else self.model,
+            "input_format": self.resolved_format(),
+            "prompt_template": self.prompt_template,
+            "chat": self.chat,
+            "system": self.system,
+            "ordered": self.ordered,
+            "max_line_bytes": self.max_line_bytes,
+            **self.engine_parameters,
+            **as_json(self.defaults),
+        }
+
+    def check(self) -> None:
+        """Everything that can be refused by looking at names only. Raises `InputError`."""
+        self._check_input()
+        self._check_output()
+        table = self.resolved_format() in TABLES
+        if self.prompt_template is not None and not table:
+            raise InputError(f"--prompt-template is for tables ({', '.join(TABLES)}), not for {self.resolved_format()}")
+        if self.from_stream and self.resolved_format() == "parquet":
+            raise InputError("Parquet cannot be read from a stream: save it to a file first")
+        if self.system is not None and not self.chat:
+            raise InputError("--system needs --chat: it is put before prompts that are made into chats")
+        if self.ordered and self.to_stream:
+            raise InputError("--ordered needs an output file: results are put in order when all are there")
+        if self.max_line_bytes < 1:
+            raise InputError(f"max_line_bytes={self.max_line_bytes}: must be ≥ 1")
+
+    def _check_input(self) -> None:
+        if self.from_stream:
+            return
+        path = Path(self.input)
+        if path.is_dir():
+            raise InputError(f"input {path} is a folder: name a file")
+        if not path.exists():
+            raise InputError(f"input {path} does not exist")
+
+    def _check_output(self) -> None:
+        if self.to_stream:
+            return
+        path = Path(self.output)
+        if path.is_dir():
+            raise InputError(f"output {path} is a folder: name a file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"output {path} is not a regular file: name one, or - for standard output")
+        if not path.absolute().parent.is_dir():
+            raise InputError(f"output {path}: its folder does not exist; make it first")
+        if not self.from_stream and path.exists() and path.samefile(self.input):
+            raise InputError(f"output {path} is the input itself: name another file")

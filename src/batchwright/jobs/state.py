@@ -1,0 +1,112 @@
+"""The state file of a job: whose output this is, and that nobody else is writing it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from batchwright.errors import InputError, ResumeRefused
+from batchwright.request import SamplingParams
+
+_FORM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """What the results of a job depend on. Two runs are one job when theirs are equal."""
+
+    input_sha256: str
+    input_name: str
+    """For people only: the same input under another name is the same input."""
+    parameters: Mapping[str, Any]
+    """JSON values by name, sampling defaults included."""
+
+    @property
+    def key(self) -> str:
+        """Eight hexadecimal digits that tell the job from others."""
+        text = json.dumps([self.input_sha256, self.parameters], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def changes(self, saved: JobIdentity) -> list[str]:
+        """What is different from `saved`, in words; empty when nothing is."""
+        found = []
+        if self.input_sha256 != saved.input_sha256:
+            found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
+        for name in sorted({*self.parameters, *saved.parameters}):
+            now, then = self.parameters.get(name), saved.parameters.get(name)
+            if now != then:
+                found.append(f"{name} (then {json.dumps(then)}, now {json.dumps(now)})")
+        return found
+
+
+def as_json(params: SamplingParams) -> dict[str, Any]:
+    """The fields of `params` as they come back from JSON."""
+    return cast("dict[str, Any]", json.loads(json.dumps(asdict(params))))
+
+
+class StateFile:
+    """`OUTPUT.batchwright.json`: the identity of the job, and the lock that lets one run at a time write OUTPUT.
+
+    The lock goes with the process, however it ends. The file stays when the job is complete, so that the same command
+    finds nothing left to do.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Takes the lock. Raises `ResumeRefused` when another run holds it, `InputError` when it cannot be written."""
+        self.path = path
+        self._descriptor = self._locked()
+
+    def _locked(self) -> int:
+        while True:
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise InputError(f"{self.path} cannot be written: {error.strerror}") from error
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                raise ResumeRefused(
+                    f"another run is writing this output (it holds {self.path}): wait for it, or end it"
+                ) from error
+            # Whoever had it before may have removed it between our opening it and our lock: that lock is worth nothing.
+            if self.path.exists() and self.path.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+            os.close(descriptor)
+
+    def read(self) -> JobIdentity | None:
+        """The job that was saved; None when there is none, or only part of one."""
+        try:
+            content = json.loads(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
+            if content["form"] != _FORM:
+                raise ResumeRefused(
+                    f"{self.path} was written by another version of batchwright: finish the job with that, "
+                    "or start over with --overwrite"
+                )
+            return JobIdentity(content["input"]["sha256"], content["input"]["name"], content["parameters"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, identity: JobIdentity) -> None:
+        """Save `identity`, durably. Raises OSError."""
+        content = {
+            "form": _FORM,
+            "job": identity.key,
+            "input": {"name": identity.input_name, "sha256": identity.input_sha256},
+            "parameters": identity.parameters,
+        }
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(content, indent=2).encode() + b"\n", 0)
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the lock. A file in which nothing was saved is removed."""
+        if not os.fstat(self._descriptor).st_size:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)

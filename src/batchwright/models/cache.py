@@ -1,0 +1,245 @@
+"""The model cache: one folder an entry, whole or not there, whoever pulls and whenever they are killed.
+
+Layout under `cache_dir()`:
+
+    models/KEY/             a finished model and its manifest
+    tmp/KEY/PID-RANDOM/     where the holder of KEY's lock builds
+    locks/KEY.lock          flock: at most one process builds KEY
+
+Invariants:
+- `models/KEY` only ever appears by renaming a complete, synced folder, whose manifest was written last.
+- Whatever lies in `tmp/KEY` while KEY's lock is free was left by a dead process and may be removed.
+- Reading needs no lock and no write permission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from batchwright.errors import ModelCacheError
+
+Progress = Callable[[str], None]
+
+CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
+MANIFEST = "batchwright-model.json"
+_MANIFEST_SCHEMA = 1
+
+
+def cache_dir() -> Path:
+    """The cache folder, absolute: `$BATCHWRIGHT_CACHE`, else the platform's folder for user caches."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    folder = Path(configured).expanduser() if configured else Path(platformdirs.user_cache_dir("batchwright"))
+    return folder.absolute()
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What an entry was made from. `source` is a wheel requirement or the path of a file."""
+
+    name: str
+    kind: str
+    licence: str
+    source: str
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Written into every entry last: its origin and the size in bytes of each of its files."""
+
+    schema: int
+    origin: Origin
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands in the cache under one key. Absent: `manifest` and `damage` are both None."""
+
+    folder: Path
+    manifest: Manifest | None = None
+    damage: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the folder is complete and may be used."""
+        return self.manifest is not None and self.damage is None
+
+
+def inspect(key: str) -> Entry:
+    """Look at the entry `key` and check it cheaply: the manifest, and the size of every file it names."""
+    return _inspect_folder(cache_dir() / "models" / key)
+
+
+def entries() -> list[Entry]:
+    """Every entry of the cache, sorted by key, damaged ones included."""
+    root = cache_dir() / "models"
+    return [_inspect_folder(folder) for folder in sorted(root.iterdir())] if root.is_dir() else []
+
+
+def _inspect_folder(folder: Path) -> Entry:
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return Entry(folder, damage="its manifest is missing") if folder.exists() else Entry(folder)
+    except (OSError, msgspec.DecodeError) as error:
+        return Entry(folder, damage=f"its manifest cannot be read: {error}")
+    if manifest.schema != _MANIFEST_SCHEMA:
+        return Entry(folder, manifest, f"its manifest has schema {manifest.schema}, not {_MANIFEST_SCHEMA}")
+    for name, size in manifest.files.items():
+        try:
+            actual = (folder / name).stat().st_size
+        except OSError as error:
+            return Entry(folder, manifest, f"{name} cannot be read: {error.strerror}")
+        if actual != size:
+            return Entry(folder, manifest, f"{name} has {actual} bytes instead of {size}")
+    return Entry(folder, manifest)
+
+
+def build(
+    key: str, origin: Origin, fill: Callable[[Path, Path], None], *, needs_bytes: int, progress: Progress
+) -> Path:
+    """Return the folder of entry `key`, made by `fill(work, model)` unless it is there already.
+
+    `fill` puts the model's files into the existing empty folder `model`, and may use the folder `work`
+    for whatever else it needs; both are on the disk of the cache, and `work` is removed afterwards.
+    Another process that builds the same key is waited for.
+
+    Raises ModelCacheError when fewer than `needs_bytes` bytes are free or the cache cannot be written,
+    and whatever `fill` raises; in every case nothing is left behind.
+    """
+    root = cache_dir()
+    try:
+        with _locked(root, key, progress):
+            found = inspect(key)
+            if found.ready:
+                return found.folder
+            if found.damage:
+                progress(f"{found.folder} is damaged ({found.damage}); building it again")
+            _remove_abandoned(root, key)
+            _require_space(root, needs_bytes)
+            return _build_locked(root, key, origin, fill)
+    except OSError as error:
+        raise ModelCacheError(
+            f"cannot build {key} in the model cache {root}: {error}; free some space there, or set"
+            f" {CACHE_VARIABLE} to a folder that can be written"
+        ) from error
+
+
+def _build_locked(root: Path, key: str, origin: Origin, fill: Callable[[Path, Path], None]) -> Path:
+    # Plain mkdir, not tempfile: folders of a shared cache must get the permissions of the umask.
+    work = root / "tmp" / key / f"{os.getpid()}-{secrets.token_hex(4)}"
+    model = work / "model"
+    try:
+        model.mkdir(parents=True)
+        fill(work, model)
+        _empty(work, keep=model)
+        _seal(model, origin)
+        return _publish(model, root / "models" / key, work)
+    finally:
+        _remove_tree(work)
+        with contextlib.suppress(OSError):
+            work.parent.rmdir()
+
+
+def _empty(work: Path, *, keep: Path) -> None:
+    """Drop what `fill` needed on the way, so that a kill after publication leaves nothing large behind."""
+    for path in work.iterdir():
+        if path.is_dir() and path != keep:
+            _remove_tree(path)
+        elif path != keep:
+            path.unlink()
+
+
+def _seal(model: Path, origin: Origin) -> None:
+    """Write the manifest and bring everything to the disk."""
+    files = {str(path.relative_to(model)): path.stat().st_size for path in sorted(model.rglob("*")) if path.is_file()}
+    manifest = model / MANIFEST
+    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(Manifest(_MANIFEST_SCHEMA, origin, files))))
+    mode = manifest.stat().st_mode
+    for path in model.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)  # libraries write weights as 0600, useless in a shared cache
+        _sync(path)
+    _sync(model)
+
+
+def _publish(model: Path, folder: Path, work: Path) -> Path:
+    """Move the sealed folder to its place; what stood there (a damaged entry) goes first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        folder.rename(work / "damaged")
+    model.rename(folder)
+    _sync(folder.parent)
+    return folder
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _locked(root: Path, key: str, progress: Progress) -> Iterator[None]:
+    descriptor = _open_lock(root, key)
+    try:
+        if not _try_lock(descriptor):
+            progress(f"another process is preparing {key}; waiting for it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # also unlocks; the file stays, since removing it would split the lock in two
+
+
+def _open_lock(root: Path, key: str) -> int:
+    path = root / "locks" / f"{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
+    return os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_abandoned(root: Path, held: str) -> None:
+    """Remove what dead processes left in `tmp`: that of `held`, whose lock we have, and of any free key."""
+    for leftovers in (root / "tmp").glob("*"):
+        if leftovers.name == held:
+            _remove_tree(leftovers)
+            continue
+        descriptor = _open_lock(root, leftovers.name)
+        try:
+            if _try_lock(descriptor):
+                _remove_tree(leftovers)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_tree(path: Path) -> None:
+    # A failure here costs disk space only; the next build tries again.
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _require_space(root: Path, needs_bytes: int) -> None:
+    free = shutil.disk_usage(root).free
+    if free < needs_bytes:
+        raise ModelCacheError(
+            f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
+            f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
+        )

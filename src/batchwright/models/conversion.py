@@ -1,0 +1,110 @@
+"""Converting a GGUF file to a folder in transformers format.
+
+The work is done by a child process (`batchwright.models.convert_gguf`): it may set up transformers and
+gguf as it likes without touching the caller's settings or terminal, and the memory it takes is given
+back in full.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from batchwright.errors import MissingExtra, ModelCacheError, UnsupportedModel
+from batchwright.models.cache import Progress
+
+CONVERSION_REVISION = 1
+"""Part of every converted entry's key. Raise it whenever the converter's output changes."""
+
+_NEEDED = ("torch", "transformers", "gguf", "tokenizers", "safetensors")
+_CHILD_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One line that the child writes to stdout: progress, or why it gave up."""
+
+    text: str
+    kind: str = "progress"
+
+
+def require_converter() -> None:
+    """Raise MissingExtra when the libraries that convert GGUF files are not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtra(
+            f"converting a GGUF model needs {', '.join(missing)}: install it with pip install 'batchwright[engine]'"
+        )
+
+
+def require_gguf(source: Path) -> None:
+    """Raise UnsupportedModel when `source` does not begin as a GGUF file does, or cannot be read."""
+    try:
+        with source.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise UnsupportedModel(f"{source} cannot be read: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise UnsupportedModel(f"{source} is not a GGUF file: it does not begin with 'GGUF'")
+
+
+def convert_gguf(source: Path, model: Path, work: Path, progress: Progress) -> None:
+    """Convert the GGUF file `source` into the existing folder `model`; `work` takes the child's messages.
+
+    The weights are stored in bfloat16: rounding to it moves a quantized weight by at most 1/256 of
+    its value, far less than the quantization itself did. A file that holds float16 or float32 weights
+    keeps them exactly.
+
+    Raises UnsupportedModel when transformers cannot convert this file rightly, ModelCacheError when the
+    result cannot be written or the child was killed.
+    """
+    # -P: a file in the current folder must not be taken for one of the libraries.
+    command = [sys.executable, "-P", "-m", "batchwright.models.convert_gguf", str(source), str(model)]
+    log = work / "converter.log"
+    refusal: Message | None = None
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # stays open while we live: the child exits when it closes
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | _CHILD_ENVIRONMENT,
+        ) as child,
+    ):
+        try:
+            for line in child.stdout or ():
+                message = msgspec.json.decode(line, type=Message)
+                if message.kind == "progress":
+                    progress(message.text)
+                else:
+                    refusal = message
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode != 0:
+        raise _failure(source, child.returncode, refusal, log)
+
+
+def _failure(source: Path, returncode: int, refusal: Message | None, log: Path) -> Exception:
+    if refusal is not None and refusal.kind == "write":
+        return ModelCacheError(f"cannot write the converted {source.name}: {refusal.text}")
+    if refusal is not None:
+        return UnsupportedModel(f"{source} cannot be converted: {refusal.text}")
+    if returncode < 0:
+        return ModelCacheError(
+            f"the conversion of {source} was ended by signal {-returncode}; if nobody sent it, the memory ran"
+            " out: the whole model must fit in it"
+        )
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return UnsupportedModel(f"{source} cannot be converted: {lines[-1] if lines else f'exit {returncode}'}")

@@ -1,0 +1,144 @@
+"""The program that converts a GGUF file: `python -m batchwright.models.convert_gguf FILE.gguf FOLDER`.
+
+Run by `batchwright.models.conversion` as a process of its own. It writes one JSON `Message` a line to
+stdout, and exits as soon as its stdin closes, so that it never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchwright.models.conversion import Message
+
+_FLOAT32_FILE, _FLOAT16_FILE = 0, 1
+"""Values of `general.file_type` for files that are not quantized."""
+
+_DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
+"""Values of `tokenizer.ggml.pre` whose vocabulary splits off every digit before GPT-2's pattern is
+applied. transformers (5.23) does not know these names and would apply the pattern alone, which
+tokenizes the blanks before a number differently from how the model was trained."""
+
+
+class Unsupported(Exception):
+    """This file cannot be converted to a model that computes what it should."""
+
+
+def main(source: Path, folder: Path) -> int:
+    """Convert `source` into `folder`; returns the exit status, 0 when all was written."""
+    from safetensors import SafetensorError
+
+    try:
+        _convert(source, folder)
+    except (OSError, SafetensorError) as error:
+        # transformers also raises OSError for what it cannot understand, so look where it came from.
+        written = isinstance(error, SafetensorError) or error.errno is not None
+        _say(str(error), "write" if written else "unsupported")
+        return 1
+    except Unsupported as error:
+        _say(str(error), "unsupported")
+        return 1
+    except Exception as error:
+        _say(f"{type(error).__name__}: {error}", "unsupported")
+        return 1
+    return 0
+
+
+def _convert(source: Path, folder: Path) -> None:
+    import gguf
+
+    # Reading a GGUF file makes hundreds of thousands of small live objects: no cycles, much to scan.
+    gc.disable()
+    # transformers reads the file three times, and builds the table of names once for every module.
+    # Both only depend on their arguments, so in this process they are computed once.
+    library: Any = gguf
+    library.GGUFReader = functools.cache(gguf.GGUFReader)
+    library.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+
+    reader = library.GGUFReader(str(source))
+    _refuse_what_would_be_lost(reader)
+    _say("converting the weights")
+    context = _save_model(source, folder, file_type=_scalar(reader, "general.file_type"))
+    _say("converting the tokenizer")
+    _save_tokenizer(source, folder, str(_scalar(reader, "tokenizer.ggml.pre")), context)
+
+
+def _refuse_what_would_be_lost(reader: Any) -> None:
+    """Refuse files of which transformers would drop something silently, so that the output would be wrong."""
+    parts = _scalar(reader, "split.count")
+    if parts is not None and int(parts) > 1:
+        raise Unsupported(f"it is one of {parts} parts of a split file; merge them first (gguf-split --merge)")
+    architecture = _scalar(reader, "general.architecture")
+    scaling = _scalar(reader, f"{architecture}.rope.scaling.type")
+    factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith(("rope_freqs", "rope_factors"))]
+    if factors or (scaling not in (None, "none") and architecture != "gpt-oss"):
+        raise Unsupported(
+            f"its rotary embedding is rescaled ({', '.join(factors) or scaling}), which the conversion would"
+            " lose; use the same model in transformers format (safetensors)"
+        )
+
+
+def _save_model(source: Path, folder: Path, *, file_type: Any) -> int | None:
+    """Write weights and configuration; returns the longest context in tokens, where the model has one."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    dtype = {_FLOAT32_FILE: torch.float32, _FLOAT16_FILE: torch.float16}.get(file_type, torch.bfloat16)
+    loader: Any = AutoModelForCausalLM
+    model, info = loader.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=dtype,
+        output_loading_info=True,
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise Unsupported(f"it lacks {len(missing)} of the model's tensors, {missing[0]} among them")
+    model.save_pretrained(folder)
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def _save_tokenizer(source: Path, folder: Path, pre: str, context: int | None) -> None:
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    if pre in _DIGIT_SPLITTING:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    if context is not None:
+        tokenizer.model_max_length = context  # a GGUF file does not say, and the default is no limit
+    tokenizer.save_pretrained(folder)
+
+
+def _scalar(reader: Any, key: str) -> Any:
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()
+
+
+def _say(text: str, kind: str = "progress") -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(Message(" ".join(text.split()), kind)) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _exit_with_parent() -> None:
+    # os.read, not sys.stdin: a thread blocked in a buffered read would hold its lock at shutdown.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

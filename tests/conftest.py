@@ -1,0 +1,15 @@
+"""Fixtures for the whole suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchwright.models import DEFAULT_MODEL, resolve
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The folder of the default model, in the user's own cache: fetched by the first run, found by later ones."""
+    return resolve(DEFAULT_MODEL, progress=print)

@@ -1,0 +1,136 @@
+"""An executor whose output is a pure function of the request, several steps long, with several requests in flight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchwright.engine.stats import EngineStats
+from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
+from batchwright.jobs.run import run
+from batchwright.request import (
+    Choice,
+    InferenceRequest,
+    InferenceResponse,
+    TokenLogprob,
+    Usage,
+)
+
+LONGEST_PROMPT = 5000
+POISON = "poison"
+
+
+def answer(request: InferenceRequest, index: int = 0) -> str:
+    """What the fake model says."""
+    said = repr((request.prompt, request.max_tokens, request.temperature, request.seed, index))
+    return f"answer {zlib.crc32(said.encode())}"
+
+
+@dataclass
+class FakeExecutor:
+    """Takes up to `slots` requests; each takes 1 to 5 steps. `on_step` is called with the number of each step."""
+
+    slots: int = 4
+    model_name: str = "fake-model"
+    on_step: Callable[[int], None] = lambda number: None
+    submitted: list[InferenceRequest] = field(default_factory=list)
+    closed: bool = False
+    peak: int = 0
+    keep_requests: bool = True
+    stats: EngineStats = field(default_factory=EngineStats)
+    _running: dict[str, tuple[InferenceRequest, int]] = field(default_factory=dict)
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._running)
+
+    @property
+    def wants(self) -> int:
+        return self.slots - len(self._running)
+
+    def submit(self, request: InferenceRequest) -> None:
+        if len(str(request.prompt)) > LONGEST_PROMPT:
+            raise ContextLengthExceeded(f"prompt of {len(str(request.prompt))} tokens is too long")
+        if self.keep_requests:
+            self.submitted.append(request)
+        self._running[request.request_id] = (request, 1 + zlib.crc32(repr(request.prompt).encode()) % 5)
+        self.peak = max(self.peak, len(self._running))
+
+    def step(self) -> list[InferenceResponse]:
+        self.stats.steps += 1
+        self.on_step(self.stats.steps)
+        ended = []
+        for request_id, (request, left) in [*self._running.items()]:
+            self._running[request_id] = (request, left - 1)
+            if left == 1:
+                del self._running[request_id]
+                ended.append(self._response(request))
+        return ended
+
+    def _response(self, request: InferenceRequest) -> InferenceResponse:
+        choices = tuple(self._choice(request, index) for index in range(request.n))
+        failed = POISON in str(request.prompt)
+        usage = Usage(len(str(request.prompt)), 3 * request.n, cached_tokens=1)
+        self.stats.generated_tokens += usage.completion_tokens
+        return InferenceResponse(
+            request_id=request.request_id,
+            output=choices[0].text,
+            tokens_generated=usage.completion_tokens,
+            latency_ms=1.0,
+            queue_ms=0.0,
+            finish_reason="error" if failed else "stop",
+            usage=usage,
+            error=NonFiniteLogits("the model gave NaN") if failed else None,
+            choices=choices,
+        )
+
+    def _choice(self, request: InferenceRequest, index: int) -> Choice:
+        logprobs = None
+        if request.logprobs is not None:
+            top = ((7, "an", -0.5), (8, "�", float("-inf")))[: request.logprobs]
+            logprobs = (TokenLogprob(7, "an", -0.5, top), TokenLogprob(9, "swer", -1.0, top))
+        return Choice(index, answer(request, index), (7, 9), "stop", logprobs)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of an output."""
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+def by_id(path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of an output by custom id, without what differs from run to run. An id that is twice is an error."""
+    lines = {}
+    for line in read(path):
+        if line["response"] is not None:
+            del line["response"]["body"]["created"]
+        assert line["custom_id"] not in lines
+        lines[line["custom_id"]] = line
+    return lines
+
+
+def text_of(line: dict[str, Any]) -> str:
+    """Text of the first choice of an output line."""
+    choice = line["response"]["body"]["choices"][0]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert isinstance(text, str)
+    return text
+
+
+def run_and_die(input_path: str, output_path: str, ordered: bool, step: int) -> None:
+    """A run whose process is killed in step number `step`. The target of a process."""
+
+    def die(number: int) -> None:
+        if number == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    run(input_path, output_path, ordered=ordered, executor=FakeExecutor(on_step=die))

@@ -1,0 +1,238 @@
+"""GGUF files: converted once, exactly, and refused where the conversion would lose something."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchwright.errors import ModelCacheError, ModelNotFound, UnsupportedModel
+from batchwright.models import inventory, resolution, resolve
+
+gguf = pytest.importorskip("gguf")
+torch = pytest.importorskip("torch")
+pre_tokenizers = pytest.importorskip("tokenizers.pre_tokenizers")
+transformers = pytest.importorskip("transformers")
+
+HEADS, KV_HEADS, HIDDEN, INNER, LAYERS = 4, 2, 32, 64, 2
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def vocabulary() -> list[str]:
+    """Every byte as byte-level BPE spells it, one merge, and two control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return ["<|im_start|>", "<|im_end|>", *alphabet, "ĠĠ"]
+
+
+def random_model() -> Any:
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=len(vocabulary()),
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The order in which GGUF stores the rows of a Llama query or key projection."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, columns))
+
+
+def tensors(model: Any) -> dict[str, np.ndarray]:
+    """The model's weights under their GGUF names."""
+    found = {"token_embd.weight": model.model.embed_tokens.weight, "output_norm.weight": model.model.norm.weight}
+    for layer, block in enumerate(model.model.layers):
+        for name, parameter in block.named_parameters():
+            found[f"blk.{layer}.{NAMES[name.removesuffix('.weight')]}.weight"] = parameter
+    arrays = {name: parameter.detach().numpy() for name, parameter in found.items()}
+    for name, array in arrays.items():
+        if "attn_q." in name or "attn_k." in name:
+            arrays[name] = interleaved(array, HEADS if "attn_q." in name else KV_HEADS)
+    return arrays
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    *,
+    file_type: int = 0,
+    quantize: bool = False,
+    extra: Callable[[Any], None] = lambda _: None,
+    leave_out: str = "",
+) -> Path:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_file_type(file_type)
+    writer.add_context_length(64)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    words = vocabulary()
+    writer.add_token_list(words)
+    writer.add_token_types([3, 3] + [1] * (len(words) - 2))
+    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)
+    extra(writer)
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for name, array in tensors(model).items():
+        if name == leave_out:
+            continue
+        if quantize and array.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(array, q8), raw_dtype=q8)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_unquantized_weights_tokenizer_and_template_survive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = random_model()
+    source = write_gguf(tmp_path / "my model.gguf", original)
+    lines: list[str] = []
+    folder = resolve(str(source), progress=lines.append)
+    assert lines[0] == "converting my model.gguf, once"
+    assert capfd.readouterr() == ("", "")
+
+    converted = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert converted.dtype == torch.float32
+    expected = original.state_dict()
+    for name, value in converted.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.model_max_length == 64
+    assert tokenizer.tokenize("a  12<|im_end|>") == ["a", "ĠĠ", "1", "2", "<|im_end|>"]
+    assert tokenizer.chat_template == TEMPLATE
+
+    monkeypatch.setattr(resolution, "convert_gguf", lambda *_: pytest.fail("converted again"))
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(source.read_bytes())
+    assert resolve(str(source), pull=False) == resolve(str(copy)) == folder
+    listed = inventory()[-1]
+    assert (listed.name, listed.state, listed.path) == (str(source), "cached", folder)
+
+
+def test_quantized_weights_become_bfloat16(tmp_path: Path) -> None:
+    original = random_model()
+    source = write_gguf(tmp_path / "q8.gguf", original, file_type=7, quantize=True)
+    converted = transformers.AutoModelForCausalLM.from_pretrained(resolve(str(source)), dtype="auto")
+    assert converted.dtype == torch.bfloat16
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    down = original.model.layers[1].mlp.down_proj.weight.detach().numpy()
+    exact = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(down, q8), q8))
+    assert torch.equal(converted.model.layers[1].mlp.down_proj.weight, exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("extra", "leave_out", "reason"),
+    [
+        (lambda w: w.add_uint16("split.count", 3), "", "one of 3 parts of a split file"),
+        (lambda w: w.add_tensor("rope_freqs.weight", np.ones(4, np.float32)), "", "rotary embedding is rescaled"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "yarn"), "", r"rescaled \(yarn\)"),
+        (lambda _: None, "blk.1.ffn_up.weight", "lacks 1 of the model's tensors"),
+    ],
+)
+def test_what_the_conversion_would_lose_is_refused(
+    tmp_path: Path, cache_root: Path, extra: Callable[[Any], None], leave_out: str, reason: str
+) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model(), extra=extra, leave_out=leave_out)
+    with pytest.raises(UnsupportedModel, match=reason):
+        resolve(str(source))
+    assert not list((cache_root / "tmp").iterdir())
+    assert not (cache_root / "models").exists()
+
+
+def test_an_architecture_nobody_knows(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "abacus")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="abacus"):
+        resolve(str(tmp_path / "m.gguf"))
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UnsupportedModel, match="is not a GGUF file"):
+        resolve(str(tmp_path / "m.gguf"))
+
+
+def test_without_pull_nothing_is_converted(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model())
+    with pytest.raises(ModelNotFound, match="not in the cache"):
+        resolve(str(source), pull=False)
+
+
+def test_a_changed_file_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(source: Path, model: Path, work: Path, progress: Any) -> None:
+        (model / "config.json").write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(resolution, "convert_gguf", pretend)
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"GGUF one")
+    first = resolve(str(source))
+    source.write_bytes(b"GGUF three")
+    second = resolve(str(source))
+    assert first != second
+    assert (second / "config.json").read_bytes() == b"GGUF three"
+    os.utime(source, ns=(1, 1))
+    assert resolve(str(source)) == second
+
+
+def test_a_converter_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_root: Path) -> None:
+    killer = tmp_path / "python"
+    killer.write_text("#!/bin/sh\nkill -9 $$\n")
+    killer.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killer))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelCacheError, match=f"ended by signal {signal.SIGKILL:d}"):
+        resolve(str(tmp_path / "m.gguf"))
+    assert not list((cache_root / "tmp").iterdir())
+
+
+def test_the_converter_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "m.gguf", random_model())
+    command = [sys.executable, "-m", "batchwright.models.convert_gguf", str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.returncode == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,705 @@
+"""The scheduler against an oracle that knows what each KV slot holds."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
+from batchwright.kv import BlockManager
+from batchwright.scheduling import Chunk, Scheduler, Sequence, Status, StepPlan
+
+_GARBAGE = (-1,)
+
+
+@dataclass(slots=True)
+class Write:
+    """What a step writes for one chunk: kept apart from the scheduler's state, as on a device."""
+
+    chunk: Chunk
+    blocks: list[int]
+    tokens: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.chunk.start + self.chunk.count
+
+
+class Bench:
+    """A scheduler, and the contents of every slot of its blocks: the tokens up to the one that was computed there.
+
+    Every plan is checked, and after every step each computed position is read back.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        prefix_caching: bool = True,
+        max_batch_tokens: int = 64,
+        max_num_seqs: int = 8,
+        promote_after: float | None = None,
+    ) -> None:
+        self.blocks = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(
+            self.blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs, promote_after=promote_after
+        )
+        self.size = block_size
+        self.now = 0.0
+        self.all: list[Sequence] = []
+        self.preemptions = 0
+        self.isolated: list[Sequence] = []
+        self.in_flight: list[Write] | None = None
+        self.plan = StepPlan()
+        self._cells: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def add(self, prompt: Items[int], output: int = 3, *, priority: int = 5, deadline: float = math.inf) -> Sequence:
+        sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now)
+        self.scheduler.add(sequence)
+        self.all.append(sequence)
+        return sequence
+
+    @property
+    def alive(self) -> list[Sequence]:
+        return [sequence for sequence in self.all if sequence.status is not Status.FINISHED]
+
+    def schedule(self) -> StepPlan:
+        alive, before = self.alive, list(self.scheduler.running)
+        computed = {id(sequence): sequence.num_computed for sequence in alive}
+        alone = next((each for each in self.isolated if each in alive and each.deadline > self.now), None)
+        self.plan = plan = self.scheduler.schedule(self.now)
+        self.in_flight = [
+            Write(chunk, list(chunk.sequence.table.blocks), list(chunk.sequence.tokens)) for chunk in plan.chunks
+        ]
+        self.preemptions += len(plan.preempted)
+        assert {id(s) for s in plan.expired} == {id(s) for s in alive if s.deadline <= self.now}
+        assert all(sequence.status is Status.FINISHED for sequence in plan.expired)
+        self._check_chunks(before, computed)
+        if alone is not None:
+            assert [chunk.sequence for chunk in plan.chunks] == [alone]
+            self.isolated = self.isolated[self.isolated.index(alone) + 1 :]
+        else:
+            self.isolated = []
+            self._check_victims(before)
+            self._check_order_within_kinds()
+            self._check_admission(before)
+            self._check_nothing_idles()
+        self.check()
+        return plan
+
+    def commit(self) -> None:
+        """Write all chunks, then read all that each chunk attends to, then let the scheduler know."""
+        assert self.in_flight is not None
+        for write in self.in_flight:
+            for position in range(write.chunk.start, write.end):
+                self._cells[self._slot(write.blocks, position)] = tuple(write.tokens[: position + 1])
+        for write in self.in_flight:
+            self._read(write.blocks, write.tokens, write.end)
+        self.in_flight = None
+        self.scheduler.commit(self.plan)
+        self.check()
+        for chunk in self.plan.chunks:
+            sequence = chunk.sequence
+            if chunk.samples and sequence.status is Status.RUNNING:
+                sequence.tokens.append(hash((tuple(sequence.tokens), sequence.ordinal % 2)) % 2)
+                if len(sequence.tokens) >= sequence.max_total:
+                    self.scheduler.finish(sequence)
+
+    def rollback(self) -> None:
+        """The step broke off: whatever it was to write is garbage."""
+        assert self.in_flight is not None
+        for write in self.in_flight:
+            for position in range(write.chunk.start, write.end):
+                self._cells[self._slot(write.blocks, position)] = _GARBAGE
+        self.in_flight = None
+        self.scheduler.rollback(self.plan)
+        self.check()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its contents are garbage, except in blocks that others hold too."""
+        for block in sequence.table.blocks:
+            if self.blocks._references[block] == 1:
+                self._cells.update({(block, offset): _GARBAGE for offset in range(self.size)})
+        self.scheduler.forget(sequence)
+        self.scheduler.finish(sequence)
+
+    def step(self) -> StepPlan:
+        plan = self.schedule()
+        self.commit()
+        self.now += 1.0
+        return plan
+
+    def drain(self) -> int:
+        """Step until nothing is left, within a bound: each step computes at least one token of the most urgent."""
+        alive = self.alive
+        bound = 10 + sum(sequence.max_total + 1 for sequence in alive) * (len(alive) + 1) + len(self.isolated)
+        steps = 0
+        while self.scheduler.has_work:
+            self.step()
+            steps += 1
+            assert steps <= bound
+        assert not self.alive
+        assert self.blocks.num_used == 0
+        return steps
+
+    def check(self) -> None:
+        """What is true at any moment."""
+        scheduler, running = self.scheduler, self.scheduler.running
+        self.blocks.check([sequence.table for sequence in running])
+        assert all(sequence.status is Status.RUNNING for sequence in running)
+        assert sum(sequence.status is Status.RUNNING for sequence in self.all) == len(running)
+        assert scheduler.num_waiting == sum(sequence.status is Status.WAITING for sequence in self.all)
+        assert scheduler.has_work == bool(self.alive)
+        assert len(running) <= scheduler.max_num_seqs
+        assert 1 <= scheduler.token_budget <= scheduler.max_batch_tokens
+        assert running == sorted(running, key=lambda sequence: sequence.urgency)
+        if self.in_flight is None:
+            for sequence in running:
+                self._read(list(sequence.table.blocks), sequence.tokens, sequence.num_computed)
+            self._check_cache()
+
+    def _check_cache(self) -> None:
+        """Every block that a later sequence could find holds what it is found by."""
+        history = {0: ()}
+        entries = sorted(self.blocks._published.items(), key=lambda entry: entry[1][1])
+        for (parent, tokens), (block, prefix) in entries:
+            if parent in history:
+                history[prefix] = (*history[parent], *tokens)
+                start = len(history[parent])
+                for offset in range(self.size):
+                    assert self._cells[block, offset] == history[prefix][: start + offset + 1]
+
+    def _check_chunks(self, before: list[Sequence], computed: dict[int, int]) -> None:
+        plan, outside = self.plan, {id(sequence) for sequence in (*self.plan.preempted, *self.plan.expired)}
+        assert plan.num_tokens <= self.scheduler.token_budget
+        assert len({id(chunk.sequence) for chunk in plan.chunks}) == len(plan.chunks)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            assert sequence.status is Status.RUNNING
+            assert id(sequence) not in outside
+            assert chunk.count >= 1
+            assert chunk.start == sequence.num_computed
+            assert chunk.start + chunk.count <= min(len(sequence.tokens), len(sequence.table) * self.size)
+            assert chunk.samples == (chunk.start + chunk.count == len(sequence.tokens))
+            assert chunk.fresh or sequence in before
+            if sequence in before:
+                assert sequence.num_computed == computed[id(sequence)]
+        assert plan.chunks or not self.scheduler.has_work
+
+    def _check_victims(self, before: list[Sequence]) -> None:
+        kept = [sequence.urgency for sequence in self.scheduler.running if sequence in before]
+        assert all(victim.urgency > urgency for victim in self.plan.preempted for urgency in kept)
+        assert all(victim.status is Status.WAITING for victim in self.plan.preempted)
+
+    def _check_order_within_kinds(self) -> None:
+        planned = {id(chunk.sequence) for chunk in self.plan.chunks}
+        for decodes in (True, False):
+            kind = [s for s in self.scheduler.running if (s.remaining == 1) is decodes]
+            served = [id(sequence) in planned for sequence in kind]
+            assert served == sorted(served, reverse=True)
+        cut = [chunk for chunk in self.plan.chunks if not chunk.samples]
+        assert len(cut) <= 1
+        assert not cut or self.plan.num_tokens == self.scheduler.token_budget
+
+    def _check_admission(self, before: list[Sequence]) -> None:
+        """By urgency; and nobody of a lower class goes on while one of a higher class could have its place."""
+        running = self.scheduler.running
+        waiting = sorted((s for s in self.alive if s.status is Status.WAITING), key=lambda s: s.urgency)
+        if not waiting or not running:
+            return
+        admitted = [sequence for sequence in running if sequence not in before]
+        assert all(sequence.urgency < waiting[0].urgency for sequence in admitted)
+        rank = waiting[0].urgency[:2]
+        lower = [sequence for sequence in running if sequence.urgency[:2] > rank]
+        if lower and not admitted:
+            blocks, tables = copy.deepcopy((self.blocks, [sequence.table for sequence in lower]))
+            for table in tables:
+                blocks.close(table)
+            others = len(running) - len(lower)
+            slots = min(self.scheduler.max_num_seqs, self.scheduler.token_budget)
+            assert others >= slots or blocks.blocks_for(len(waiting[0].tokens)) + others > blocks.num_free
+
+    def _check_nothing_idles(self) -> None:
+        """Budget is left over only when no running sequence and no waiting one could use it."""
+        scheduler = self.scheduler
+        if self.plan.num_tokens == scheduler.token_budget:
+            return
+        assert len(self.plan.chunks) == len(scheduler.running)
+        waiting = min((s for s in self.alive if s.status is Status.WAITING), key=lambda s: s.urgency, default=None)
+        if waiting is not None and waiting not in self.plan.preempted:
+            assert len(scheduler.running) >= min(
+                scheduler.max_num_seqs, scheduler.token_budget
+            ) or not self.blocks.can_open(waiting.tokens, spare=len(scheduler.running))
+
+    def _slot(self, blocks: list[int], position: int) -> tuple[int, int]:
+        return blocks[position // self.size], position % self.size
+
+    def _read(self, blocks: list[int], tokens: list[int], end: int) -> None:
+        for position in range(end):
+            assert self._cells.get(self._slot(blocks, position)) == tuple(tokens[: position + 1])
+
+
+_PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(3, 12),
+        block_size=st.integers(1, 4),
+        prefix_caching=st.booleans(),
+        max_batch_tokens=st.one_of(st.integers(1, 8), st.integers(1, 64)),
+        max_num_seqs=st.integers(1, 5),
+        promote_after=st.sampled_from([None, 3.0, 20.0]),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool,
+        max_batch_tokens: int,
+        max_num_seqs: int,
+        promote_after: float | None,
+    ) -> None:
+        self.bench = Bench(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            prefix_caching=prefix_caching,
+            max_batch_tokens=max_batch_tokens,
+            max_num_seqs=max_num_seqs,
+            promote_after=promote_after,
+        )
+
+    @rule(
+        prompt=_PROMPTS,
+        known=st.integers(0, 12),
+        output=st.integers(1, 6),
+        priority=st.integers(0, 2),
+        patience=st.one_of(st.just(math.inf), st.integers(0, 30).map(float)),
+        pick=st.integers(0, 99),
+    )
+    def add(self, prompt: list[int], known: int, output: int, priority: int, patience: float, pick: int) -> None:
+        bench = self.bench
+        if bench.all and pick % 2:
+            prompt = bench.all[pick % len(bench.all)].tokens[:known] + prompt
+        if bench.blocks.blocks_for(len(prompt) + output) > bench.blocks.num_blocks:
+            assert bench.scheduler.refusal(len(prompt), output)
+            with pytest.raises(ContextLengthExceeded):
+                bench.add(prompt, output)
+            prompt, output = prompt[:1], 1
+        bench.add(prompt, output, priority=priority, deadline=bench.now + patience)
+
+    @precondition(lambda self: self.bench.in_flight is None)
+    @rule(steps=st.integers(1, 4))
+    def compute(self, steps: int) -> None:
+        for _ in range(steps):
+            self.bench.step()
+
+    @precondition(lambda self: self.bench.in_flight is None)
+    @rule()
+    def schedule(self) -> None:
+        self.bench.schedule()
+
+    @precondition(lambda self: self.bench.in_flight is not None)
+    @rule()
+    def commit(self) -> None:
+        self.bench.commit()
+
+    @precondition(lambda self: self.bench.in_flight is not None)
+    @rule()
+    def fail(self) -> None:
+        self.bench.rollback()
+
+    @precondition(lambda self: self.bench.in_flight is not None)
+    @rule()
+    def run_out_of_memory(self) -> None:
+        self.bench.rollback()
+        tokens, budget = self.bench.plan.num_tokens, self.bench.scheduler.token_budget
+        assert self.bench.scheduler.shrink(self.bench.plan) is (tokens > 1)
+        assert self.bench.scheduler.token_budget == (max(1, tokens // 2) if tokens > 1 else budget)
+
+    @precondition(lambda self: self.bench.in_flight is not None and not self.bench.isolated)
+    @rule()
+    def fail_and_isolate(self) -> None:
+        self.bench.rollback()
+        self.bench.isolated = [chunk.sequence for chunk in self.bench.plan.chunks]
+        self.bench.scheduler.isolate(list(self.bench.isolated))
+
+    @precondition(lambda self: self.bench.all)
+    @rule(pick=st.integers(0, 99))
+    def end(self, pick: int) -> None:
+        self.bench.scheduler.finish(self.bench.all[pick % len(self.bench.all)])
+
+    @precondition(lambda self: self.bench.scheduler.running)
+    @rule(pick=st.integers(0, 99))
+    def find_garbage(self, pick: int) -> None:
+        running = self.bench.scheduler.running
+        self.bench.forget(running[pick % len(running)])
+
+    @rule(seconds=st.integers(1, 10))
+    def wait(self, seconds: int) -> None:
+        self.bench.now += seconds
+
+    @invariant()
+    def always(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            if self.bench.in_flight is not None:
+                self.bench.commit()
+            self.bench.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
+
+
+_JOBS = st.lists(st.tuples(_PROMPTS, st.integers(1, 8), st.integers(0, 2)), min_size=1, max_size=12)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    jobs=_JOBS,
+    block_size=st.integers(1, 4),
+    spare_blocks=st.integers(0, 6),
+    budget=st.integers(1, 64),
+    max_num_seqs=st.integers(1, 12),
+    prefix_caching=st.booleans(),
+)
+def test_every_sequence_comes_to_its_full_length(
+    jobs: list[tuple[list[int], int, int]],
+    block_size: int,
+    spare_blocks: int,
+    budget: int,
+    max_num_seqs: int,
+    prefix_caching: bool,
+) -> None:
+    longest = max(len(prompt) + output for prompt, output, _ in jobs)
+    bench = Bench(
+        num_blocks=-(-longest // block_size) + spare_blocks,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+        max_batch_tokens=budget,
+        max_num_seqs=max_num_seqs,
+    )
+    sequences = [bench.add(prompt, output, priority=priority) for prompt, output, priority in jobs]
+    bench.drain()
+    assert all(len(sequence.tokens) == sequence.max_total for sequence in sequences)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(
+    ahead=st.integers(0, 6),
+    urgent=st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    budget=st.integers(2, 16),
+    max_num_seqs=st.integers(1, 4),
+    promote_after=st.sampled_from([5.0, 15.0]),
+)
+def test_a_stream_of_more_urgent_ones_starves_nobody(
+    ahead: int, urgent: list[int], budget: int, max_num_seqs: int, promote_after: float
+) -> None:
+    """More arrive in every step than can be served: promotion, and service in order of arrival, get it through."""
+    bench = Bench(num_blocks=8, max_batch_tokens=budget, max_num_seqs=max_num_seqs, promote_after=promote_after)
+    for _ in range(ahead):
+        bench.add([1, 0, 1], priority=0)
+    patient = bench.add([0, 0, 0, 1, 1], priority=9)
+    for _ in range(int(promote_after) + 10 * (ahead + 1)):
+        for priority in urgent:
+            bench.add([1, 1, 0], priority=priority)
+        bench.step()
+    assert patient.status is Status.FINISHED
+    assert len(patient.tokens) == patient.max_total
+
+
+def test_preemption_happens_in_the_drains_above() -> None:
+    """Guards the tests themselves: with so few blocks sequences do push one another out."""
+    bench = Bench(num_blocks=5, block_size=2, max_num_seqs=4)
+    sequences = [bench.add([token, 1, 0], 6, priority=token) for token in (0, 1, 2)]
+    bench.drain()
+    assert bench.preemptions > 0
+    assert sequences[0].preemptions == 0
+    assert bench.preemptions == sum(sequence.preemptions for sequence in sequences)
+
+
+@pytest.mark.parametrize("limits", [{"max_batch_tokens": 0}, {"max_num_seqs": 0}])
+def test_limits_must_be_positive(limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Scheduler(BlockManager(1, 1), **{"max_batch_tokens": 1, "max_num_seqs": 1, **limits})
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    bench = Bench(num_blocks=4, block_size=4)
+    assert bench.scheduler.refusal(10, 6) is None
+    with pytest.raises(ContextLengthExceeded, match=r"10 prompt tokens and max_tokens=7 need 17 .* holds 16"):
+        bench.add([0] * 10, 7)
+    assert not bench.scheduler.has_work
+
+
+def test_a_refused_sequence_can_be_ended_without_harm() -> None:
+    bench = Bench(num_blocks=1)
+    sequence = Sequence([0] * 9, 9, 12)
+    with pytest.raises(ContextLengthExceeded):
+        bench.scheduler.add(sequence)
+    bench.scheduler.finish(sequence)
+    assert (bench.scheduler.num_waiting, bench.scheduler.has_work) == (0, False)
+
+
+def test_a_sequence_without_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        Bench().add([])
+
+
+def test_an_empty_scheduler_plans_nothing() -> None:
+    plan = Bench().step()
+    assert (plan.chunks, plan.preempted, plan.expired, plan.num_tokens) == ([], [], [], 0)
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
+    bench = Bench(max_batch_tokens=8)
+    bench.add([0, 1, 0], 20)
+    bench.step()
+    bench.add([1] * 20)
+    shapes = [[(chunk.start, chunk.count, chunk.samples) for chunk in bench.step().chunks] for _ in range(3)]
+    assert shapes == [
+        [(3, 1, True), (0, 7, False)],
+        [(4, 1, True), (7, 7, False)],
+        [(5, 1, True), (14, 6, True)],
+    ]
+
+
+def test_decodes_beyond_the_budget_go_to_the_most_urgent() -> None:
+    bench = Bench(max_batch_tokens=4, max_num_seqs=4)
+    low, high, middle = (bench.add([token], 9, priority=priority) for token, priority in ((0, 3), (1, 1), (2, 2)))
+    bench.step()
+    failed = bench.schedule()
+    bench.rollback()
+    assert bench.scheduler.shrink(failed)
+    assert bench.scheduler.token_budget == 1
+    assert [chunk.sequence for chunk in bench.step().chunks] == [high]
+    bench.drain()
+    assert {len(sequence.tokens) for sequence in (low, middle, high)} == {10}
+
+
+def test_within_one_priority_the_earlier_deadline_goes_first() -> None:
+    bench = Bench(max_num_seqs=1)
+    first = bench.add([0], 1)
+    late, early = bench.add([1], 1, deadline=90.0), bench.add([2], 1, deadline=50.0)
+    order = [bench.step().chunks[0].sequence for _ in range(3)]
+    assert order == [early, late, first]
+
+
+def test_an_urgent_sequence_takes_the_slot_of_the_least_urgent() -> None:
+    bench = Bench(max_num_seqs=2)
+    lowest, low = bench.add([0, 0], 9, priority=9), bench.add([1, 1], 9, priority=8)
+    bench.step()
+    urgent = bench.add([0, 1], 2, priority=0)
+    plan = bench.step()
+    assert plan.preempted == [lowest]
+    assert [chunk.sequence for chunk in plan.chunks] == [low, urgent]
+    bench.drain()
+
+
+def test_an_urgent_sequence_gets_tokens_though_decodes_would_take_them_all() -> None:
+    bench = Bench(max_batch_tokens=3, max_num_seqs=8)
+    for _ in range(3):
+        bench.add([0], 20, priority=9)
+    bench.step()
+    urgent = bench.add([1, 1, 1], 1, priority=0)
+    for _ in range(3):
+        bench.step()
+    assert urgent.status is Status.FINISHED
+
+
+def test_several_urgent_sequences_are_admitted_in_one_step() -> None:
+    bench = Bench(max_num_seqs=4)
+    for token in range(4):
+        bench.add([token], 20, priority=9)
+    bench.step()
+    urgent = [bench.add([token, token], 20, priority=1) for token in range(3)]
+    plan = bench.step()
+    assert len(plan.preempted) == 3
+    assert [chunk.sequence for chunk in plan.chunks][1:] == urgent
+
+
+def test_nobody_is_preempted_for_one_that_would_not_fit_all_the_same() -> None:
+    bench = Bench(num_blocks=8, block_size=1, max_num_seqs=4)
+    bench.add([0] * 4, 4, priority=0)
+    low = bench.add([1], 7, priority=9)
+    bench.step()
+    bench.add([1] * 4, 2, priority=1)
+    assert bench.step().preempted == []
+    assert low.status is Status.RUNNING
+
+
+def test_an_equal_priority_preempts_nobody() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add([0], 9)
+    bench.step()
+    bench.add([1], 9, deadline=100.0)
+    assert bench.step().preempted == []
+
+
+def test_sequences_of_one_step_share_the_prefix_that_it_computes() -> None:
+    bench = Bench(block_size=4)
+    shared = [0, 1, 1, 0, 1, 0, 0, 1]
+    bench.add([*shared, 0])
+    second = bench.add([*shared, 1])
+    plan = bench.step()
+    assert [(chunk.start, chunk.count) for chunk in plan.chunks] == [(0, 9), (8, 1)]
+    assert second.num_cached == 8
+    bench.drain()
+
+
+def test_after_a_failed_step_nothing_of_it_is_found_in_the_cache() -> None:
+    bench = Bench(block_size=4)
+    shared = [0, 1, 1, 0, 1, 0, 0, 1]
+    bench.add([*shared, 0])
+    bench.add([*shared, 1])
+    bench.schedule()
+    bench.rollback()
+    assert bench.scheduler.running == []
+    assert bench.blocks.open([*shared, 5])[1] == 0
+    bench.drain()
+
+
+def test_a_sequence_cancelled_in_a_step_that_fails_leaves_nothing_in_the_cache() -> None:
+    bench = Bench(block_size=4)
+    prompt = [0, 1, 1, 0, 1, 0, 0, 1, 1]
+    cancelled = bench.add(prompt)
+    bench.schedule()
+    bench.scheduler.finish(cancelled)
+    bench.rollback()
+    second = bench.add(prompt)
+    bench.drain()
+    assert second.num_cached == 0
+
+
+def test_what_is_forgotten_is_computed_again() -> None:
+    bench = Bench(block_size=4)
+    prompt = [0, 1, 1, 0, 1, 0, 0, 1, 1]
+    broken = bench.add(prompt)
+    bench.step()
+    bench.forget(broken)
+    second = bench.add(prompt)
+    bench.drain()
+    assert second.num_cached == 0
+
+
+def test_a_preempted_sequence_counts_its_cached_tokens_once() -> None:
+    bench = Bench(num_blocks=16, block_size=2, max_num_seqs=1)
+    low = bench.add([0, 1, 0, 1, 1], 6, priority=9)
+    bench.step()
+    bench.add([1, 1], 2, priority=0)
+    bench.drain()
+    assert (low.preemptions, low.num_cached) == (1, 0)
+
+
+def test_a_budget_grows_back_after_it_was_shrunk() -> None:
+    bench = Bench(max_batch_tokens=16, num_blocks=200)
+    bench.add([0] * 16, 400)
+    plan = bench.schedule()
+    bench.rollback()
+    assert bench.scheduler.shrink(plan)
+    assert bench.scheduler.token_budget == 8
+    bench.step()
+    for _ in range(63):
+        assert bench.scheduler.token_budget == 8
+        bench.step()
+    assert bench.scheduler.token_budget == 16
+    for _ in range(100):
+        bench.step()
+    assert bench.scheduler.token_budget == 16
+
+
+def test_a_step_of_one_token_cannot_shrink() -> None:
+    bench = Bench()
+    bench.add([0])
+    plan = bench.schedule()
+    bench.rollback()
+    assert not bench.scheduler.shrink(plan)
+
+
+def test_isolated_sequences_run_alone_one_after_another_and_then_together_again() -> None:
+    bench = Bench()
+    sequences = [bench.add([token, 0, 1], 9) for token in range(3)]
+    bench.schedule()
+    bench.rollback()
+    bench.isolated = list(sequences)
+    bench.scheduler.isolate(sequences)
+    seen = [[chunk.sequence for chunk in bench.step().chunks] for _ in range(4)]
+    assert seen == [*([sequence] for sequence in sequences), sequences]
+
+
+def test_an_isolated_sequence_finds_room_when_others_hold_it_all() -> None:
+    bench = Bench(num_blocks=4, block_size=2, max_num_seqs=2)
+    bench.add([0] * 3, 4, priority=0)
+    bench.step()
+    waiting = bench.add([1] * 5, 2, priority=9)
+    bench.isolated = [waiting]
+    bench.scheduler.isolate([waiting])
+    assert [chunk.sequence for chunk in bench.step().chunks] == [waiting]
+    bench.drain()
+
+
+def test_a_deadline_ends_running_and_waiting_sequences_and_frees_their_blocks() -> None:
+    bench = Bench(max_num_seqs=1)
+    running = bench.add([0, 1], 50, deadline=3.0)
+    waiting = bench.add([1, 1], 50, deadline=3.0)
+    for _ in range(3):
+        assert bench.step().expired == []
+    plan = bench.step()
+    assert plan.expired == [running, waiting]
+    assert plan.chunks == []
+    assert not bench.scheduler.has_work
+    assert bench.blocks.num_used == 0
+
+
+def test_an_ended_sequence_can_be_ended_again() -> None:
+    bench = Bench()
+    running = bench.add([0])
+    bench.step()
+    waiting = bench.add([1])
+    for _ in range(2):
+        bench.scheduler.finish(running)
+        bench.scheduler.finish(waiting)
+    bench.check()
+    assert not bench.scheduler.has_work
+
+
+def test_promoted_sequences_are_served_in_order_of_arrival_whatever_their_priority() -> None:
+    bench = Bench(max_num_seqs=1, promote_after=5.0)
+    low, high = bench.add([0], 1, priority=9), bench.add([1], 1, priority=0)
+    bench.now = 5.0
+    newest = bench.add([2], 1, priority=-3)
+    bench.step()
+    order = [low, high, newest]
+    assert low.status is Status.FINISHED
+    bench.step()
+    assert high.status is Status.FINISHED
+    bench.drain()
+    assert [sequence.promoted for sequence in order] == [True, True, False]
+
+
+def test_ended_sequences_are_let_go_of() -> None:
+    """Cancelled ones deep in the queue, and deadlines far off, do not fill the memory."""
+    for promote_after in (None, 1e9):
+        bench = Bench(max_num_seqs=1, promote_after=promote_after)
+        scheduler = bench.scheduler
+        scheduler.add(Sequence([0], 1, 200))
+        for number in range(1000):
+            sequence = Sequence([0], 1, 2, deadline=1e9 + number)
+            scheduler.add(sequence)
+            scheduler.finish(sequence)
+        kept = len(scheduler._waiting) + len(scheduler._deadlines) + len(scheduler._arrivals)
+        assert kept <= 3 * 70
