@@ -168,7 +168,7 @@ class Bench:
 
     def _check_cache(self) -> None:
         """Every block that a later sequence could find holds what it is found by."""
-        history = {0: ()}
+        history: dict[int, tuple[int, ...]] = {0: ()}
         entries = sorted(self.blocks._published.items(), key=lambda entry: entry[1][1])
         for (parent, tokens), (block, prefix) in entries:
             if parent in history:

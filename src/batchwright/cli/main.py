@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from batchwright import __version__
 from batchwright.cli import models, run
 from batchwright.errors import (
     BatchwrightError,
@@ -34,9 +35,7 @@ app.add_typer(models.app, name="models")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"batchwright {version('batchwright')}")
+        typer.echo(f"batchwright {__version__}")
         raise typer.Exit
 
 
@@ -66,4 +65,4 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)

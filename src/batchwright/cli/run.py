@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import signal
 import sys
@@ -17,6 +16,7 @@ import typer
 
 from batchwright.cli.progress import progress_view
 from batchwright.errors import InvalidRequest
+from batchwright.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,17 +40,6 @@ _PARAGRAPHS = (
 HELP = "\n\n".join(_PARAGRAPHS)
 
 _INPUT, _SAMPLING, _ENGINE = "Input and output", "Sampling (for lines that do not say)", "Engine"
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-
-
-def parse_size(text: str) -> int:
-    """Bytes in `2GiB`, `500MB`, `1.5g`, `1048576`. Raises `typer.BadParameter`."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a size; write for example 2GiB or 500MB")
-    number, unit, binary = match.groups()
-    base = 1000 if unit and not binary and text.strip().upper().endswith("B") else 1024
-    return int(float(number) * base ** ("KMGT".index(unit.upper()) + 1 if unit else 0))
 
 
 def run_command(
@@ -66,7 +55,7 @@ def run_command(
     ],
     model: Annotated[
         str, typer.Option(help="A built-in name, a local folder, a GGUF file or a hub id.", rich_help_panel=_ENGINE)
-    ] = "smollm2-135m",
+    ] = DEFAULT_MODEL,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate for a prompt.", rich_help_panel=_SAMPLING)
     ] = 256,
@@ -148,7 +137,7 @@ def run_command(
     if max_model_len is not None:
         options["max_model_len"] = max_model_len
     if kv_memory is not None:
-        options["kv_memory"] = parse_size(kv_memory)
+        options["kv_memory"] = kv_memory
     if no_prefix_caching:
         options["prefix_caching"] = False
     try:

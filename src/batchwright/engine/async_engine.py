@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,7 +105,7 @@ class AsyncEngine:
     ) -> None:
         await self.close()
 
-    async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncIterator[StreamEvent]:
+    async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
         reader = _Reader()
         self._command(lambda: self._add(request, reader, stream=stream))
         ended = False

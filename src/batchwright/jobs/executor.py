@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
+from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.request import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -54,14 +55,27 @@ class EngineOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_num_seqs: int
     max_model_len: int
-    kv_memory: int
+    kv_memory: int | str
     prefix_caching: bool
     attention: str
     body: str
 
 
 def load_engine(model: str, options: EngineOptions) -> Executor:
-    """The engine with `model` loaded. This is where torch is imported."""
-    from batchwright.engine.engine import Engine
+    """The engine with `model` loaded. This is where torch is imported.
 
-    return Engine(model, **options)
+    Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and what loading the
+    model raises.
+    """
+    try:
+        from batchwright.engine.engine import Engine
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]'"
+        ) from error
+    try:
+        return Engine(model, **options)
+    except BatchwrightError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error)) from error

@@ -17,7 +17,8 @@ from batchwright.jobs.results import LineFailure
 class _WrittenLine(msgspec.Struct):
     id: str
     custom_id: str
-    response: msgspec.Raw | None
+    response: msgspec.Raw
+    """Passed over: what is in it does not matter here."""
     error: LineFailure | None
 
 

@@ -15,12 +15,12 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import STREAM, JobSpec
+from batchwright.models import DEFAULT_MODEL
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
     from batchwright.engine.stats import EngineStats
 
-DEFAULT_MODEL = "smollm2-135m"
 _CHANGE_RESULTS = ("dtype", "max_model_len")
 """Of the engine's options. The others decide only how fast, and where, so a job may be resumed with others."""
 

@@ -6,6 +6,7 @@ import csv
 import gzip
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
@@ -238,22 +239,25 @@ class ParquetSource:
             raise InputError(f"{self._path} cannot be read as Parquet: {error}") from error
 
 
-def _reading(path: Path) -> IO[bytes]:
+@contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
     try:
         if path.suffix.lower() == ".gz":
-            return cast("IO[bytes]", gzip.open(path, "rb"))
-        return path.open("rb")
+            with gzip.open(path, "rb") as file:
+                yield cast("IO[bytes]", file)
+        else:
+            with path.open("rb") as plain:
+                yield plain
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
-    try:
-        with _reading(path) as file:
-            yield from _split(file, limit)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
+    with _reading(path) as file:
+        yield from _split(file, limit)
 
 
 def _split(file: IO[bytes], limit: int) -> Iterator[tuple[int, bytes | None]]:

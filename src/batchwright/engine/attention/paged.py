@@ -41,5 +41,7 @@ class TokenMajorAttention(AttentionBackend):
     def _gather(self, cache: Tensor, tables: Tensor) -> Tensor:
         """The cache of `tables` [n, blocks], as [n, kv_heads, blocks · block_size, head_dim]."""
         _, kv_heads, head_dim = cache.shape
-        blocks = cache.view(-1, self._block_size, kv_heads, head_dim)[tables.long()]
-        return blocks.flatten(1, 2).transpose(1, 2)
+        sequences, blocks = tables.shape
+        # Whole blocks are copied as rows of memory, which is many times faster than indexing by tensor.
+        rows = cache.view(-1, self._block_size * kv_heads * head_dim).index_select(0, tables.flatten())
+        return rows.view(sequences, blocks * self._block_size, kv_heads, head_dim).transpose(1, 2)

@@ -60,13 +60,13 @@ class SdpaAttention(TokenMajorAttention):
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in plan.decodes:
             # The heads that share a key head become query rows of it: their mask is the same.
-            q = query[group.rows].unflatten(1, (kv_heads, shape.heads // kv_heads))
+            q = query.index_select(0, group.rows).unflatten(1, (kv_heads, shape.heads // kv_heads))
             key = torch.arange(group.tables.shape[1] * self._block_size, device=query.device)[None, :]
             mask = key < group.contexts
             if shape.window is not None:
                 mask &= key >= group.contexts - shape.window
             k, v = self._gather(cache.keys, group.tables), self._gather(cache.values, group.tables)
-            out[group.rows] = _attend(q, k, v, mask[:, None, None, :], shape).flatten(1, 2)
+            out.index_copy_(0, group.rows, _attend(q, k, v, mask[:, None, None, :], shape).flatten(1, 2))
         for item in plan.prefills:
             rows = slice(item.row, item.row + item.count)
             k = self._gather(cache.keys, item.table)[:, :, : item.context]

@@ -1,0 +1,48 @@
+# Everything on a fresh machine with Python 3.11+, pip and make. PYTHON chooses the interpreter: make PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
+TORCH ?= torch==2.13.0
+
+.PHONY: help install demo test lint types check clean
+
+help:
+	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
+	@echo "make install  everything for development into $(VENV)"
+	@echo "make test     the whole test suite"
+	@echo "make check    lint, types and tests"
+
+# Two stamps: a demo needs less than development does.
+$(VENV)/.runtime: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.development
+
+demo: $(VENV)/.runtime
+	@$(BIN)/batchwright models pull smollm2-135m > /dev/null
+	@rm -rf demo && mkdir demo
+	$(BIN)/batchwright run examples/prompts.jsonl --output demo/results.jsonl --report demo/report.json
+	@$(BIN)/python examples/show.py demo/results.jsonl
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,195 @@
+"""`batchwright run` from outside: exit status, what is said where, and that usage errors cost nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from batchwright.cli.main import app, main
+from batchwright.engine.stats import EngineStats
+from batchwright.jobs import run as run_module
+from batchwright.jobs.executor import EngineOptions, Executor
+from batchwright.models import DEFAULT_MODEL
+from batchwright.request import Choice, InferenceRequest, InferenceResponse, Usage
+
+COMMAND = Path(sys.executable).with_name("batchwright")
+
+
+def batchwright(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """The installed command, as a user runs it."""
+    return subprocess.run([COMMAND, *arguments], input=stdin, capture_output=True, check=False)
+
+
+class Echo:
+    """Answers each request with its own prompt in one step; `on_step` is called before."""
+
+    model_name = DEFAULT_MODEL
+
+    def __init__(self, on_step: Callable[[], None] = lambda: None) -> None:
+        self.stats = EngineStats()
+        self.on_step = on_step
+        self._waiting: list[InferenceRequest] = []
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def wants(self) -> int:
+        return 1 - len(self._waiting)
+
+    def submit(self, request: InferenceRequest) -> None:
+        self._waiting.append(request)
+
+    def step(self) -> list[InferenceResponse]:
+        self.on_step()
+        self.stats.steps += 1
+        request = self._waiting.pop()
+        choice = Choice(0, str(request.prompt), (1,), "stop")
+        usage = Usage(1, 1)
+        return [
+            InferenceResponse(request.request_id, choice.text, 1, 1.0, 0.0, "stop", usage, choices=(choice,)),
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(5)))
+    return path
+
+
+def use(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> list[EngineOptions]:
+    """The command gets `executor` in place of an engine. Returns the options that it asked for."""
+    asked: list[EngineOptions] = []
+
+    def load(model: str, options: EngineOptions) -> Executor:
+        asked.append(options)
+        return executor
+
+    monkeypatch.setattr(run_module, "load_engine", load)
+    return asked
+
+
+def test_success(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = use(monkeypatch, Echo())
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--report", str(tmp_path / "r.json")]
+    options = ["--kv-memory", "1GiB", "--max-num-seqs", "7", "--no-prefix-caching", "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*arguments, *options])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    assert "Done: 5 of 5 lines, 0 failed" in result.stderr
+    assert "loading the model: 0 of 5 lines done" in result.stderr
+    assert asked == [{"kv_memory": "1GiB", "max_num_seqs": 7, "prefix_caching": False, "dtype": "float32"}]
+    assert json.loads((tmp_path / "r.json").read_text())["succeeded"] == 5
+
+
+def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Echo())
+    with source.open("a") as file:
+        file.write("bad\n")
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--temperature", "0"]
+    assert CliRunner().invoke(app, arguments).exit_code == 3
+    # A process of its own, in which there is no other executor: a complete job needs none.
+    again = batchwright(*arguments)
+    assert again.returncode == 3
+    assert b"nothing left to do" in again.stderr
+    refused = batchwright(*arguments, "--temperature", "0.5")
+    assert refused.returncode == 2
+    assert refused.stderr.count(b"error: ") == 1
+    assert b"temperature (then 0.0, now 0.5)" in refused.stderr
+    assert b"Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    steps: list[None] = []
+
+    def stop_at_third() -> None:
+        steps.append(None)
+        if len(steps) == 3:
+            os.kill(os.getpid(), number)
+
+    use(monkeypatch, Echo(stop_at_third))
+    before = signal.getsignal(signal.SIGTERM)
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl")]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/batchwright", *arguments])
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == status
+    assert "Interrupted: 2 of 5 lines are finished and kept" in result.stderr
+    assert f"To go on: batchwright run {source} -o {tmp_path / 'out.jsonl'}" in result.stderr.replace("\n", "")
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert len((tmp_path / "out.jsonl").read_bytes().splitlines()) == 2
+    use(monkeypatch, Echo())
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_ctrl_c_before_the_first_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str, options: EngineOptions) -> Executor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "load_engine", load)
+    assert CliRunner().invoke(app, ["run", str(source), "-o", str(tmp_path / "out.jsonl")]).exit_code == 130
+
+
+def test_usage_errors_are_one_line_and_status_2(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "in.csv"
+    table.write_text("city,year\nOslo,1950\n")
+    utf16 = tmp_path / "wide.txt"
+    utf16.write_bytes("text".encode("utf-16"))
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    out = tmp_path / "out.jsonl"
+    cases: list[tuple[list[str | Path], str]] = [
+        ([tmp_path / "none.jsonl", "-o", out], "does not exist"),
+        ([tmp_path, "-o", out], "is a folder"),
+        ([source, "-o", tmp_path], "is a folder"),
+        ([source, "-o", tmp_path / "no" / "out"], "folder does not exist"),
+        ([source, "-o", source], "is the input itself"),
+        ([source, "-o", "/dev/null"], "not a regular file"),
+        ([source, "-o", precious], "does not belong"),
+        ([precious, "-o", out], "--input-format"),
+        ([source, "-o", out, "--input-format", "xml"], "must be one of"),
+        ([source, "-o", out, "--prompt-template", "{a}"], "for tables"),
+        ([table, "-o", out], "--prompt-template"),
+        ([table, "-o", out, "--prompt-template", "{town}"], "no column 'town'"),
+        ([table, "-o", out, "--prompt-template", "{city"], "'{city'"),
+        ([utf16, "-o", out], "UTF-16"),
+        ([source, "-o", out, "--system", "x"], "--chat"),
+        ([source, "-o", out, "--report", tmp_path], "report"),
+        ([source, "-o", out, "--temperature", "99"], "temperature"),
+        ([source], "--output"),
+    ]
+    before = sorted(tmp_path.iterdir())
+    for arguments, says in cases:
+        monkeypatch.setattr("sys.argv", ["batchwright", "run", "-q", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        assert ended.value.code == 2, arguments
+        assert says in shown.err.replace("\n", " "), (arguments, shown.err)
+        assert shown.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_help_and_version_need_no_torch() -> None:
+    code = "import sys, batchwright.cli.main; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert batchwright("--help").returncode == 0
+    assert b"--prompt-template" in batchwright("run", "--help").stdout
+    assert batchwright("--version").stdout.startswith(b"batchwright 0")

@@ -1,0 +1,234 @@
+"""`run` from input to output: the forms of result lines, error lines, order, templates, the report."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from batchwright.errors import InputError
+from batchwright.jobs.run import RunProgress, run
+from batchwright.request import SamplingParams
+
+from .fakes import FakeExecutor, by_id, read, text_of
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def jsonl(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_chat_line(tmp_path: Path) -> None:
+    body = {"messages": MESSAGES, "n": 2, "logprobs": True, "top_logprobs": 1}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    run(jsonl(tmp_path / "in.jsonl", line), tmp_path / "out.jsonl", executor=FakeExecutor())
+    (result,) = read(tmp_path / "out.jsonl")
+    assert list(result) == ["id", "custom_id", "response", "error"]
+    assert result["custom_id"] == "a"
+    assert result["error"] is None
+    assert result["id"].startswith("batch_req_")
+    assert result["id"].endswith("_1")
+    assert result["response"]["status_code"] == 200
+    assert result["response"]["request_id"]
+    completion = result["response"]["body"]
+    assert completion["object"] == "chat.completion"
+    assert completion["model"] == "fake-model"
+    assert isinstance(completion["created"], int)
+    assert completion["usage"] == {
+        "prompt_tokens": len(str(MESSAGES)),
+        "completion_tokens": 6,
+        "total_tokens": len(str(MESSAGES)) + 6,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert [choice["index"] for choice in completion["choices"]] == [0, 1]
+    choice = completion["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"].startswith("answer ")
+    assert choice["finish_reason"] == "stop"
+    an = {"token": "an", "logprob": -0.5, "bytes": [97, 110]}
+    assert choice["logprobs"]["content"][0] == {**an, "top_logprobs": [an]}
+
+
+def test_completion_line_with_several_prompts(tmp_path: Path) -> None:
+    run(
+        jsonl(tmp_path / "in.jsonl", {"prompt": ["a", "b", "c"], "n": 2, "logprobs": 2}),
+        tmp_path / "out.jsonl",
+        executor=FakeExecutor(slots=1),
+    )
+    (result,) = read(tmp_path / "out.jsonl")
+    completion = result["response"]["body"]
+    assert completion["object"] == "text_completion"
+    assert [choice["index"] for choice in completion["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert len({choice["text"] for choice in completion["choices"]}) == 6
+    assert completion["usage"]["completion_tokens"] == 18
+    assert completion["choices"][0]["logprobs"] == {
+        "tokens": ["an", "swer"],
+        "token_logprobs": [-0.5, -1.0],
+        "top_logprobs": [{"an": -0.5, "�": -9999.0}] * 2,
+        "text_offset": [0, 2],
+    }
+
+
+def test_bad_lines_become_error_lines_and_the_rest_goes_on(tmp_path: Path) -> None:
+    lines = [
+        {"id": "a", "prompt": "fine"},
+        "{not json",
+        "",
+        {"id": "a", "prompt": "again"},
+        {"id": "b", "prompt": "x" * 6000},
+        {"id": "c", "prompt": "poison"},
+        {"id": "d", "prompt": "x", "temperature": -1},
+        {"id": "e", "prompt": ["fine", "poison", "x" * 6000, "never begun"]},
+        {"prompt": "z" * 9000},
+        {"prompt": "last"},
+    ]
+    executor = FakeExecutor()
+    report = run(jsonl(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl", executor=executor, max_line_bytes=8000)
+    results = by_id(tmp_path / "out.jsonl")
+    found = {
+        name: (line["error"]["code"], line["error"]["line"], line["error"]["param"])
+        for name, line in results.items()
+        if line["response"] is None
+    }
+    assert found == {
+        "line-2": ("invalid_json", 2, None),
+        "line-4": ("duplicate_id", 4, "custom_id"),
+        "b": ("context_length_exceeded", 5, "prompt"),
+        "c": ("non_finite_logits", 6, None),
+        "d": ("invalid_request", 7, "temperature"),
+        "e": ("context_length_exceeded", 8, "prompt"),
+        "line-9": ("line_too_long", 9, None),
+    }
+    assert {name for name, line in results.items() if line["error"] is None} == {"a", "line-10"}
+    assert "'a' is already used on line 1" in results["line-4"]["error"]["message"]
+    assert (report.total, report.succeeded, report.failed, report.resumed) == (9, 2, 7, 0)
+    assert "never begun" not in [request.prompt for request in executor.submitted]
+    assert executor.unfinished == 0
+
+
+def test_defaults_are_overridden_by_lines(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    source = jsonl(tmp_path / "in.jsonl", {"prompt": "a"}, {"prompt": "b", "temperature": 1, "priority": 1})
+    run(source, tmp_path / "out.jsonl", executor=executor, defaults=SamplingParams(max_tokens=9, temperature=0))
+    assert [(r.max_tokens, r.temperature, r.priority) for r in executor.submitted] == [(9, 0, 5), (9, 1, 1)]
+
+
+def test_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"one\n\n{two}\r\n\xff\nthree")
+    executor = FakeExecutor()
+    report = run(tmp_path / "in.txt", tmp_path / "out.jsonl", executor=executor)
+    assert [request.prompt for request in executor.submitted] == ["one", "{two}", "three"]
+    results = by_id(tmp_path / "out.jsonl")
+    assert results.keys() == {"line-1", "line-3", "line-4", "line-5"}
+    assert results["line-4"]["error"]["code"] == "invalid_encoding"
+    assert report.failed == 1
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.csv.gz", "in.parquet"])
+def test_tables(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    rows = {"id": ["a", "b"], "city": ["Oslo", "Rome, Italy"], "year": ["1950", "1960"], "other": ["", ""]}
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({**rows, "year": [1950, 1960]}), source)
+    else:
+        mark = "\t" if name.endswith(".tsv") else ","
+        lines = [
+            mark.join(rows),
+            *(mark.join(f'"{value}"' for value in row) for row in zip(*rows.values(), strict=True)),
+        ]
+        content = "\n".join(lines).encode()
+        source.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    executor = FakeExecutor()
+    run(source, tmp_path / "out.jsonl", executor=executor, chat=True, prompt_template="{city} in {year}?")
+    assert [request.prompt for request in executor.submitted] == [
+        [{"role": "user", "content": "Oslo in 1950?"}],
+        [{"role": "user", "content": "Rome, Italy in 1960?"}],
+    ]
+    assert by_id(tmp_path / "out.jsonl").keys() == {"a", "b"}
+
+
+def test_a_table_with_a_prompt_column_needs_no_template(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("prompt,n\nhello,1\n")
+    executor = FakeExecutor()
+    run(tmp_path / "in.csv", tmp_path / "out.jsonl", executor=executor)
+    assert [request.prompt for request in executor.submitted] == ["hello"]
+
+
+def test_ordered(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} if i % 7 else "bad" for i in range(60)))
+    run(source, tmp_path / "any.jsonl", executor=FakeExecutor())
+    assert [line["id"][-2:] for line in read(tmp_path / "any.jsonl")] != sorted(
+        line["id"][-2:] for line in read(tmp_path / "any.jsonl")
+    )
+    report = run(source, tmp_path / "out.jsonl", executor=FakeExecutor(), ordered=True)
+    assert [line["custom_id"] for line in read(tmp_path / "out.jsonl")] == [f"line-{i}" for i in range(1, 61)]
+    assert (report.succeeded, report.failed) == (51, 9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "any.jsonl", "any.jsonl.batchwright.json", "in.jsonl", "out.jsonl", "out.jsonl.batchwright.json",
+    ]  # fmt: skip
+
+
+def test_requests_are_kept_in_flight_and_lines_are_not_hoarded(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(100)))
+    executor = FakeExecutor(slots=8)
+    run(source, tmp_path / "out.jsonl", executor=executor)
+    assert executor.peak == 8
+
+
+def test_bad_lines_do_not_hold_up_what_is_running(tmp_path: Path) -> None:
+    # "p0" takes more than one step; the bad lines after it must not all be read before its next one.
+    source = jsonl(tmp_path / "in.jsonl", {"prompt": "p0"}, *["bad"] * 5000, {"prompt": "last"})
+    failed_at_step: list[int] = []
+
+    def look(number: int) -> None:
+        failed_at_step.append(len((tmp_path / "out.jsonl").read_bytes().splitlines()))
+
+    run(source, tmp_path / "out.jsonl", executor=FakeExecutor(on_step=look))
+    assert failed_at_step[0] < 1000
+
+
+def test_report_and_progress(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(10)), "bad")
+    seen: list[RunProgress] = []
+    report = run(
+        source, tmp_path / "out.jsonl", executor=FakeExecutor(), report=tmp_path / "r.json", progress=seen.append
+    )
+    assert [*dict.fromkeys(progress.phase for progress in seen)] == ["reading", "loading", "running", "finishing"]
+    assert (seen[-1].total, seen[-1].done, seen[-1].failed, seen[-1].running) == (11, 11, 1, 0)
+    assert seen[-1].generated_tokens == 30
+    assert json.loads((tmp_path / "r.json").read_text()) == report.to_dict()
+    assert report.generated_tokens == 30
+    assert report.peak_memory_bytes > 0
+    assert {"wall_seconds", "ttft_ms", "prefix_hit_rate", "outside_model_seconds"} <= report.to_dict().keys()
+
+
+def test_an_empty_input_gives_an_empty_output(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n\n")
+    report = run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="no such model")
+    assert (report.total, (tmp_path / "out.jsonl").read_bytes()) == (0, b"")
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(10)))
+
+    def change(number: int) -> None:
+        if number == 1:
+            with source.open("a") as file:
+                file.write('{"prompt": "new"}\n')
+
+    with pytest.raises(InputError, match="changed"):
+        run(source, tmp_path / "out.jsonl", executor=FakeExecutor(on_step=change))
+
+
+def test_an_executor_that_is_given_is_not_closed(tmp_path: Path) -> None:
+    executor = FakeExecutor()
+    run(jsonl(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", executor=executor)
+    assert not executor.closed
+    assert text_of(read(tmp_path / "out.jsonl")[0]).startswith("answer ")

@@ -1,0 +1,103 @@
+"""Standard input and output, and pipes."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from batchwright.errors import InputError, ModelNotFound, ResumeRefused
+from batchwright.jobs import run as run_module
+from batchwright.jobs.executor import EngineOptions, Executor
+from batchwright.jobs.run import RunInterrupted, run
+
+from .fakes import FakeExecutor, by_id
+
+CONTENT = b'{"prompt": "a"}\n{"prompt": "b"}\nbad\n{"prompt": "c"}\n'
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def interrupt(number: int) -> None:
+    if number == 8:
+        raise KeyboardInterrupt
+
+
+def test_standard_input_is_resumed_and_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.jsonl"
+    feed(monkeypatch, CONTENT)
+    with pytest.raises(RunInterrupted) as caught:
+        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+    assert caught.value.kept_input == tmp_path / "out.jsonl.input"
+    assert caught.value.kept_input.read_bytes() == CONTENT
+
+    feed(monkeypatch, CONTENT + b"x")
+    with pytest.raises(ResumeRefused, match="content of the input"):
+        run("-", output, executor=FakeExecutor())
+    assert caught.value.kept_input.read_bytes() == CONTENT
+
+    feed(monkeypatch, CONTENT)
+    report = run("-", output, executor=FakeExecutor())
+    assert report.resumed == caught.value.report.done
+    assert by_id(output).keys() == {"line-1", "line-2", "line-3", "line-4"}
+    assert files(tmp_path) == ["out.jsonl", "out.jsonl.batchwright.json"]
+
+
+def test_the_kept_input_can_be_named_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.jsonl"
+    feed(monkeypatch, CONTENT)
+    with pytest.raises(RunInterrupted) as caught:
+        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+    kept = caught.value.kept_input
+    assert kept is not None
+    report = run(kept, output, input_format="jsonl", executor=FakeExecutor())
+    assert report.resumed == caught.value.report.done
+    assert len(by_id(output)) == 4
+
+
+def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(model: str, options: EngineOptions) -> Executor:
+        raise ModelNotFound(model)
+
+    monkeypatch.setattr(run_module, "load_engine", load)
+    feed(monkeypatch, CONTENT)
+    with pytest.raises(ModelNotFound):
+        run("-", tmp_path / "out.jsonl")
+    assert files(tmp_path) == []
+
+
+def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"one\ntwo\n",))
+    writer.start()
+    report = run(pipe, tmp_path / "out.jsonl", input_format="txt", executor=FakeExecutor())
+    writer.join()
+    assert report.succeeded == 2
+
+
+def test_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    feed(monkeypatch, CONTENT)
+    report = run("-", "-", executor=FakeExecutor())
+    assert report.done == 4
+    (tmp_path / "read").write_bytes(capfdbinary.readouterr().out)
+    assert len(by_id(tmp_path / "read")) == 4
+
+
+def test_what_streams_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--ordered"):
+        run("-", "-", ordered=True)
+    with pytest.raises(InputError, match="Parquet"):
+        run("-", tmp_path / "out.jsonl", input_format="parquet")
