@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
 
 

@@ -19,6 +19,8 @@ from batchwright.errors import (
     GenerationError,
     InputError,
     InvalidRequest,
+    MissingExtra,
+    ModelCacheError,
     ModelNotFound,
     NonFiniteLogits,
     OutOfMemory,
@@ -29,6 +31,7 @@ from batchwright.request import (
     Choice,
     InferenceRequest,
     InferenceResponse,
+    Prompt,
     SamplingParams,
     StreamEvent,
     TokenLogprob,
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.stats import EngineStats
     from batchwright.jobs.report import RunReport
-    from batchwright.jobs.run import run
+    from batchwright.jobs.run import RunInterrupted, RunProgress, run
 
 __version__ = "0.1.0"
 
@@ -60,10 +63,15 @@ __all__ = [
     "InferenceResponse",
     "InputError",
     "InvalidRequest",
+    "MissingExtra",
+    "ModelCacheError",
     "ModelNotFound",
     "NonFiniteLogits",
     "OutOfMemory",
+    "Prompt",
     "ResumeRefused",
+    "RunInterrupted",
+    "RunProgress",
     "RunReport",
     "SamplingParams",
     "StreamEvent",
@@ -78,6 +86,8 @@ _LAZY = {
     "AsyncEngine": "batchwright.engine.async_engine",
     "Engine": "batchwright.engine.engine",
     "EngineStats": "batchwright.engine.stats",
+    "RunInterrupted": "batchwright.jobs.run",
+    "RunProgress": "batchwright.jobs.run",
     "RunReport": "batchwright.jobs.report",
     "run": "batchwright.jobs.run",
 }
@@ -91,7 +101,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name in {"torch", "transformers", "safetensors", "tokenizers", "psutil", "jinja2"}:
-            raise ImportError(f"batchwright.{name} needs {error.name}: pip install 'batchwright[engine]'") from error
+            raise MissingExtra(f"batchwright.{name} needs {error.name}: pip install 'batchwright[engine]'") from error
         raise
     globals()[name] = value
     return value

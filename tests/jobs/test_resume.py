@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import multiprocessing
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,16 @@ def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
         with pytest.raises(ResumeRefused, match="another run"):
             run(source, output, executor=FakeExecutor())
     assert run(source, output, executor=FakeExecutor()).done == len(LINES) + 1
+
+
+def test_a_full_disk_is_named() -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    with (
+        Sink(descriptor, "out.jsonl", ManualClock(), durable=False) as sink,
+        pytest.raises(OSError, match=r"No space.*out"),
+    ):
+        sink.write(b"x\n")
+    os.close(descriptor)
 
 
 def test_results_are_synced_about_every_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ class Clashing(int):
 
 
 _SMALL_ALPHABET = st.integers(0, 1)
-_TEXTS = st.lists(_SMALL_ALPHABET, min_size=1, max_size=14)
+_TEXTS = st.lists(_SMALL_ALPHABET, min_size=1, max_size=8)
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Holder:
 
 class BlockMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(1, 10), block_size=st.integers(1, 3), prefix_caching=st.booleans(), clash=st.booleans()
+        num_blocks=st.integers(1, 14), block_size=st.integers(1, 3), prefix_caching=st.booleans(), clash=st.booleans()
     )
     def start(self, num_blocks: int, block_size: int, prefix_caching: bool, clash: bool) -> None:
         self.manager = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
@@ -48,9 +48,9 @@ class BlockMachine(RuleBasedStateMachine):
         """When each free block was let go of."""
         self.time = 0
 
-    @rule(tokens=_TEXTS, known=st.integers(0, 14), pick=st.integers(0, 99))
-    def open_and_grow(self, tokens: list[int], known: int, pick: int) -> None:
-        """Open all of a text, half of the time one that begins like an earlier one."""
+    @rule(tokens=_TEXTS, known=st.integers(0, 14), pick=st.integers(0, 99), computed=st.booleans())
+    def open_and_grow(self, tokens: list[int], known: int, pick: int, computed: bool) -> None:
+        """Open all of a text, half of the time one that begins like an earlier one, and perhaps compute it."""
         tokens = [self.token(token) for token in tokens]
         if self.holders and pick % 2:
             tokens = self.holders[pick % len(self.holders)].tokens[:known] + tokens
@@ -65,6 +65,8 @@ class BlockMachine(RuleBasedStateMachine):
         assert self._grow(table, len(tokens), free_before - hits) is fits
         if fits:
             self.holders.append(Holder(table, tokens, cached))
+            if computed:
+                self._publish(self.holders[-1], len(tokens))
         else:
             self._close(table)
 
@@ -83,7 +85,9 @@ class BlockMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(pick=st.integers(0, 99), count=st.integers(0, 14))
     def publish(self, pick: int, count: int) -> None:
-        holder = self._pick(pick)
+        self._publish(self._pick(pick), count)
+
+    def _publish(self, holder: Holder, count: int) -> None:
         holder.computed = min(len(holder.tokens), holder.computed + count)
         self.manager.publish(holder.table, holder.tokens, holder.computed)
         for index in range(holder.computed // self.size):
@@ -184,7 +188,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 TestBlockMachine = BlockMachine.TestCase
 TestBlockMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
 
 
@@ -269,6 +273,15 @@ def test_blocks_without_a_cached_prefix_are_handed_out_first() -> None:
     table, _ = manager.open([7])
     assert manager.grow(table, 4)
     assert manager.open([1, 2, 3])[1] == 2
+
+
+def test_only_blocks_that_all_holders_close_count_as_free() -> None:
+    manager = BlockManager(4, 1)
+    first = _computed(manager, [1, 2, 3])
+    second = _computed(manager, [1, 2, 4])
+    assert not manager.can_open([9, 9, 9], without=[second])
+    assert not manager.can_open([9, 9], without=[first])
+    assert manager.can_open([9, 9, 9, 9], without=[first, second])
 
 
 def test_growing_hands_out_nothing_unless_it_hands_out_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -16,7 +17,15 @@ from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Chunk, Scheduler, Sequence, Status, StepPlan
 
-_GARBAGE = (-1,)
+_GARBAGE = -1
+
+
+def _histories(tokens: Items[int], start: int = 0) -> Iterator[int]:
+    """For each token, a number that stands for all tokens up to it; `start` stands for those before."""
+    history = start
+    for token in tokens:
+        history = hash((history, token))
+        yield history
 
 
 @dataclass(slots=True)
@@ -33,7 +42,7 @@ class Write:
 
 
 class Bench:
-    """A scheduler, and the contents of every slot of its blocks: the tokens up to the one that was computed there.
+    """A scheduler, and the contents of every slot of its blocks: the history of tokens that was computed there.
 
     Every plan is checked, and after every step each computed position is read back.
     """
@@ -59,7 +68,7 @@ class Bench:
         self.isolated: list[Sequence] = []
         self.in_flight: list[Write] | None = None
         self.plan = StepPlan()
-        self._cells: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._cells: dict[tuple[int, int], int] = {}
 
     def add(self, prompt: Items[int], output: int = 3, *, priority: int = 5, deadline: float = math.inf) -> Sequence:
         sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now)
@@ -99,8 +108,9 @@ class Bench:
         """Write all chunks, then read all that each chunk attends to, then let the scheduler know."""
         assert self.in_flight is not None
         for write in self.in_flight:
-            for position in range(write.chunk.start, write.end):
-                self._cells[self._slot(write.blocks, position)] = tuple(write.tokens[: position + 1])
+            for position, history in enumerate(_histories(write.tokens[: write.end])):
+                if position >= write.chunk.start:
+                    self._cells[self._slot(write.blocks, position)] = history
         for write in self.in_flight:
             self._read(write.blocks, write.tokens, write.end)
         self.in_flight = None
@@ -168,14 +178,13 @@ class Bench:
 
     def _check_cache(self) -> None:
         """Every block that a later sequence could find holds what it is found by."""
-        history: dict[int, tuple[int, ...]] = {0: ()}
+        ends = {0: 0}
         entries = sorted(self.blocks._published.items(), key=lambda entry: entry[1][1])
         for (parent, tokens), (block, prefix) in entries:
-            if parent in history:
-                history[prefix] = (*history[parent], *tokens)
-                start = len(history[parent])
-                for offset in range(self.size):
-                    assert self._cells[block, offset] == history[prefix][: start + offset + 1]
+            if parent in ends:
+                histories = list(_histories(tokens, ends[parent]))
+                ends[prefix] = histories[-1]
+                assert [self._cells[block, offset] for offset in range(self.size)] == histories
 
     def _check_chunks(self, before: list[Sequence], computed: dict[int, int]) -> None:
         plan, outside = self.plan, {id(sequence) for sequence in (*self.plan.preempted, *self.plan.expired)}
@@ -243,21 +252,31 @@ class Bench:
         return blocks[position // self.size], position % self.size
 
     def _read(self, blocks: list[int], tokens: list[int], end: int) -> None:
-        for position in range(end):
-            assert self._cells.get(self._slot(blocks, position)) == tuple(tokens[: position + 1])
+        for position, history in enumerate(_histories(tokens[:end])):
+            assert self._cells.get(self._slot(blocks, position)) == history
 
 
-_PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+_PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
+
+Job = tuple[list[int], int, int, float]
+"""Prompt, most tokens to generate, priority, seconds until its deadline."""
+
+_JOB = st.tuples(
+    _PROMPTS,
+    st.integers(1, 8),
+    st.integers(0, 2),
+    st.one_of(st.just(math.inf), st.just(math.inf), st.integers(0, 30).map(float)),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(3, 12),
-        block_size=st.integers(1, 4),
+        num_blocks=st.integers(3, 20),
+        block_size=st.integers(1, 3),
         prefix_caching=st.booleans(),
-        max_batch_tokens=st.one_of(st.integers(1, 8), st.integers(1, 64)),
-        max_num_seqs=st.integers(1, 5),
-        promote_after=st.sampled_from([None, 3.0, 20.0]),
+        max_batch_tokens=st.one_of(st.integers(1, 8), st.integers(4, 64)),
+        max_num_seqs=st.integers(1, 8),
+        promote_after=st.sampled_from([None, 3.0, 20.0, 20.0]),
     )
     def start(
         self,
@@ -277,73 +296,59 @@ class SchedulerMachine(RuleBasedStateMachine):
             promote_after=promote_after,
         )
 
-    @rule(
-        prompt=_PROMPTS,
-        known=st.integers(0, 12),
-        output=st.integers(1, 6),
-        priority=st.integers(0, 2),
-        patience=st.one_of(st.just(math.inf), st.integers(0, 30).map(float)),
-        pick=st.integers(0, 99),
-    )
-    def add(self, prompt: list[int], known: int, output: int, priority: int, patience: float, pick: int) -> None:
+    @rule(jobs=st.lists(_JOB, min_size=1, max_size=5), known=st.integers(0, 12), pick=st.integers(0, 99))
+    def add(self, jobs: list[Job], known: int, pick: int) -> None:
+        """Add some, half of the time ones that begin like an earlier one."""
         bench = self.bench
-        if bench.all and pick % 2:
-            prompt = bench.all[pick % len(bench.all)].tokens[:known] + prompt
-        if bench.blocks.blocks_for(len(prompt) + output) > bench.blocks.num_blocks:
-            assert bench.scheduler.refusal(len(prompt), output)
-            with pytest.raises(ContextLengthExceeded):
-                bench.add(prompt, output)
-            prompt, output = prompt[:1], 1
-        bench.add(prompt, output, priority=priority, deadline=bench.now + patience)
+        common = bench.all[pick % len(bench.all)].tokens[:known] if bench.all and pick % 2 else []
+        for prompt, output, priority, patience in jobs:
+            prompt = common + prompt
+            if bench.blocks.blocks_for(len(prompt) + output) > bench.blocks.num_blocks:
+                assert bench.scheduler.refusal(len(prompt), output)
+                with pytest.raises(ContextLengthExceeded):
+                    bench.add(prompt, output)
+                prompt, output = prompt[:2], 1
+            bench.add(prompt, output, priority=priority, deadline=bench.now + patience)
 
-    @precondition(lambda self: self.bench.in_flight is None)
+    @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.has_work)
     @rule(steps=st.integers(1, 4))
     def compute(self, steps: int) -> None:
         for _ in range(steps):
             self.bench.step()
 
-    @precondition(lambda self: self.bench.in_flight is None)
+    @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.has_work)
     @rule()
     def schedule(self) -> None:
         self.bench.schedule()
 
     @precondition(lambda self: self.bench.in_flight is not None)
-    @rule()
-    def commit(self) -> None:
-        self.bench.commit()
-
-    @precondition(lambda self: self.bench.in_flight is not None)
-    @rule()
-    def fail(self) -> None:
-        self.bench.rollback()
-
-    @precondition(lambda self: self.bench.in_flight is not None)
-    @rule()
-    def run_out_of_memory(self) -> None:
-        self.bench.rollback()
-        tokens, budget = self.bench.plan.num_tokens, self.bench.scheduler.token_budget
-        assert self.bench.scheduler.shrink(self.bench.plan) is (tokens > 1)
-        assert self.bench.scheduler.token_budget == (max(1, tokens // 2) if tokens > 1 else budget)
-
-    @precondition(lambda self: self.bench.in_flight is not None and not self.bench.isolated)
-    @rule()
-    def fail_and_isolate(self) -> None:
-        self.bench.rollback()
-        self.bench.isolated = [chunk.sequence for chunk in self.bench.plan.chunks]
-        self.bench.scheduler.isolate(list(self.bench.isolated))
+    @rule(how=st.sampled_from(["computed", "failed", "out of memory", "failed, find the culprit"]))
+    def end_step(self, how: str) -> None:
+        bench, plan = self.bench, self.bench.plan
+        if how == "computed":
+            bench.commit()
+            return
+        bench.rollback()
+        if how == "out of memory":
+            tokens, budget = plan.num_tokens, bench.scheduler.token_budget
+            assert bench.scheduler.shrink(plan) is (tokens > 1)
+            assert bench.scheduler.token_budget == (tokens // 2 if tokens > 1 else budget)
+        elif how == "failed, find the culprit" and not bench.isolated:
+            bench.isolated = [chunk.sequence for chunk in plan.chunks]
+            bench.scheduler.isolate(list(bench.isolated))
 
     @precondition(lambda self: self.bench.all)
     @rule(pick=st.integers(0, 99))
     def end(self, pick: int) -> None:
         self.bench.scheduler.finish(self.bench.all[pick % len(self.bench.all)])
 
-    @precondition(lambda self: self.bench.scheduler.running)
+    @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.running)
     @rule(pick=st.integers(0, 99))
     def find_garbage(self, pick: int) -> None:
         running = self.bench.scheduler.running
         self.bench.forget(running[pick % len(running)])
 
-    @rule(seconds=st.integers(1, 10))
+    @rule(seconds=st.integers(1, 4))
     def wait(self, seconds: int) -> None:
         self.bench.now += seconds
 
@@ -361,16 +366,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, database=None
+    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True, database=None
 )
-
-
-_JOBS = st.lists(st.tuples(_PROMPTS, st.integers(1, 8), st.integers(0, 2)), min_size=1, max_size=12)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(
-    jobs=_JOBS,
+    jobs=st.lists(_JOB, min_size=1, max_size=12),
     block_size=st.integers(1, 4),
     spare_blocks=st.integers(0, 6),
     budget=st.integers(1, 64),
@@ -378,14 +380,14 @@ _JOBS = st.lists(st.tuples(_PROMPTS, st.integers(1, 8), st.integers(0, 2)), min_
     prefix_caching=st.booleans(),
 )
 def test_every_sequence_comes_to_its_full_length(
-    jobs: list[tuple[list[int], int, int]],
+    jobs: list[Job],
     block_size: int,
     spare_blocks: int,
     budget: int,
     max_num_seqs: int,
     prefix_caching: bool,
 ) -> None:
-    longest = max(len(prompt) + output for prompt, output, _ in jobs)
+    longest = max(len(prompt) + output for prompt, output, *_ in jobs)
     bench = Bench(
         num_blocks=-(-longest // block_size) + spare_blocks,
         block_size=block_size,
@@ -393,7 +395,7 @@ def test_every_sequence_comes_to_its_full_length(
         max_batch_tokens=budget,
         max_num_seqs=max_num_seqs,
     )
-    sequences = [bench.add(prompt, output, priority=priority) for prompt, output, priority in jobs]
+    sequences = [bench.add(prompt, output, priority=priority) for prompt, output, priority, _ in jobs]
     bench.drain()
     assert all(len(sequence.tokens) == sequence.max_total for sequence in sequences)
 
@@ -422,8 +424,8 @@ def test_a_stream_of_more_urgent_ones_starves_nobody(
     assert len(patient.tokens) == patient.max_total
 
 
-def test_preemption_happens_in_the_drains_above() -> None:
-    """Guards the tests themselves: with so few blocks sequences do push one another out."""
+def test_the_less_urgent_are_preempted_and_the_most_urgent_never() -> None:
+    """With so few blocks sequences do push one another out."""
     bench = Bench(num_blocks=5, block_size=2, max_num_seqs=4)
     sequences = [bench.add([token, 1, 0], 6, priority=token) for token in (0, 1, 2)]
     bench.drain()
@@ -542,6 +544,54 @@ def test_nobody_is_preempted_for_one_that_would_not_fit_all_the_same() -> None:
     assert low.status is Status.RUNNING
 
 
+def test_nobody_is_preempted_when_the_others_alone_fill_a_shrunken_budget() -> None:
+    bench = Bench(max_batch_tokens=8, max_num_seqs=8)
+    for priority in (0, 0, 0, 9):
+        bench.add([0], 20, priority=priority)
+    bench.step()
+    failed = bench.schedule()
+    bench.rollback()
+    assert bench.scheduler.shrink(failed)
+    bench.add([1], 1, priority=1)
+    assert bench.step().preempted == []
+    bench.drain()
+
+
+def test_no_more_are_preempted_than_this_steps_prompts_need() -> None:
+    bench = Bench(max_batch_tokens=16, max_num_seqs=4)
+    for token in range(4):
+        bench.add([token], 20, priority=9)
+    bench.step()
+    for token in range(4):
+        bench.add([token] * 30, 2, priority=1)
+    assert len(bench.step().preempted) == 1
+
+
+def test_one_that_is_preempted_stays_out_of_the_step() -> None:
+    """Though it could come back at once, on the blocks of another that generated the same."""
+    bench = Bench(num_blocks=8, block_size=1, max_num_seqs=2)
+    first = bench.add([0], 7)
+    bench.add([1], 1)
+    second = bench.add([0], 7)
+    while not bench.preemptions:
+        plan = bench.step()
+    assert plan.preempted == [second]
+    assert [chunk.sequence for chunk in plan.chunks] == [first]
+    bench.drain()
+
+
+def test_running_sequences_are_put_in_a_new_order_when_one_is_promoted() -> None:
+    bench = Bench(promote_after=3.0)
+    low = bench.add([0], 20, priority=9)
+    bench.step()
+    high = bench.add([1], 20, priority=0)
+    bench.step()
+    assert bench.scheduler.running == [high, low]
+    bench.step()
+    bench.step()
+    assert bench.scheduler.running == [low, high]
+
+
 def test_an_equal_priority_preempts_nobody() -> None:
     bench = Bench(max_num_seqs=1)
     bench.add([0], 9)
@@ -649,6 +699,20 @@ def test_an_isolated_sequence_finds_room_when_others_hold_it_all() -> None:
     bench.isolated = [waiting]
     bench.scheduler.isolate([waiting])
     assert [chunk.sequence for chunk in bench.step().chunks] == [waiting]
+    bench.drain()
+
+
+def test_an_isolated_sequence_takes_the_block_that_it_lacks_from_another() -> None:
+    bench = Bench(num_blocks=4, block_size=1, max_num_seqs=2)
+    other, lacking = bench.add([0], 3, priority=0), bench.add([1], 3, priority=9)
+    bench.step()
+    bench.step()
+    assert bench.blocks.num_free == 0
+    bench.isolated = [lacking]
+    bench.scheduler.isolate([lacking])
+    plan = bench.step()
+    assert [chunk.sequence for chunk in plan.chunks] == [lacking]
+    assert plan.preempted == [other]
     bench.drain()
 
 

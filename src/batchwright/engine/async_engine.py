@@ -55,6 +55,8 @@ class AsyncEngine:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
+        self._ended = False
+        """The thread has obeyed its last command, or is about to."""
         self._failure: BaseException | None = None
         self._readers: dict[str, _Reader] = {}
         """Touched by the engine's thread only."""
@@ -128,6 +130,10 @@ class AsyncEngine:
             raise EngineClosed("the engine is closed") from self._failure
         self._commands.append(command)
         self._wake.set()
+        # The thread sets `_ended` before it empties the queue for the last time: a command that it may have missed
+        # finds it set.
+        if self._ended and not quietly:
+            raise EngineClosed("the engine is closed") from self._failure
 
     def _add(self, request: InferenceRequest, reader: _Reader, *, stream: bool) -> None:
         try:
@@ -172,9 +178,15 @@ class AsyncEngine:
 
     def _shut_down(self) -> None:
         """Answer everybody: those who are being computed, and those whose command came too late."""
-        self._obey()
-        self._dispatch(self._engine.core.close())
-        self._engine.close()
+        self._ended = True
+        try:
+            self._obey()
+            self._dispatch(self._engine.core.close())
+        finally:
+            for reader in self._readers.values():
+                reader.put(EngineClosed("the engine stopped before the request was finished"))
+            self._readers.clear()
+            self._engine.close()
 
 
 def as_request(prompt: Prompt | InferenceRequest, params: SamplingParams | None) -> InferenceRequest:

@@ -6,7 +6,9 @@ Single-threaded and without locks: whoever owns the core calls `add`, `cancel` a
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -28,8 +30,10 @@ from batchwright.errors import (
     NonFiniteLogits,
     OutOfMemory,
 )
-from batchwright.request import InferenceRequest, StreamEvent
+from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, StreamEvent
 from batchwright.scheduling import Chunk, Scheduler, Sequence, StepPlan
+
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -44,6 +48,7 @@ class EngineCore:
         self.clock = clock
         self.max_model_len = max_model_len
         self.stats = EngineStats(
+            implementation=body.description,
             max_num_seqs=scheduler.max_num_seqs,
             kv_blocks=scheduler.blocks.num_blocks,
             block_size=scheduler.blocks.block_size,
@@ -51,6 +56,8 @@ class EngineCore:
         self._requests: dict[str, RequestState] = {}
         self._generations: dict[int, Generation] = {}
         """By the ordinal of their sequence."""
+        self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
+        """To be called once the step is over, when a callback may itself submit or cancel."""
 
     @property
     def unfinished(self) -> int:
@@ -96,26 +103,36 @@ class EngineCore:
         state = self._requests.get(request_id)
         if state is None:
             return None
-        return self._fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
+        event = self._fail(state, Cancelled(f"request {request_id} was cancelled"), reason="cancelled")
+        self._call_back()
+        return event
 
     def close(self) -> list[StreamEvent]:
         """End all requests with `EngineClosed`."""
-        return [
+        events = [
             self._fail(state, EngineClosed("the engine was closed before the request was finished"))
             for state in list(self._requests.values())
         ]
+        self._call_back()
+        return events
 
-    @torch.inference_mode()
     def step(self) -> list[StreamEvent]:
         """Compute one step; gives the events of those who stream, and the last event of each request that ended."""
+        events = self._step()
+        self._call_back()
+        return events
+
+    @torch.inference_mode()
+    def _step(self) -> list[StreamEvent]:
         began = self.clock.now()
         events: list[StreamEvent] = []
         plan = self.scheduler.schedule(began)
         for sequence in plan.expired:
-            state = self._generations[sequence.ordinal].owner
-            if state.request.request_id in self._requests:
-                late = DeadlineExceeded(f"deadline={state.request.deadline} s passed before the request was finished")
-                events.append(self._fail(state, late))
+            expired = self._generations.get(sequence.ordinal)
+            if expired is not None:  # else another completion of the same request has just taken it along
+                seconds = expired.owner.request.deadline
+                late = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
+                events.append(self._fail(expired.owner, late))
         self.stats.preemptions += len(plan.preempted)
         if not plan.chunks:
             return events
@@ -124,6 +141,9 @@ class EngineCore:
             outcomes, model_seconds = self._compute(plan, sampled)
         except Exception as error:
             return events + self._recover(plan, error)
+        except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
+            self.scheduler.rollback(plan)
+            raise
         for chunk in plan.chunks:
             owner = self._generations[chunk.sequence.ordinal].owner
             if owner.first_step_at is None:
@@ -131,7 +151,9 @@ class EngineCore:
         self.scheduler.commit(plan)
         now = self.clock.now()
         for chunk, outcome in zip(sampled, outcomes, strict=True):
-            events.extend(self._deliver(self._generations[chunk.sequence.ordinal], outcome, now))
+            generation = self._generations.get(chunk.sequence.ordinal)
+            if generation is not None:  # else another completion of the same request has just failed
+                events.extend(self._deliver(generation, outcome, now))
         self._count(plan, model_seconds, self.clock.now() - began)
         return events
 
@@ -185,50 +207,66 @@ class EngineCore:
 
     def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> list[StreamEvent]:
         state = generation.owner
-        if state.error is not None:  # another completion of the same request has just failed
-            return []
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
-            self.body.clear(generation.sequence.table.blocks)
             return [self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))]
         if state.first_token_at is None:
             state.first_token_at = now
             self.stats.ttft_ms.add((now - state.submitted_at) * 1e3)
         self.stats.generated_tokens += 1
-        text = generation.accept(outcome)
+        try:
+            text = generation.accept(outcome)
+            response = state.response(now) if state.done else None
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+            failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            return [self._fail(state, failure)]
         if generation.finish_reason is not None:
             self.scheduler.finish(generation.sequence)
-        if state.done:
-            return [self._finish(state, now, generation, text, outcome.token)]
-        if not state.streams:
+        if response is not None:
+            self._finish(state, response, now)
+        elif not state.streams:
             return []
         tokens = (outcome.token,)
-        return [StreamEvent(state.request.request_id, generation.index, text, tokens, generation.finish_reason)]
+        request_id, reason = state.request.request_id, generation.finish_reason
+        return [StreamEvent(request_id, generation.index, text, tokens, reason, response)]
 
-    def _finish(self, state: RequestState, now: float, last: Generation, text: str, token: int) -> StreamEvent:
+    def _finish(self, state: RequestState, response: InferenceResponse, now: float) -> None:
         self._forget(state)
-        response = state.response(now)
         self.stats.latency_ms.add(response.latency_ms)
         for generation in state.generations:
             if generation.sampling.generated > 1 and state.first_token_at is not None:
                 between = (now - state.first_token_at) * 1e3 / (generation.sampling.generated - 1)
                 self.stats.tpot_ms.add(between)
-        if state.request.callback is not None:
-            state.request.callback(response)
-        return StreamEvent(state.request.request_id, last.index, text, (token,), last.finish_reason, response)
+        self._answer(state.request, response)
 
-    def _fail(self, state: RequestState, error: BatchwrightError, reason: str = "error") -> StreamEvent:
+    def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
         state.error = error
         for generation in state.generations:
             if generation.finish_reason is None:
-                generation.finish_reason = "cancelled" if reason == "cancelled" else "error"
-                self.scheduler.finish(generation.sequence)
+                generation.finish_reason = reason
+            self.scheduler.finish(generation.sequence)
         self._forget(state)
-        response = state.response(self.clock.now())
-        if state.request.callback is not None:
-            state.request.callback(response)
+        now = self.clock.now()
+        try:
+            response = state.response(now)
+        except Exception:  # the tokenizer cannot decode what there was
+            response = state.response(now, text=False)
+        self._answer(state.request, response)
         first = state.generations[0]
         return StreamEvent(state.request.request_id, first.index, "", (), first.finish_reason, response)
+
+    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        if request.callback is not None:
+            self._callbacks.append((request.callback, response))
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            callback, response = self._callbacks.pop(0)
+            try:
+                callback(response)
+            except Exception:  # the caller's code: what it raises must not cost other requests their answers
+                _log.exception("the callback of request %s raised", response.request_id)
 
     def _forget(self, state: RequestState) -> None:
         del self._requests[state.request.request_id]

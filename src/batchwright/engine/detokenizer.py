@@ -23,26 +23,36 @@ class IncrementalDetokenizer:
         self._context = 0
         """Decoding starts here, so that the first undecided token is decoded in its context."""
         self._decided = 0
-        """Text of the tokens before this has been given out."""
+        """Text of the tokens before this has been given out,"""
+        self._open = False
+        """but for a last character that they only begin."""
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text made certain by these tokens, which follow those given before."""
         self._tokens.extend(tokens)
         known = self._decode(self._tokens[self._context : self._decided])
-        end = len(self._tokens)
+        given = len(known) - self._open
         text = self._decode(self._tokens[self._context :])
+        end, is_open = len(self._tokens), False
         if text.endswith(_INCOMPLETE):
             if end - self._decided <= 2 * _LONGEST_CHARACTER:
                 return ""
-            end, text = self._settle(text)
-        self._context, self._decided = self._decided, end
-        return text[len(known) :]
+            end, text, is_open = self._settle(text)
+        self._context, self._decided, self._open = self._decided, end, is_open
+        return text[given:]
 
-    def _settle(self, text: str) -> tuple[int, str]:
-        """Where text can be cut although its last bytes are no character: before a possible beginning of one."""
+    def _settle(self, text: str) -> tuple[int, str, bool]:
+        """Where to cut, the text up to there, and whether its last token begins a character that is not in it.
+
+        The cut is before the tokens that are no character yet; or, when every token ends within a character, within
+        the last one.
+        """
         for held in range(1, _LONGEST_CHARACTER):
             end = len(self._tokens) - held
             shorter = self._decode(self._tokens[self._context : end])
             if not shorter.endswith(_INCOMPLETE):
-                return end, shorter
-        return len(self._tokens), text
+                return end, shorter, False
+        whole = text[: -len(_INCOMPLETE)]
+        if whole.endswith(_INCOMPLETE):  # bytes that are no character, not the beginning of one
+            return len(self._tokens), text, False
+        return len(self._tokens), whole, True

@@ -58,7 +58,7 @@ class Engine:
         loaded = load_body(folder, body=body, dtype=dtype, device=device)
         length = _checked("max_model_len", max_model_len, loaded.max_model_len)
         if length > loaded.max_model_len:
-            raise ValueError(f"max_model_len={length}: the model was made for {loaded.max_model_len} tokens at most")
+            raise ValueError(f"max_model_len={length}: this model takes {loaded.max_model_len} tokens at most")
         num_seqs = _checked("max_num_seqs", max_num_seqs, _NUM_SEQS)
         batch_tokens = _checked("max_batch_tokens", max_batch_tokens, _BATCH_TOKENS.get(loaded.device.type, 512))
         most_blocks = num_seqs * -(-length // BLOCK_SIZE)
@@ -73,6 +73,8 @@ class Engine:
             loaded, Tokenizer(folder, loaded.vocab_size), scheduler, clock or MonotonicClock(), max_model_len=length
         )
         self._stats = self._core.stats
+        self._unclaimed: list[InferenceResponse] = []
+        """Of requests from `submit` that ended while `generate` or `stream` were stepping."""
 
     @property
     def core(self) -> EngineCore:
@@ -102,7 +104,8 @@ class Engine:
 
     def step(self) -> list[InferenceResponse]:
         """Compute one step; the responses of the requests that ended in it, failed ones with `error` set."""
-        return [event.response for event in self.core.step() if event.response is not None]
+        responses, self._unclaimed = self._unclaimed, []
+        return responses + [event.response for event in self.core.step() if event.response is not None]
 
     def cancel(self, request_id: str) -> InferenceResponse | None:
         """End a request at once; its response so far, or None when there is no such request."""
@@ -121,15 +124,11 @@ class Engine:
         response's `error` set; the others are not affected. Raises ValueError when the numbers do not match.
         """
         requests = as_requests(prompts, sampling_params)
-        responses: dict[str, InferenceResponse] = {}
-        for request in requests:
-            try:
-                self.submit(request)
-            except InvalidRequest as error:
-                responses[request.request_id] = refused(request, error)
-        while len(responses) < len(requests):
-            for response in self.step():
-                responses[response.request_id] = response
+        responses = {
+            event.request_id: event.response
+            for event in self._events(requests, stream=False)
+            if event.response is not None
+        }
         return [responses[request.request_id] for request in requests]
 
     def stream(
@@ -141,24 +140,32 @@ class Engine:
 
         Arguments as in `generate`. Leaving the iterator early cancels what is not finished.
         """
-        requests = as_requests(prompts, sampling_params)
-        waiting = {request.request_id for request in requests}
+        return self._events(as_requests(prompts, sampling_params), stream=True)
+
+    def _events(self, requests: list[InferenceRequest], *, stream: bool) -> Iterator[StreamEvent]:
+        """Submit `requests` and step until all have ended; those that have not when the iterator is left are cancelled.
+
+        Events of other requests, from `submit`, are kept for `step`.
+        """
+        core, waiting = self.core, set[str]()
         try:
             for request in requests:
                 try:
-                    self.core.add(request, stream=True)
+                    core.add(request, stream=stream)
+                    waiting.add(request.request_id)
                 except InvalidRequest as error:
-                    waiting.discard(request.request_id)
-                    response = refused(request, error)
-                    yield StreamEvent(request.request_id, 0, "", (), "error", response)
+                    yield StreamEvent(request.request_id, 0, "", (), "error", refused(request, error))
             while waiting:
                 for event in self.core.step():
-                    if event.response is not None:
-                        waiting.discard(event.request_id)
-                    yield event
+                    if event.request_id in waiting:
+                        if event.response is not None:
+                            waiting.discard(event.request_id)
+                        yield event
+                    elif event.response is not None:
+                        self._unclaimed.append(event.response)
         finally:
             for request_id in waiting:
-                self.cancel(request_id)
+                core.cancel(request_id)
 
     def close(self) -> None:
         """Free the model and its caches. What is not finished ends with `EngineClosed`. May be called again."""

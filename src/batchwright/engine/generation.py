@@ -58,11 +58,11 @@ class Generation:
             text += self._flush()
         return text
 
-    def choice(self) -> Choice:
-        """The completion as far as it has come."""
+    def choice(self, *, text: bool = True) -> Choice:
+        """The completion as far as it has come; without `text`, only its tokens."""
         return Choice(
             index=self.index,
-            text=self._complete_text(),
+            text=self._complete_text() if text else "",
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "error",
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
@@ -89,8 +89,9 @@ class Generation:
         if tokens and self.finish_reason == "stop":
             tokens = tokens[:-1]
         text = self._tokenizer.decode(tokens)
-        if text.endswith("\ufffd"):  # perhaps half a character, which only the incremental way tells from a real one
-            return IncrementalDetokenizer(self._tokenizer.decode).push(tokens)
+        if text.endswith("\ufffd"):  # perhaps half a character: end as a stream of the same tokens would
+            detokenizer = IncrementalDetokenizer(self._tokenizer.decode)
+            return "".join(detokenizer.push([token]) for token in tokens)
         return text
 
     def _named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
@@ -116,9 +117,9 @@ class RequestState:
     def done(self) -> bool:
         return all(generation.finish_reason is not None for generation in self.generations)
 
-    def response(self, now: float) -> InferenceResponse:
+    def response(self, now: float, *, text: bool = True) -> InferenceResponse:
         """The answer, complete or as far as it came."""
-        choices = tuple(generation.choice() for generation in self.generations)
+        choices = tuple(generation.choice(text=text) for generation in self.generations)
         generated = sum(len(choice.token_ids) for choice in choices)
         started = now if self.first_step_at is None else self.first_step_at
         first = None if self.first_token_at is None else (self.first_token_at - self.submitted_at) * 1e3

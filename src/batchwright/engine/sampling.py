@@ -28,7 +28,9 @@ class SamplingState:
 
     def __init__(self, params: SamplingParams, index: int, prompt: Sequence[int], ends: frozenset[int]) -> None:
         self.params = params
-        self.random = random.Random() if params.seed is None else random.Random(f"{params.seed}/{index}")
+        self._random = random.Random() if params.seed is None else random.Random(f"{params.seed}/{index}")
+        self.uniform = self._random.random()
+        """Decides the next token; a step that fails and is computed again draws it again."""
         self.generated = 0
         self.counts: dict[int, int] = {}
         self._ends = array("q", sorted(ends))
@@ -55,6 +57,7 @@ class SamplingState:
     def record(self, token: int) -> None:
         """`token` was chosen."""
         self.generated += 1
+        self.uniform = self._random.random()
         if self._penalises:
             self.counts[token] = self.counts.get(token, 0) + 1
         if self._repeats and token not in self._seen_set:
@@ -122,8 +125,8 @@ def _sample_special(logits: Tensor, states: list[SamplingState]) -> list[Sampled
     for rows, draw in ((sorted_rows, _draw_sorted), (direct_rows, _draw_direct)):
         if rows:
             params = [states[row].params for row in rows]
-            uniforms = torch.tensor([states[row].random.random() for row in rows], dtype=torch.float64)
-            scaled = adjusted[rows] / _column(params, "temperature", adjusted)
+            uniforms = torch.tensor([states[row].uniform for row in rows], dtype=torch.float64)
+            scaled = _scaled(adjusted[rows], params)
             for row, token in zip(rows, draw(scaled, params, uniforms.to(scaled.device)), strict=True):
                 tokens[row] = token
     return [
@@ -132,19 +135,22 @@ def _sample_special(logits: Tensor, states: list[SamplingState]) -> list[Sampled
     ]
 
 
+def _scaled(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Logits over temperature, the likeliest at 0, so that no temperature makes them infinite."""
+    temperatures = _column(params, "temperature", logits).clamp(min=torch.finfo(logits.dtype).tiny)
+    return (logits - logits.amax(-1, keepdim=True)) / temperatures
+
+
 def _needs_order(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0
 
 
 def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
     """Draw without sorting: sums of groups of weights are searched first, then the group that the draw falls in."""
-    weights = torch.exp(scaled - scaled.amax(-1, keepdim=True))
+    weights = torch.exp(scaled)
     if any(p.min_p > 0 for p in params):
         weights = weights.masked_fill(weights < _column(params, "min_p", weights), 0.0)
-    rows, vocab = weights.shape
-    if vocab % _GROUP:
-        weights = torch.nn.functional.pad(weights, (0, _GROUP - vocab % _GROUP))
-    groups = weights.view(rows, -1, _GROUP)
+    groups = _groups(weights)
     ends = groups.sum(-1).double().cumsum(-1)
     targets = uniforms[:, None] * ends[:, -1:]
     group = _locate(ends, targets)
@@ -155,9 +161,16 @@ def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor)
     return tokens
 
 
+def _groups(weights: Tensor) -> Tensor:
+    """[rows, groups, `_GROUP`], filled up with zeros."""
+    rows, vocab = weights.shape
+    return torch.nn.functional.pad(weights, (0, -vocab % _GROUP)).view(rows, -1, _GROUP)
+
+
 def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
     """Draw among the top-k, top-p and min-p tokens of each row."""
-    total = scaled.logsumexp(-1, keepdim=True)
+    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
+    total = _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
     tokens, wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
     if wide:
         again = [params[row] for row in wide]
@@ -172,21 +185,23 @@ def _draw_among(
 ) -> tuple[list[int], list[int]]:
     """Tokens drawn from the `width` likeliest, and the rows for which that was not enough."""
     values, ids = scaled.topk(width, dim=-1)
-    probabilities = torch.exp(values - total).double()
-    limits = [p.top_k or scaled.shape[-1] for p in params]
+    probabilities = torch.exp(values).double() / total
+    limits = torch.tensor([p.top_k or scaled.shape[-1] for p in params], device=scaled.device)[:, None]
     rank = torch.arange(width, device=scaled.device)[None, :]
-    probabilities = probabilities.masked_fill(rank >= torch.tensor(limits, device=scaled.device)[:, None], 0.0)
+    least = _column(params, "min_p", probabilities) * probabilities[:, :1]
+    probabilities = probabilities.masked_fill((rank >= limits) | (probabilities < least), 0.0)
     cumulative = probabilities.cumsum(-1)
-    cut_short = torch.tensor([limit > width for limit in limits], device=scaled.device)[:, None]
-    mass = torch.where(cut_short, 1.0, cumulative[:, -1:])
-    nucleus = _column(params, "top_p", probabilities) * mass
-    wide = (cut_short & (cumulative[:, -1:] < nucleus))[:, 0] if width < scaled.shape[-1] else None
+    # Among those that top-k and min-p leave, top-p takes its share of what they have together: known to be 1 when
+    # neither is in force, and otherwise only when none of them lies beyond `width`.
+    more = (limits > width) & (probabilities[:, -1:] > 0) & (width < scaled.shape[-1])
+    limited = (limits < scaled.shape[-1]) | (least > 0)
+    nucleus = _column(params, "top_p", probabilities) * torch.where(more, 1.0, cumulative[:, -1:])
+    wide = more & (limited | (cumulative[:, -1:] < nucleus))
     keep = cumulative - probabilities < nucleus
-    keep &= probabilities >= _column(params, "min_p", probabilities) * probabilities[:, :1]
     weights = (probabilities * keep).cumsum(-1)
     drawn = _locate(weights, uniforms[:, None] * weights[:, -1:])
     tokens: list[int] = ids.gather(-1, drawn)[:, 0].tolist()
-    return tokens, [] if wide is None else wide.nonzero()[:, 0].tolist()
+    return tokens, wide[:, 0].nonzero()[:, 0].tolist()
 
 
 def _locate(ends: Tensor, targets: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from batchwright.metrics import Histogram
 class EngineStats:
     """Counted since the engine started. Times are seconds, latencies milliseconds."""
 
+    implementation: str = ""
+    """Which body and attention compute, in which dtype, where."""
     max_num_seqs: int = 0
     kv_blocks: int = 0
     block_size: int = 0

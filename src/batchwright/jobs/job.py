@@ -100,7 +100,7 @@ class Job:
         """Start writing: after the results of earlier runs, or in place of those to overwrite. Raises OSError."""
         self._begun = True
         if self._state is None:
-            return Sink(sys.stdout.fileno(), self._clock, durable=False)
+            return Sink(sys.stdout.fileno(), "standard output", self._clock, durable=False)
         if self._fresh:
             (self._output if self.spec.ordered else self._partial).unlink(missing_ok=True)
         elif self._held != self._working:

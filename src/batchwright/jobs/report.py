@@ -33,6 +33,8 @@ class RunReport:
 
     output: str
     model: str
+    implementation: str = ""
+    """Which body and attention computed, in which dtype, where; empty when nothing was."""
     total: int
     """Lines of the input, blank ones left out."""
     succeeded: int = 0
@@ -93,6 +95,7 @@ class RunReport:
             decode_tokens_per_second=stats.decode_tokens_per_second,
             ttft_ms=stats.ttft_ms.summary(),
             tpot_ms=stats.tpot_ms.summary(),
+            implementation=stats.implementation,
             steps=stats.steps,
             occupancy_mean=stats.occupancy_mean,
             occupancy_peak=stats.occupancy_peak,
@@ -160,6 +163,7 @@ class RunReport:
         kv_share = self.kv_blocks_peak / self.kv_blocks if self.kv_blocks else 0.0
         outside = self.outside_model_seconds / self.loop_seconds if self.loop_seconds else 0.0
         return [
+            ("engine", self.implementation),
             ("tokens", f"{self.prompt_tokens:,} prompt, {self.generated_tokens:,} generated"),
             ("generated", f"{self.generated_tokens_per_second:,.0f} tokens/s over {self.loop_seconds:.1f} s"),
             ("prefill", f"{self.prefill_tokens_per_second:,.0f} tokens/s of model time"),

@@ -18,8 +18,9 @@ class Sink:
     a second, and at the end, a file is also made to survive a loss of power.
     """
 
-    def __init__(self, descriptor: int, clock: Clock, *, durable: bool) -> None:
-        """The descriptor is closed with the sink when it is `durable`, that is a file."""
+    def __init__(self, descriptor: int, name: str, clock: Clock, *, durable: bool) -> None:
+        """The descriptor is closed with the sink when it is `durable`, that is a file. `name` is for errors."""
+        self._name = name
         self._descriptor = descriptor
         self._clock = clock
         self._durable = durable
@@ -30,13 +31,16 @@ class Sink:
         """Go on after the first `size` bytes of `path`, which is made where it does not exist. Raises OSError."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(descriptor, size)
-        return cls(descriptor, clock, durable=True)
+        return cls(descriptor, str(path), clock, durable=True)
 
     def write(self, line: bytes) -> None:
         """Raises OSError, for example when the disk is full; half a line that this leaves is repaired on resume."""
         rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._name) from error
         now = self._clock.now()
         if self._durable and now - self._synced_at >= _SECONDS_BETWEEN_SYNCS:
             os.fsync(self._descriptor)

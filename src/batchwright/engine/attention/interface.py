@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +70,3 @@ class AttentionBackend(ABC):
 
         All of the step's keys and values must have been stored.
         """
-
-    @abstractmethod
-    def clear(self, cache: LayerCache, blocks: Sequence[int]) -> None:
-        """Zero these blocks: what is not finite must not stay in memory that will be reused."""

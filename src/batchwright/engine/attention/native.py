@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -56,11 +54,6 @@ class NativeAttention(AttentionBackend):
             window=shape.window,
             softcap=shape.softcap,
         )
-
-    def clear(self, cache: LayerCache, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            cache.keys[block] = 0
-            cache.values[block] = 0
 
 
 def _dense_rows(x: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -31,12 +29,6 @@ class TokenMajorAttention(AttentionBackend):
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
         cache.keys.index_copy_(0, batch.slots, key)
         cache.values.index_copy_(0, batch.slots, value)
-
-    def clear(self, cache: LayerCache, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            rows = slice(block * self._block_size, (block + 1) * self._block_size)
-            cache.keys[rows] = 0
-            cache.values[rows] = 0
 
     def _gather(self, cache: Tensor, tables: Tensor) -> Tensor:
         """The cache of `tables` [n, blocks], as [n, kv_heads, blocks · block_size, head_dim]."""

@@ -66,6 +66,9 @@ class SdpaAttention(TokenMajorAttention):
             if shape.window is not None:
                 mask &= key >= group.contexts - shape.window
             k, v = self._gather(cache.keys, group.tables), self._gather(cache.values, group.tables)
+            # A padded key may be another sequence's: masking alone would not hide its NaN.
+            padding = (key >= group.contexts)[:, None, :, None]
+            k, v = k.masked_fill_(padding, 0), v.masked_fill_(padding, 0)
             out.index_copy_(0, group.rows, _attend(q, k, v, mask[:, None, None, :], shape).flatten(1, 2))
         for item in plan.prefills:
             rows = slice(item.row, item.row + item.count)

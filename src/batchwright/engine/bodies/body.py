@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +25,12 @@ class ModelBody(ABC):
         self.caches: list[LayerCache] = []
         self.attention: AttentionBackend
 
+    @property
+    def description(self) -> str:
+        """Which implementations run, for reports."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name} body, {self.attention.name} attention, {dtype} on {self.device}"
+
     @abstractmethod
     def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
         """The KV cache of each layer."""
@@ -42,8 +47,3 @@ class ModelBody(ABC):
             if self.attention.name != "native":  # the other implementations take every shape
                 break
         self.caches = [self.attention.allocate(shape) for shape in shapes]
-
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zero these KV blocks in every layer."""
-        for cache in self.caches:
-            self.attention.clear(cache, blocks)

@@ -1,9 +1,10 @@
 """Any decoder-only architecture of transformers, with our paged attention plugged in through `AttentionInterface`.
 
-transformers runs everything else of the model on one flat row of tokens; its attention mask is switched off, since our
-attention knows which keys a query may see. Not every architecture that accepts the switch obeys it, so two things are
-checked when the model is loaded: that each layer really calls our attention, and that logits computed through it, in
-two chunks beside another sequence, equal those of the model's own forward pass.
+transformers runs everything else of the model on one flat row of tokens. In place of the attention mask that the model
+asks for, each layer is handed the sliding window that the mask describes, since our attention knows the rest. Not every
+architecture that accepts the switch obeys it, so three things are checked when the model is loaded: that each layer
+really calls our attention, that its mask is causal, or causal within a window, and nothing else, and that logits
+computed through our attention, in two chunks beside another sequence, equal those of the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from batchwright.kv import BlockManager
 from batchwright.scheduling import Chunk, Sequence
 
 _PROBE_TOKENS = 24
+_CHANGING_ROPE = frozenset({"dynamic", "longrope"})
+"""Their frequencies change for all sequences of a step once one is longer than the model's original context."""
 _serial = itertools.count()
 
 
@@ -42,7 +45,7 @@ class TransformersBody(ModelBody):
         text = self._model.config.get_text_config()
         self._config = text
         self.vocab_size = text.vocab_size
-        self.max_model_len = getattr(text, "max_position_embeddings", None) or 2**20
+        self.max_model_len = min(getattr(text, "max_position_embeddings", None) or 2**20, _fixed_rope_length(text))
         self._kv = self._record_shapes(text.num_hidden_layers)
         self._check_outputs()
 
@@ -71,10 +74,15 @@ class TransformersBody(ModelBody):
         from transformers.masking_utils import AttentionMaskInterface
 
         AttentionInterface.register(self._interface, self._attend)
-        AttentionMaskInterface.register(self._interface, _no_mask)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=self.dtype, attn_implementation="eager", local_files_only=True
-        )
+        AttentionMaskInterface.register(self._interface, self._mask)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=self.dtype, attn_implementation="eager", local_files_only=True
+            )
+        except (ValueError, KeyError, ImportError) as error:
+            raise UnsupportedModel(
+                f"transformers cannot load {self._architecture} as a causal language model: {error}"
+            ) from error
         if not model._supports_attention_backend:  # noqa: SLF001 the flag has no public name
             raise UnsupportedModel(
                 f"{self._architecture} does not take another attention implementation (its "
@@ -114,14 +122,23 @@ class TransformersBody(ModelBody):
         shape = AttentionShape(
             heads,
             head_dim**-0.5 if scaling is None else float(scaling),
-            self._window(layer) if sliding_window is None else sliding_window,
+            attention_mask.window if isinstance(attention_mask, _Window) else self._window(layer, sliding_window),
             softcap,
         )
         flat = query[0].transpose(0, 1).reshape(tokens, heads * head_dim)
         attended = self.attention.attend(flat, cache, shape, batch)
         return attended.view(1, tokens, heads, head_dim), None
 
-    def _window(self, layer: int) -> int | None:
+    def _mask(self, *_: Any, local_size: int | None = None, mask_function: Any = None, **__: Any) -> Tensor:
+        """What transformers calls for a mask: the window that it describes."""
+        if self._recorded is not None and not _is_window(mask_function, local_size, self.device):
+            raise UnsupportedModel(f"{self._architecture} masks its attention otherwise than causally in a window")
+        return _Window.of(local_size)
+
+    def _window(self, layer: int, given: int | None) -> int | None:
+        """The window of a layer that was handed no mask."""
+        if given is not None:
+            return given
         kinds = getattr(self._config, "layer_types", None)
         if kinds is None or kinds[layer] != "sliding_attention":
             return None
@@ -134,6 +151,12 @@ class TransformersBody(ModelBody):
         try:
             self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=False)
             recorded = self._recorded
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # the model's code was not made for this; any error says so
+            raise UnsupportedModel(
+                f"{self._architecture} fails with another attention implementation: {type(error).__name__}: {error}"
+            ) from error
         finally:
             self._recorded = None
         if sorted(recorded) != list(range(layers)):
@@ -174,8 +197,37 @@ class TransformersBody(ModelBody):
         return self.forward(build_batch([beside, rest], 16, self.device))[0]
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
+class _Window(Tensor):
+    """Stands where a mask would: an empty tensor that carries the window of the layers it is handed to."""
+
+    window: int | None
+
+    @classmethod
+    def of(cls, window: int | None) -> _Window:
+        mask = torch.empty(0).as_subclass(cls)
+        mask.window = window
+        return mask
+
+
+def _is_window(mask_function: Any, window: int | None, device: torch.device) -> bool:
+    """Whether `mask_function(batch, head, query, key)` is true for just the last `window` keys up to the query."""
+    span = 64 if window is None else window
+    far = torch.tensor([0, 1, 2, span - 1, span, span + 1, 2 * span, 2 * span + 1, 3 * span], device=device)
+    query, key = far.clamp(min=0)[:, None], far.clamp(min=0)[None, :]
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    expected = key <= query
+    if window is not None:
+        expected &= key > query - window
+    return torch.equal(torch.as_tensor(mask_function(zero, zero, query, key)).expand_as(expected), expected)
+
+
+def _fixed_rope_length(config: Any) -> int:
+    """Positions for which the rotary frequencies do not depend on the longest sequence that shares the step."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    each = parameters.values() if all(isinstance(value, dict) for value in parameters.values()) else [parameters]
+    changing = [p for p in each if p and p.get("rope_type", "default") in _CHANGING_ROPE]
+    lengths = [p.get("original_max_position_embeddings") or config.max_position_embeddings for p in changing]
+    return min(lengths, default=2**20)
 
 
 def _architecture(config: Any) -> str:

@@ -131,6 +131,20 @@ class Tile {
       keys_[b] = static_cast<const uint32_t*>(p_.keys) + at;
       values_[b] = static_cast<const uint32_t*>(p_.values) + at;
     }
+    const int64_t filled = p_.contexts[item_.sequence] - (chunk + (blocks - 1) * kBlock);
+    if (filled < kBlock) values_[blocks - 1] = without_rest(values_[blocks - 1], filled);
+  }
+
+  // The values of a block with zeros after the first `filled` keys. What an earlier owner of the block left there gets
+  // a weight of zero, which would not hide its NaN.
+  const uint32_t* without_rest(const uint32_t* values, int64_t filled) {
+    constexpr int64_t per = kPerUnit<T>;
+    const int64_t whole = filled / per * p_.head_dim;
+    last_.assign(kBlock / per * p_.head_dim, 0);
+    std::memcpy(last_.data(), values, whole * sizeof(uint32_t));
+    if (filled % per)
+      for (int64_t d = 0; d < p_.head_dim; ++d) last_[whole + d] = values[whole + d] & 0xffffu;
+    return last_.data();
   }
 
   void score(int64_t blocks) {
@@ -218,6 +232,7 @@ class Tile {
   int64_t group_, rows_, units_, position_;
   std::vector<uint32_t> query_;
   std::vector<float> out_;
+  std::vector<uint32_t> last_;
   const uint32_t* keys_[kChunk / kBlock];
   const uint32_t* values_[kChunk / kBlock];
   alignas(64) float scores_[kTileRows * kChunk];

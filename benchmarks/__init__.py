@@ -1,0 +1,1 @@
+"""Measurements of batchwright against its peers. Not part of the package; run from a checkout."""

@@ -1,0 +1,196 @@
+"""The command: start the systems, run the workloads, print the tables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from batchwright.models import DEFAULT_MODEL, resolve
+from benchmarks.throughput import report
+from benchmarks.throughput.measure import Result, fastest, measure, profile
+from benchmarks.throughput.process import Worker, WorkerFailed
+from benchmarks.throughput.systems import DEFAULT_VLLM, OURS, PRODUCTS, TRANSFORMERS, VLLM, System, vllm_systems
+from benchmarks.throughput.workers.protocol import Options, Ready
+from benchmarks.throughput.workloads import STANDARD, Workload, find_workload
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@dataclass(slots=True)
+class Measured:
+    results: list[Result]
+    ready: dict[str, Ready]
+    profiles: dict[str, dict[str, float]]
+
+
+@app.command()
+def engine(
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload", "-w", help=f"One of {', '.join(STANDARD)}, 'all' of these, uniform-N or uniform-N:IN/OUT."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each workload; each runs every system once.")] = 3,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm, transformers or none; default both, vLLM where its environment is."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A model of the Llama family: a name, folder, GGUF file or hub id.")] = (
+        DEFAULT_MODEL
+    ),
+    attention: Annotated[
+        Literal["auto", "native", "sdpa"],
+        typer.Option(help="Of batchwright; BATCHWRIGHT_NATIVE=0 is no kernel at all."),
+    ] = "auto",
+    vllm: Annotated[Path, typer.Option(help="Virtual environment with vLLM; benchmarks/setup_vllm.sh makes it.")] = (
+        DEFAULT_VLLM
+    ),
+    vllm_env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of vLLM, before our choice.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="CSV with the lengths of mixed-200 (Azure's trace)."),
+    ] = None,
+    kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of batchwright and of vLLM, GiB each.")] = 4,
+    profiled: Annotated[bool, typer.Option("--profile", help="Also split our steps into their pieces.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write every figure here.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the tables here, as a Markdown page.")
+    ] = None,
+) -> None:
+    """Generated tokens/s of batchwright, of its peers and of the matrix products alone, in alternating rounds."""
+    # Workers are stopped when it is not their turn: whatever ends this process has to end them too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        workloads = _workloads(workload, trace)
+        systems = [*_peers(peer, vllm, _pairs(vllm_env)), [System(OURS)], [System(PRODUCTS)]]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    options: Options = {
+        "model": str(resolve(model, progress=_say)),
+        "kv_gib": kv_gib,
+        "max_num_seqs": 256,
+        "attention": attention,
+        "profile": False,
+    }
+    try:
+        measured = _run(workloads, systems, options, rounds, profiled)
+    except WorkerFailed as error:
+        _say(str(error))
+        raise typer.Exit(1) from None
+    _print(measured, model, rounds, save)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_figures(measured, model), indent=1) + "\n", encoding="utf-8")
+
+
+def _workloads(names: list[str] | None, trace: Path | None) -> list[Workload]:
+    chosen = names or ["uniform-64"]
+    if "all" in chosen:
+        chosen = list(STANDARD)
+    return [find_workload(name, trace) for name in chosen]
+
+
+def _peers(names: list[str] | None, folder: Path, settings: dict[str, str]) -> list[list[System]]:
+    """Each peer in the ways that are to be tried.
+
+    Raises ValueError for an unknown name, or for vLLM asked for by name and not there.
+    """
+    chosen = names or [VLLM, TRANSFORMERS]
+    if unknown := set(chosen) - {VLLM, TRANSFORMERS, "none"}:
+        raise ValueError(f"--peer {', '.join(sorted(unknown))}: must be vllm, transformers or none")
+    peers = []
+    if VLLM in chosen:
+        candidates = vllm_systems(folder, settings)
+        hint = f"no vLLM in {folder}: make it with benchmarks/setup_vllm.sh"
+        if candidates:
+            peers.append(candidates)
+        elif names:
+            raise ValueError(hint)
+        else:
+            _say(f"vLLM is skipped, {hint}")
+    if TRANSFORMERS in chosen:
+        peers.append([System(TRANSFORMERS)])
+    return peers
+
+
+def _pairs(settings: list[str] | None) -> dict[str, str]:
+    pairs = [setting.partition("=") for setting in settings or ()]
+    for name, sign, _ in pairs:
+        if not name or not sign:
+            raise ValueError(f"--vllm-env {name}: must be NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _run(
+    workloads: list[Workload], systems: list[list[System]], options: Options, rounds: int, profiled: bool
+) -> Measured:
+    vocab_size = json.loads((Path(options["model"]) / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    with contextlib.ExitStack() as stack:
+
+        def start(system: System, options: Options) -> Worker:
+            _say(f"starting {system.name}")
+            return stack.enter_context(Worker(system.module, system.python, options, system.environment))
+
+        workers = {}
+        for candidates in systems:
+            started = [start(system, options) for system in candidates]
+            best = fastest(started, vocab_size, _say) if len(started) > 1 else 0
+            for worker in started[:best] + started[best + 1 :]:
+                worker.close()
+            workers[candidates[best].name] = started[best]
+        results = [measure(each, workers, rounds, vocab_size, _say) for each in workloads]
+        ready = {name: worker.ready for name, worker in workers.items()}
+        profiles = {}
+        if profiled:
+            for worker in workers.values():  # their memory, which a second engine needs
+                worker.close()
+            watched = start(System(OURS), {**options, "profile": True})
+            profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
+        return Measured(results, ready, profiles)
+
+
+def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> None:
+    print(report.throughput_table(measured.results))
+    print(f"\n{report.workload_list(measured.results)}\n\n{report.settings_list(measured.ready)}")
+    rest = []
+    if measured.profiles:
+        rest = ["Where the time of a step goes, ms:", report.profile_table(measured.profiles)]
+        print("\n" + "\n\n".join(rest))
+    if save is not None:
+        save.write_text(report.page(measured.results, measured.ready, model, rounds, rest), encoding="utf-8")
+
+
+def _figures(measured: Measured, model: str) -> dict[str, object]:
+    return {
+        "machine": report.machine(),
+        "model": model,
+        "systems": measured.ready,
+        "workloads": [
+            {
+                "name": result.workload.name,
+                "requests": len(result.workload.lengths),
+                "prompt_tokens": result.workload.prompt_tokens,
+                "generated_tokens": result.workload.generated,
+                "tokens_per_second": result.rates,
+                "first_tokens_equal": result.agreement,
+                "ratios": {
+                    other: asdict(ratio) for other in result.rates if other != OURS and (ratio := result.ratio(other))
+                },
+            }
+            for result in measured.results
+        ],
+        "profiles": measured.profiles,
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

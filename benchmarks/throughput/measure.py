@@ -1,0 +1,102 @@
+"""Rounds of a workload, system after system, and what follows from the times."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.throughput.process import Worker, WorkerFailed
+from benchmarks.throughput.systems import OURS, PRODUCTS
+from benchmarks.throughput.workers.protocol import Job, Outcome
+from benchmarks.throughput.workloads import Workload, find_workload
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Our tokens/s over another's."""
+
+    median: float
+    """Of our median to theirs."""
+    low: float
+    high: float
+    """Least and greatest of the rounds, each with both systems in it."""
+
+
+@dataclass(slots=True)
+class Result:
+    """One workload. `rates` are generated tokens/s of each round, by system; for the products the bound."""
+
+    workload: Workload
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    agreement: dict[str, float] = field(default_factory=dict)
+    """Share of the prompts whose first token is the same as batchwright's: all compute the same model."""
+
+    def median(self, system: str) -> float | None:
+        rates = self.rates.get(system)
+        return statistics.median(rates) if rates else None
+
+    def ratio(self, other: str) -> Ratio | None:
+        """Of batchwright to `other`; None when one of them was not measured."""
+        ours, theirs = self.rates.get(OURS), self.rates.get(other)
+        if not ours or not theirs:
+            return None
+        pairs = [a / b for a, b in zip(ours, theirs, strict=True)]
+        return Ratio(statistics.median(ours) / statistics.median(theirs), min(pairs), max(pairs))
+
+
+def measure(
+    workload: Workload, workers: Mapping[str, Worker], rounds: int, vocab_size: int, say: Callable[[str], None]
+) -> Result:
+    """Warm every worker up, then run `rounds` rounds, in each every worker once, in the order given.
+
+    Raises `WorkerFailed` when a worker fails, or generates other numbers of tokens than it was told to.
+    """
+    result = Result(workload, {system: [] for system in workers})
+    for system, worker in workers.items():
+        say(f"{workload.name}: warming up {system}")
+        worker.run(workload.warm_up(vocab_size))
+    for number in range(rounds):
+        job = workload.job(number, vocab_size)
+        firsts: dict[str, list[int]] = {}
+        for system, worker in workers.items():
+            outcome = worker.run(job)
+            rate = _rate(system, outcome, job, workload)
+            result.rates[system].append(rate)
+            firsts[system] = [tokens[0] for tokens in outcome["tokens"]]
+            say(f"{workload.name}, round {number + 1} of {rounds}: {system} {rate:,.0f} tokens/s")
+        result.agreement = {system: _share_equal(firsts[OURS], its) for system, its in firsts.items() if its}
+    return result
+
+
+def _share_equal(one: list[int], other: list[int]) -> float:
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def fastest(workers: Sequence[Worker], vocab_size: int, say: Callable[[str], None]) -> int:
+    """Index of the worker that is faster at 64 short sequences: the best of two rounds, after one to warm up."""
+    workload = find_workload("uniform-64:16/64")
+    best = [math.inf] * len(workers)
+    for number in (-2, -3, -4):  # the rounds from 0 on are those that are measured
+        for index, worker in enumerate(workers):
+            seconds = worker.run(workload.job(number, vocab_size))["seconds"]
+            if number != -2:
+                best[index] = min(best[index], seconds)
+    for worker, seconds in zip(workers, best, strict=True):
+        say(f"tried {worker.ready['settings']}: {workload.generated / seconds:,.0f} tokens/s")
+    return best.index(min(best))
+
+
+def profile(workload: Workload, worker: Worker, vocab_size: int) -> dict[str, float]:
+    """Seconds in each piece of our steps over one round, and the number of `steps`."""
+    worker.run(workload.warm_up(vocab_size))
+    return worker.run(workload.job(0, vocab_size))["profile"]
+
+
+def _rate(system: str, outcome: Outcome, job: Job, workload: Workload) -> float:
+    if system == PRODUCTS:
+        return workload.rows / outcome["seconds"]
+    if [len(tokens) for tokens in outcome["tokens"]] != job["outputs"]:
+        raise WorkerFailed(f"{system} did not generate the numbers of tokens that it was told to")
+    return workload.generated / outcome["seconds"]

@@ -1,0 +1,114 @@
+"""Tables in Markdown, readable on a terminal as they are."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.throughput.measure import Ratio, Result
+from benchmarks.throughput.systems import OURS, PEERS, PRODUCTS
+from benchmarks.throughput.workers.protocol import Ready
+
+_TITLES = {OURS: "batchwright", "vllm": "vLLM", "transformers": "transformers", PRODUCTS: "products"}
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+
+
+def throughput_table(results: Sequence[Result]) -> str:
+    """Tokens/s of every system and the ratios of ours to theirs: of the medians, and the range over the rounds."""
+    others = [system for system in (*PEERS, PRODUCTS) if any(system in result.rates for result in results)]
+    head = ["workload", *(_TITLES[system] for system in (OURS, *others)), *(f"vs {_TITLES[s]}" for s in others)]
+    rows = [
+        [
+            result.workload.name,
+            *(_rate(result.median(system)) for system in (OURS, *others)),
+            *(_ratio(result.ratio(system)) for system in others),
+        ]
+        for result in results
+    ]
+    return table(head, rows)
+
+
+def profile_table(profiles: Mapping[str, Mapping[str, float]]) -> str:
+    """Milliseconds a step in each piece, and their share of the step, by workload."""
+    pieces = [piece for piece in next(iter(profiles.values())) if piece != "steps"]
+    rows = []
+    for name, seconds in profiles.items():
+        steps, total = seconds["steps"], sum(seconds[piece] for piece in pieces)
+        cells = [f"{1e3 * seconds[piece] / steps:.2f} ({seconds[piece] / total:.0%})" for piece in pieces]
+        rows.append([name, *cells, f"{1e3 * total / steps:.2f}", f"{steps:.0f}"])
+    return table(["workload", *pieces, "ms a step", "steps"], rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column to the left, the others to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+        return f"| {' | '.join(padded)} |"
+
+    return "\n".join([line(head), line(rule), *(line(row) for row in rows)])
+
+
+def settings_list(ready: Mapping[str, Ready]) -> str:
+    return "\n".join(f"- {_TITLES[name]} {told['version']}: {told['settings']}" for name, told in ready.items())
+
+
+def workload_list(results: Sequence[Result]) -> str:
+    return "\n".join(f"- {result.workload.name}: {result.workload.description}" for result in results)
+
+
+def machine() -> dict[str, Any]:
+    """The processor, as far as the system tells, and the date."""
+    info = _cpu_info()
+    features = set((info.get("flags") or info.get("Features") or "").split())
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "processor": info.get("model name") or platform.processor() or platform.machine(),
+        "features": [feature for feature in _CPU_FEATURES if feature in features],
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def page(results: Sequence[Result], ready: Mapping[str, Ready], model: str, rounds: int, rest: Sequence[str]) -> str:
+    """The whole report as a Markdown document."""
+    host = machine()
+    return (
+        "\n\n".join(
+            [
+                "# Engine throughput on the CPU",
+                f"Generated tokens per second, median of {rounds} rounds; printed by `benchmarks/engine.py` on"
+                f" {host['date']}. {model}, greedy, bfloat16, end of text ignored. {host['processor']},"
+                f" {host['cores']} cores ({', '.join(host['features'])}), Python {host['python']}. What the columns"
+                " mean and how to repeat it: [benchmarks/README.md](../README.md).",
+                throughput_table(results),
+                workload_list(results),
+                settings_list(ready),
+                *rest,
+            ]
+        )
+        + "\n"
+    )
+
+
+def _cpu_info() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(encoding="utf-8").split("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return "-" if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}..{ratio.high:.2f})"

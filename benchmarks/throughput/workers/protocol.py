@@ -1,0 +1,101 @@
+"""What a worker and the harness say to each other: one JSON object a line, on pipes.
+
+The harness passes the options as the first argument and sends jobs; the worker answers each, first with `ready`.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypedDict
+
+
+class Options(TypedDict):
+    """How to load the model. The same for every system, so that none has more to work with."""
+
+    model: str
+    """Folder in transformers format."""
+    kv_gib: int
+    max_num_seqs: int
+    attention: str
+    """Of batchwright only."""
+    profile: bool
+    """Of batchwright only: time the pieces of a step."""
+
+
+class Ready(TypedDict):
+    version: str
+    settings: str
+    """What a reader must know of how it runs, in a few words."""
+
+
+class Job(TypedDict):
+    prompts: list[list[int]]
+    outputs: list[int]
+    """Tokens to generate for each prompt, no more and no less."""
+
+
+class Outcome(TypedDict):
+    seconds: float
+    tokens: list[list[int]]
+    """Generated token ids of each prompt."""
+    profile: dict[str, float]
+    """Seconds in each piece, and `steps`; empty unless asked for."""
+
+
+Answer: TypeAlias = Callable[[Job], Outcome]
+
+
+def no_profile() -> dict[str, float]:
+    return {}
+
+
+def timed(
+    generate: Callable[[Job], list[list[int]]], take_profile: Callable[[], dict[str, float]] = no_profile
+) -> Answer:
+    """Time `generate`, which gives the token ids of each prompt.
+
+    `take_profile` gives what was measured since it was last called.
+    """
+
+    def answer(job: Job) -> Outcome:
+        take_profile()
+        began = time.perf_counter()
+        tokens = generate(job)
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, "tokens": tokens, "profile": take_profile()}
+
+    return answer
+
+
+def serve(load: Callable[[Options], tuple[Ready, Answer]]) -> None:
+    """Load the model, then answer jobs until the harness hangs up."""
+    # Libraries print; what they print must not come between the answers.
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(message: object) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    try:
+        ready, answer = load(json.loads(sys.argv[1]))
+        say(ready)
+        for line in sys.stdin:
+            say(answer(json.loads(line)))
+    except Exception:
+        say({"error": traceback.format_exc()})
+        raise
+
+
+def from_json(line: str) -> dict[str, Any]:
+    """One answer. Raises ValueError for what is not a JSON object."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"expected a JSON object, got {line[:100]!r}")
+    return message

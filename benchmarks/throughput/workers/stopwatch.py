@@ -1,0 +1,78 @@
+"""Where the time of a step goes, measured from outside: the engine's pieces are wrapped, the engine knows nothing."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchwright.engine.core import EngineCore
+
+
+class Stopwatch:
+    """Seconds by piece. Pieces nest: a step holds the forward pass, that the products; `take` takes them apart."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._steps = 0
+
+    def watch_products(self) -> None:
+        """Time the matrix products. Before the engine is made: its body keeps the functions that it is given."""
+        from batchwright.engine.bodies import llama
+
+        make = vars(llama)["make_linear"]
+
+        def make_timed(*arguments: Any) -> Callable[..., Any]:
+            return self._timed("products", make(*arguments))
+
+        vars(llama)["make_linear"] = make_timed
+
+    def watch_engine(self, core: EngineCore) -> None:
+        """Time the rest. Raises ValueError for a body that does not take its products from `watch_products`."""
+        if core.body.name != "fused":
+            raise ValueError(f"--profile needs the fused body, this model runs on the {core.body.name} one")
+        from batchwright.engine import core as module
+
+        self._watch(core, "step", "step")
+        self._watch(core.body, "forward", "forward")
+        self._watch(core.body.attention, "attend", "attention")
+        self._watch(core.scheduler, "schedule", "scheduling")
+        self._watch(core.scheduler, "commit", "scheduling")
+        self._watch(module, "build_batch", "scheduling")
+        self._watch(module, "sample", "sampling")
+
+    def take(self) -> dict[str, float]:
+        """Seconds in each piece since the last call, nothing counted twice, and the number of `steps`."""
+        if not self._steps:
+            return {}
+        seconds, steps = self._seconds, self._steps
+        self._seconds, self._steps = defaultdict(float), 0
+        model_rest = seconds["forward"] - seconds["products"] - seconds["attention"]
+        python = seconds["step"] - seconds["forward"] - seconds["sampling"] - seconds["scheduling"]
+        return {
+            "matrix products": seconds["products"],
+            "attention": seconds["attention"],
+            "rest of the model": model_rest,
+            "sampling": seconds["sampling"],
+            "scheduling and batch": seconds["scheduling"],
+            "other Python": python,
+            "steps": steps,
+        }
+
+    def _watch(self, owner: object, name: str, piece: str) -> None:
+        setattr(owner, name, self._timed(piece, getattr(owner, name)))
+
+    def _timed(self, piece: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._seconds[piece] += time.perf_counter() - began
+                self._steps += piece == "step"
+
+        return timed

@@ -1,0 +1,38 @@
+"""vLLM, compiled, in its own environment."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, serve, timed
+
+
+def load(options: Options) -> tuple[Ready, Answer]:
+    vllm: Any = importlib.import_module("vllm")  # the environment that checks types has none
+    llm = vllm.LLM(
+        model=options["model"],
+        dtype="bfloat16",
+        enable_prefix_caching=True,
+        max_num_seqs=options["max_num_seqs"],
+        kv_cache_memory_bytes=options["kv_gib"] * 2**30,
+    )
+
+    def generate(job: Job) -> list[list[int]]:
+        # With ignore_eos nothing else ends a sequence early; min_tokens would only cost vLLM a pass over the logits.
+        params = [vllm.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=n) for n in job["outputs"]]
+        prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+        return [list(out.outputs[0].token_ids) for out in llm.generate(prompts, params, use_tqdm=False)]
+
+    binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    openmp = "Intel OpenMP" if "iomp" in os.environ.get("LD_PRELOAD", "") else "GNU OpenMP"
+    place = "one process" if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0" else "own scheduler process"
+    return {
+        "version": vllm.__version__,
+        "settings": f"compiled, bfloat16, {place}, threads {binding}, {openmp}",
+    }, timed(generate)
+
+
+if __name__ == "__main__":  # vLLM starts processes that import this module again
+    serve(load)

@@ -1,0 +1,110 @@
+"""Buckets of like length: sequences are padded to the boundary of their bucket, so few shapes occur."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from batchwright.padding.rectangle import Ids, Mask, PaddingConfig, PaddingOptimizer, Tokens
+
+DEFAULT_BOUNDARIES = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Sequences whose lengths share a boundary. `boundary` is None for those longer than every boundary."""
+
+    boundary: int | None
+    indices: list[int] = field(default_factory=list)
+    """Their positions in the input."""
+    sequences: list[Tokens] = field(default_factory=list)
+
+
+class BucketedPadding:
+    """Sorts sequences into buckets and pads each to its boundary.
+
+    A sequence longer than the last boundary goes into an overflow bucket that is padded to its own longest: nothing
+    is cut. Raises ValueError for boundaries that are not positive and rising, and none at all.
+    """
+
+    def __init__(self, bucket_boundaries: Sequence[int] | None = None, pad_token_id: int = 0) -> None:
+        boundaries = list(DEFAULT_BOUNDARIES if bucket_boundaries is None else bucket_boundaries)
+        rising = all(low < high for low, high in pairwise(boundaries))
+        if not boundaries or boundaries[0] < 1 or not rising:
+            raise ValueError(f"bucket_boundaries={boundaries}: must be positive whole numbers, each above the last")
+        self.bucket_boundaries = boundaries
+        self.pad_token_id = pad_token_id
+
+    @classmethod
+    def fit(cls, lengths: Sequence[int], num_buckets: int, pad_token_id: int = 0) -> BucketedPadding:
+        """Buckets with the boundaries that pad a sample of `lengths` least. Raises as `fit_boundaries`."""
+        return cls(fit_boundaries(lengths, num_buckets), pad_token_id)
+
+    def get_bucket(self, length: int) -> int | None:
+        """The boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them."""
+        if length < 0:
+            raise ValueError(f"length={length}: must not be negative")
+        index = bisect_left(self.bucket_boundaries, length)
+        return self.bucket_boundaries[index] if index < len(self.bucket_boundaries) else None
+
+    def bucket_sequences(self, sequences: Sequence[Tokens]) -> list[Bucket]:
+        """The buckets that are not empty, by boundary, overflow last; each keeps the order of the input."""
+        buckets: dict[int | None, Bucket] = {}
+        for index, sequence in enumerate(sequences):
+            boundary = self.get_bucket(len(sequence))
+            bucket = buckets.setdefault(boundary, Bucket(boundary))
+            bucket.indices.append(index)
+            bucket.sequences.append(sequence)
+        overflow = self.bucket_boundaries[-1] + 1
+        return sorted(buckets.values(), key=lambda bucket: overflow if bucket.boundary is None else bucket.boundary)
+
+    def pad_bucket(self, bucket: Bucket) -> tuple[Ids, Mask]:
+        """`(ids, mask)` as from `PaddingOptimizer.pad_batch`, as wide as the boundary, or an overflow's longest."""
+        longest = max((len(sequence) for sequence in bucket.sequences), default=0)
+        width = longest if bucket.boundary is None else bucket.boundary
+        config = PaddingConfig(pad_token_id=self.pad_token_id, max_length=max(width, 1))
+        return PaddingOptimizer(config).pad_batch(bucket.sequences, width)
+
+
+def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
+    """At most `num_buckets` boundaries with the least padding in all for a sample of `lengths`.
+
+    Exact, by dynamic programming over the distinct lengths: the best k buckets for the shortest j lengths end in one
+    bucket (i, j], padded to the longest of it, after the best k - 1 buckets for the shortest i. O(k · m²) for m
+    distinct lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError when there are no
+    lengths above 0 or no buckets.
+    """
+    if num_buckets < 1:
+        raise ValueError(f"num_buckets={num_buckets}: must be at least 1")
+    sample = np.asarray(lengths)
+    if sample.size and sample.min() < 0:
+        raise ValueError(f"lengths: {sample.min()} is negative")
+    values, counts = np.unique(sample[sample > 0], return_counts=True)
+    if not values.size:
+        raise ValueError("lengths: give at least one above 0")
+    distinct = len(values)
+    below = np.concatenate(([0], np.cumsum(counts))).astype(np.float64)
+    # cells[j]: least padded cells of the j shortest distinct lengths with the buckets so far.
+    cells = np.full(distinct + 1, np.inf)
+    cells[0] = 0.0
+    cuts: list[np.ndarray] = []
+    for _ in range(min(num_buckets, distinct)):
+        better, cut = np.empty(distinct + 1), np.zeros(distinct + 1, np.int64)
+        better[0] = 0.0
+        for j in range(1, distinct + 1):
+            costs = cells[:j] + values[j - 1] * (below[j] - below[:j])
+            cut[j] = int(np.argmin(costs))
+            better[j] = costs[cut[j]]
+        cells = better
+        cuts.append(cut)
+    boundaries, j = [], distinct
+    for cut in reversed(cuts):
+        if j == 0:
+            break
+        boundaries.append(int(values[j - 1]))
+        j = int(cut[j])
+    return sorted(boundaries)

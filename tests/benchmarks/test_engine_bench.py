@@ -1,0 +1,183 @@
+"""The throughput benchmark: its workloads, its workers, its figures, and the whole command on ours alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.throughput import report
+from benchmarks.throughput.measure import Result
+from benchmarks.throughput.process import ROOT, THIS_PYTHON, Worker, WorkerFailed
+from benchmarks.throughput.systems import vllm_systems
+from benchmarks.throughput.workers.products import step_shapes
+from benchmarks.throughput.workers.protocol import Options
+from benchmarks.throughput.workers.transformers import group_by_length
+from benchmarks.throughput.workloads import STANDARD, find_workload
+
+VOCAB = 4096
+OPTIONS: Options = {"model": "", "kv_gib": 1, "max_num_seqs": 8, "attention": "auto", "profile": False}
+
+ECHO = """
+from benchmarks.throughput.workers.protocol import serve, timed
+
+def generate(job):
+    print("what libraries print")
+    if job["outputs"] == [13]:
+        raise RuntimeError("thirteen")
+    return [prompt[:n] for prompt, n in zip(job["prompts"], job["outputs"])]
+
+serve(lambda options: ({"version": "1", "settings": "echo"}, timed(generate)))
+"""
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Worker]:
+    (tmp_path / "echo_worker.py").write_text(ECHO)
+    with Worker("echo_worker", THIS_PYTHON, OPTIONS, {"PYTHONPATH": str(tmp_path)}) as worker:
+        yield worker
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_rounds_share_lengths_but_no_prompt(name: str) -> None:
+    workload = find_workload(name)
+    first, second = workload.job(0, VOCAB), workload.job(1, VOCAB)
+    assert first == workload.job(0, VOCAB)
+    assert [len(p) for p in first["prompts"]] == [len(p) for p in second["prompts"]] == [p for p, _ in workload.lengths]
+    assert first["outputs"] == second["outputs"]
+    assert not {tuple(p[:8]) for p in first["prompts"]} & {tuple(p[:8]) for p in second["prompts"]}
+    assert all(VOCAB // 40 <= token < VOCAB for prompt in first["prompts"] for token in prompt)
+
+
+def test_a_shared_prefix_is_the_same_for_all_and_the_rest_is_not() -> None:
+    prompts = find_workload("shared-prefix").job(0, VOCAB)["prompts"]
+    assert len({tuple(prompt[:800]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[800:816]) for prompt in prompts}) == len(prompts) == 200
+
+
+def test_uniform_workloads_of_any_size() -> None:
+    assert find_workload("uniform-64").lengths == ((16, 128),) * 64
+    workload = find_workload("uniform-300:5/7")
+    assert (workload.rows, workload.prompt_tokens, workload.generated) == (256, 1500, 2100)
+
+
+@pytest.mark.parametrize("name", ["", "uniform-", "uniform-0", "uniform-4:0/3", "uniform-4:5", "mixed"])
+def test_an_unknown_workload_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="workload"):
+        find_workload(name)
+
+
+def test_a_trace_replaces_the_drawn_lengths(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"2023-11-16 18:15:46,{row},{9000 - row}\n" for row in range(400))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    workload = find_workload("mixed-200", trace)
+    assert workload.lengths[0] == (1, 300)
+    assert workload.lengths[199] == (398 // 4, 300)
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n")
+    with pytest.raises(ValueError, match="200 rows"):
+        find_workload("mixed-200", trace)
+
+
+def test_a_worker_answers_in_turn_and_is_stopped_in_between(echo: Worker) -> None:
+    assert echo.ready == {"version": "1", "settings": "echo"}
+    outcome = echo.run({"prompts": [[1, 2, 3], [4, 5]], "outputs": [2, 1]})
+    assert outcome["tokens"] == [[1, 2], [4]]
+    pid = echo._process.pid
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    echo.close()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(pid, 0)
+
+
+def test_what_a_worker_raises_is_told(echo: Worker) -> None:
+    with pytest.raises(WorkerFailed, match="thirteen"):
+        echo.run({"prompts": [[1]], "outputs": [13]})
+
+
+def test_a_worker_that_does_not_start_is_told() -> None:
+    with pytest.raises(WorkerFailed, match="No module named"):
+        Worker("benchmarks.no_such_worker", THIS_PYTHON, OPTIONS, {})
+
+
+def test_without_its_environment_there_is_no_vllm(tmp_path: Path) -> None:
+    assert vllm_systems(tmp_path, {}) == []
+
+
+def test_the_settings_given_for_vllm_go_before_ours(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    bindings = [system.environment["VLLM_CPU_OMP_THREADS_BIND"] for system in vllm_systems(tmp_path, {})]
+    assert {"auto", "nobind"} < set(bindings)
+    (system,) = vllm_systems(tmp_path, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+    assert system.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+
+
+def test_static_batches_hold_every_prompt_once() -> None:
+    uniform = group_by_length([[1] * 4] * 70, [5] * 70, 64)
+    assert [len(group) for group in uniform] == [64, 6]
+    outputs = [(7 * i) % 23 + 1 for i in range(70)]
+    mixed = group_by_length([[1] * 4] * 70, outputs, 64)
+    assert sorted(i for group in mixed for i in group) == list(range(70))
+    longest = [max(outputs[i] for i in group) for group in mixed]
+    assert longest == sorted(longest)
+
+
+def test_the_shapes_of_the_products_are_the_parameters_of_the_model() -> None:
+    config = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+        "vocab_size": 49152,
+    }
+    norms = 61 * 576
+    assert sum(fan_in * fan_out for fan_in, fan_out in step_shapes(config)) + norms == 134_515_008
+
+
+def test_ratios_pair_the_rounds() -> None:
+    result = Result(find_workload("uniform-2"), {"batchwright": [10.0, 30.0, 20.0], "vllm": [10.0, 10.0, 40.0]})
+    ratio = result.ratio("vllm")
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 0.5, 3.0)
+    assert result.ratio("transformers") is None
+    assert report.throughput_table([result]).splitlines() == [
+        "| workload  | batchwright | vLLM |           vs vLLM |",
+        "| :-------- | ----------: | ---: | ----------------: |",
+        "| uniform-2 |          20 |   10 | 2.00 (0.50..3.00) |",
+    ]
+
+
+def test_the_command_from_end_to_end(smollm2_path: Path, tmp_path: Path) -> None:
+    figures, page = tmp_path / "figures.json", tmp_path / "page.md"
+    command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(smollm2_path), "--peer", "none"]
+    command += ["-w", "uniform-2:4/3", "--rounds", "2", "--kv-gib", "1", "--profile"]
+    command += ["--json", str(figures), "--save", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "vs products" in done.stdout
+    assert "uniform-2:4/3" in page.read_text(encoding="utf-8")
+    told = json.loads(figures.read_text(encoding="utf-8"))
+    (workload,) = told["workloads"]
+    assert workload["generated_tokens"] == 6
+    assert {system: len(rates) for system, rates in workload["tokens_per_second"].items()} == {
+        "batchwright": 2,
+        "products": 2,
+    }
+    profile = told["profiles"]["uniform-2:4/3"]
+    assert profile["steps"] == 3
+    assert min(profile.values()) >= 0
+    assert profile["matrix products"] > 0
+
+
+def test_bad_usage_exits_with_2() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--peer", "none", "-w", "uniform-x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "uniform-N" in done.stderr

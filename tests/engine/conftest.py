@@ -1,0 +1,62 @@
+"""Prompts, what transformers makes of them, and small models of any architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from batchwright import Engine
+from batchwright.engine.native import NativeKernels, load_kernels
+
+from .support import NEW_TOKENS, own_greedy, slices
+
+_LENGTHS = [5, 6, 7, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40, 47, 48, 49, 56, 64, 65, 80, 96, 112, 127, 128]
+_LONGER = [129, 150, 192, 240, 256, 300, 350, 420]
+_SHARED = [(64, 20), (64, 40), (256, 1), (256, 30), (900, 50), (900, 600)]
+"""(tokens of a common beginning, tokens after it)."""
+
+
+@pytest.fixture(scope="session")
+def prompts(smollm2_path: Path) -> list[list[int]]:
+    """40 prompts of 5 to 1,500 tokens; six of them begin as another one does."""
+    text = (Path(__file__).parent / "data" / "passages.txt").read_text(encoding="utf-8")
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(smollm2_path)(text)["input_ids"]
+    several = slices(ids, _LENGTHS + _LONGER)
+    several += [[*slices(ids, [head])[0], *slices(ids[head + 7 * tail :] + ids, [tail])[0]] for head, tail in _SHARED]
+    return several
+
+
+@pytest.fixture(scope="session")
+def expected(smollm2_path: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """The greedy float32 continuation of each prompt by transformers' own `generate`."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
+    return [own_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def make_engine(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Engines over the real model in float32, closed when the module is done."""
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engine = Engine(smollm2_path, **({"dtype": "float32", "kv_memory": "400MB"} | options))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def native() -> NativeKernels | str:
+    """The compiled float32 kernels, or why there are none."""
+    return load_kernels(torch.float32)

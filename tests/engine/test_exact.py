@@ -1,0 +1,95 @@
+"""Greedy float32 output equals transformers' `generate` token for token, however it was computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from batchwright import Engine, SamplingParams
+from batchwright.engine.native import NativeKernels
+
+from .support import NEW_TOKENS
+
+MakeEngine = Callable[..., Engine]
+
+GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+def outputs(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    responses = engine.generate(prompts, GREEDY)
+    assert [response.error for response in responses] == [None] * len(prompts)
+    return [list(response.token_ids) for response in responses]
+
+
+def test_the_prompts_are_as_they_should_be(prompts: list[list[int]], expected: list[list[int]]) -> None:
+    lengths = sorted(map(len, prompts))
+    assert len(prompts) == 40
+    assert lengths[0] == 5
+    assert lengths[-1] == 1500
+    assert len(set(map(tuple, expected))) > 35
+
+
+@pytest.mark.parametrize("body", ["fused", "transformers"])
+def test_all_together(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str) -> None:
+    engine = make_engine(body=body)
+    assert outputs(engine, prompts) == expected
+    assert engine.stats.cached_tokens > 900
+    assert engine.stats.occupancy_peak > 8
+
+
+def test_alone(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    engine = make_engine(prefix_caching=False)
+    assert [outputs(engine, [prompt])[0] for prompt in prompts] == expected
+    assert engine.stats.occupancy_peak == 1
+
+
+def test_alone_with_a_warm_prefix_cache(
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    engine = make_engine()
+    chosen = [index for index, prompt in enumerate(prompts) if len(prompt) < 130]
+    for _ in range(2):
+        before = engine.stats.cached_tokens
+        assert [outputs(engine, [prompts[index]])[0] for index in chosen] == [expected[index] for index in chosen]
+    assert engine.stats.cached_tokens - before == sum((len(prompts[index]) - 1) // 16 * 16 for index in chosen)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_steps_of_64_tokens(
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], prefix_caching: bool
+) -> None:
+    engine = make_engine(max_batch_tokens=64, prefix_caching=prefix_caching)
+    some = [index for index, prompt in enumerate(prompts) if prefix_caching or len(prompt) < 300]
+    assert outputs(engine, [prompts[index] for index in some]) == [expected[index] for index in some]
+    assert (engine.stats.cached_tokens > 0) == prefix_caching
+
+
+@pytest.mark.parametrize(("body", "prefix_caching"), [("fused", True), ("fused", False), ("transformers", True)])
+def test_kv_so_small_that_sequences_are_preempted(
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
+) -> None:
+    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 130]
+    bytes_per_token = 30 * 2 * 3 * 64 * 4
+    engine = make_engine(body=body, prefix_caching=prefix_caching, kv_memory=bytes_per_token * 16 * 12)
+    assert outputs(engine, [prompts[index] for index in short]) == [expected[index] for index in short]
+    assert engine.stats.preemptions > 0
+    assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 12
+
+
+@pytest.mark.parametrize("body", ["fused", "transformers"])
+@pytest.mark.parametrize("attention", ["native", "sdpa", "reference"])
+def test_every_attention(
+    make_engine: MakeEngine,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    attention: str,
+    body: str,
+    native: NativeKernels | str,
+) -> None:
+    if attention == "native" and isinstance(native, str):
+        pytest.skip(native)
+    some = [*[index for index, prompt in enumerate(prompts) if len(prompt) < 100][::3], len(prompts) - 3]
+    engine = make_engine(attention=attention, body=body, max_batch_tokens=200)
+    assert engine.core.body.attention.name == attention
+    assert outputs(engine, [prompts[index] for index in some]) == [expected[index] for index in some]

@@ -1,0 +1,247 @@
+"""The compiled kernels: what stands between the products, and how they are built or done without."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.engine.attention import KVShape, LayerCache, choose_attention
+from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.bodies.ops import HeadShape, LayerOps, NativeOps, RopeTable, TorchOps
+from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.native.build import BuildError, library_path
+from batchwright.errors import UnsupportedModel
+from batchwright.scheduling import Chunk, Sequence
+
+CPU = torch.device("cpu")
+KERNELS = load_kernels(torch.float32)
+needs_native = pytest.mark.skipif(isinstance(KERNELS, str), reason=f"no compiled kernels: {KERNELS}")
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def ops(dtype: torch.dtype) -> tuple[LayerOps, LayerOps]:
+    kernels = load_kernels(dtype)
+    assert isinstance(kernels, NativeKernels)
+    return NativeOps(kernels), TorchOps(ReferenceAttention())
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    tolerance = 2e-6 if ours.dtype is torch.float32 else 1.6e-2
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def random(*size: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@needs_native
+@both_dtypes
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 40), vectors=st.integers(1, 40), delta=st.booleans())
+def test_add_rms_norm(dtype: torch.dtype, rows: int, vectors: int, delta: bool) -> None:
+    native, torch_ops = ops(dtype)
+    dim = 16 * vectors
+    weight, added = random(dim, dtype=dtype, seed=1), random(rows, dim, dtype=dtype, seed=2) if delta else None
+    ours, theirs = (random(rows, dim, dtype=dtype) for _ in range(2))
+    close(native.add_rms_norm(added, ours, weight, 1e-5), torch_ops.add_rms_norm(added, theirs, weight, 1e-5))
+    assert torch.equal(ours, theirs)
+
+
+@needs_native
+@both_dtypes
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 40), vectors=st.integers(1, 60))
+def test_silu_mul(dtype: torch.dtype, rows: int, vectors: int) -> None:
+    native, torch_ops = ops(dtype)
+    gate_up = random(rows, 32 * vectors, dtype=dtype) * 4
+    close(native.silu_mul(gate_up), torch_ops.silu_mul(gate_up))
+
+
+@needs_native
+@both_dtypes
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 20), heads=st.integers(1, 6), others=st.integers(0, 4), vectors=st.integers(1, 8))
+def test_head_rms_norm(dtype: torch.dtype, rows: int, heads: int, others: int, vectors: int) -> None:
+    native, torch_ops = ops(dtype)
+    head_dim = 16 * vectors
+    weight = random(head_dim, dtype=dtype, seed=1)
+    ours, theirs = (random(rows, (others + heads) * head_dim, dtype=dtype) for _ in range(2))
+    for each, x in ((native, ours), (torch_ops, theirs)):
+        each.head_rms_norm(x[:, others * head_dim :], weight, heads, 1e-6)
+    close(ours, theirs)
+
+
+@needs_native
+@both_dtypes
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=4),
+    heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
+    head_dim=st.sampled_from([16, 32, 64, 80]),
+)
+def test_rope_and_store(
+    dtype: torch.dtype, lengths: list[tuple[int, int]], heads: tuple[int, int], head_dim: int
+) -> None:
+    """Queries are rotated alike; what was stored is compared by attending to it with one query."""
+    shape = HeadShape(*heads, head_dim)
+    angles = torch.arange(100)[:, None] * torch.rand(1, head_dim // 2, generator=torch.Generator().manual_seed(3))
+    rope = RopeTable(angles.cos(), angles.sin())
+    batch, blocks = step(lengths)
+    qkv = random(batch.num_tokens, (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
+    outcomes = []
+    for backend in (NativeAttention(kernels(dtype)), ReferenceAttention()):
+        cache = backend.allocate(KVShape(blocks, 16, heads[1], head_dim, dtype, CPU))
+        each: LayerOps = NativeOps(backend.kernels) if isinstance(backend, NativeAttention) else TorchOps(backend)
+        rows = qkv.clone()
+        each.rope_and_store(rows, cache, rope, shape, batch)
+        outcomes.append((rows[:, : heads[0] * head_dim], *token_major(cache, backend.name)))
+    for ours, theirs in zip(*outcomes, strict=True):
+        close(ours, theirs)
+
+
+def kernels(dtype: torch.dtype) -> NativeKernels:
+    found = load_kernels(dtype)
+    assert isinstance(found, NativeKernels)
+    return found
+
+
+def step(lengths: list[tuple[int, int]]) -> tuple[StepBatch, int]:
+    chunks, blocks = [], 1
+    for before, count in lengths:
+        sequence = Sequence([0] * (before + count), before + count, before + count)
+        needed = -(-(before + count) // 16)
+        sequence.table.blocks.extend(range(blocks, blocks + needed))
+        blocks += needed
+        chunks.append(Chunk(sequence, before, count, False, True))
+    return build_batch(chunks, 16, CPU), blocks
+
+
+def token_major(cache: LayerCache, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as [blocks, 16, kv heads, head size], from either layout."""
+    if name != "native":
+        return cache.keys.unflatten(0, (-1, 16)), cache.values.unflatten(0, (-1, 16))
+    per = 4 // cache.keys.element_size()
+    keys = cache.keys.unflatten(-1, (16, per)).permute(0, 3, 1, 2, 4).flatten(-2)
+    values = cache.values.unflatten(-1, (-1, per)).permute(0, 2, 4, 1, 3).flatten(1, 2)
+    return keys, values
+
+
+@needs_native
+@both_dtypes
+def test_storing_alone_fills_the_same_layout(dtype: torch.dtype) -> None:
+    batch, blocks = step([(5, 20), (0, 16), (31, 1)])
+    key, value = random(37, 2, 48, dtype=dtype), random(2, 37, 48, dtype=dtype, seed=1).transpose(0, 1)
+    stored = []
+    for backend in (NativeAttention(kernels(dtype)), ReferenceAttention()):
+        cache = backend.allocate(KVShape(blocks, 16, 2, 48, dtype, CPU))
+        backend.store(key, value, cache, batch)
+        stored.append(token_major(cache, backend.name))
+    for ours, theirs in zip(*stored, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@needs_native
+@both_dtypes
+def test_nan_passes_through_every_kernel(dtype: torch.dtype) -> None:
+    native, _ = ops(dtype)
+    x, weight = random(3, 64, dtype=dtype), random(64, dtype=dtype, seed=1)
+    x[1, 5] = torch.nan
+    assert native.add_rms_norm(None, x.clone(), weight, 1e-5).isnan().any(-1).tolist() == [False, True, False]
+    assert native.silu_mul(x.clone()).isnan().any(-1).tolist() == [False, True, False]
+    heads = x.clone()
+    native.head_rms_norm(heads, weight[:32], 2, 1e-5)
+    assert heads.isnan().any(-1).tolist() == [False, True, False]
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing compiled yet, nothing remembered."""
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    load_kernels.cache_clear()
+    yield tmp_path
+    load_kernels.cache_clear()
+
+
+def reason() -> str:
+    found = load_kernels(torch.float32)
+    assert isinstance(found, str)
+    shape = KVShape(4, 16, 1, 16, torch.float32, CPU)
+    assert choose_attention("auto", shape).name == "sdpa"
+    with pytest.raises(UnsupportedModel, match="attention='native' is not possible"):
+        choose_attention("native", shape)
+    return found
+
+
+def test_turned_off(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_NATIVE", "0")
+    assert "BATCHWRIGHT_NATIVE=0" in reason()
+
+
+def test_no_compiler(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(fresh_cache))
+    assert "no C++ compiler found (looked for g++, clang++, c++)" in reason()
+
+
+def test_a_compiler_that_does_not_exist(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "looked for no-such-compiler" in reason()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("exit 1", id="fails at once"),
+        pytest.param("exit 0", id="says nothing about its version"),
+        pytest.param('[ "$1" = --version ] && echo broken 1.0 && exit 0; echo no such flag >&2; exit 1', id="fails"),
+        pytest.param('[ "$1" = --version ] && echo broken 1.0; exit 0', id="writes nothing"),
+        pytest.param('[ "$1" = --version ] && echo broken 1.0; for o; do :; done; echo x > "$o"', id="writes rubbish"),
+    ],
+)
+def test_a_broken_compiler(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    compiler = fresh_cache / "broken"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert reason()
+
+
+def test_a_cache_folder_that_cannot_be_made(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(KERNELS, str):
+        pytest.skip(KERNELS)
+    (fresh_cache / "file").write_text("")
+    monkeypatch.setenv("BATCHWRIGHT_CACHE", str(fresh_cache / "file"))
+    assert "cannot write" in reason()
+
+
+def build() -> str:
+    return str(library_path())
+
+
+@needs_native
+def test_two_processes_build_at_once(fresh_cache: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        paths = {future.result() for future in [pool.submit(build) for _ in range(2)]}
+    assert paths == {str(path) for path in (fresh_cache / "cache" / "native").iterdir()}
+    assert isinstance(load_kernels(torch.float32), NativeKernels)
+
+
+@needs_native
+def test_a_build_that_fails_leaves_nothing_behind(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fresh_cache / "broken"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0; exit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError):
+        library_path()
+    assert os.listdir(fresh_cache / "cache" / "native") == []

@@ -1,0 +1,130 @@
+"""Padding, buckets and packing: shapes, contents, round trips, and optimality against brute force."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer, fit_boundaries
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 50_000), max_size=12), max_size=10)
+
+
+@given(SEQUENCES, st.sampled_from(["left", "right"]), st.integers(0, 9))
+def test_padding_keeps_every_token_on_its_side(sequences: list[list[int]], side: str, pad: int) -> None:
+    config = PaddingConfig(pad_token_id=pad, padding_side="left" if side == "left" else "right")
+    ids, mask = PaddingOptimizer(config).pad_batch(sequences)
+    width = max((len(s) for s in sequences), default=0)
+    assert ids.shape == mask.shape == (len(sequences), width)
+    assert ids.dtype.kind == mask.dtype.kind == "i"
+    for row, bits, sequence in zip(ids.tolist(), mask.tolist(), sequences, strict=True):
+        padding = [pad] * (width - len(sequence))
+        assert row == (padding + sequence if side == "left" else sequence + padding)
+        ones, zeros = [1] * len(sequence), [0] * len(padding)
+        assert bits == (zeros + ones if side == "left" else ones + zeros)
+
+
+def test_an_empty_sequence_padded_on_the_left_is_all_padding() -> None:
+    ids, mask = PaddingOptimizer(PaddingConfig(pad_token_id=7, padding_side="left")).pad_batch([[], [1, 2]])
+    assert ids.tolist() == [[7, 7], [1, 2]]
+    assert mask.tolist() == [[0, 0], [1, 1]]
+
+
+def test_too_long_is_refused_with_its_position() -> None:
+    with pytest.raises(ValueError, match=r"sequences 1 .*max_length=2"):
+        PaddingOptimizer().pad_batch([[1], [1, 2, 3]], max_length=2)
+    with pytest.raises(ValueError, match="max_length=4"):
+        PaddingOptimizer(PaddingConfig(max_length=4)).pad_batch([[0] * 5])
+
+
+def test_floats_and_nested_rows_are_refused() -> None:
+    for bad in ([[1.5, 2.0]], [np.ones((2, 2), np.int64)]):
+        with pytest.raises(ValueError, match="sequence 0"):
+            PaddingOptimizer().pad_batch(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("lengths", "expected"), [([], 1.0), ([0, 0], 1.0), ([4], 1.0), ([2, 4], 0.75), ([0, 4], 0.5)])
+def test_efficiency(lengths: list[int], expected: float) -> None:
+    assert PaddingOptimizer().compute_padding_efficiency([[1] * n for n in lengths]) == expected
+
+
+@given(SEQUENCES, st.lists(st.integers(1, 10), min_size=1, max_size=4, unique=True).map(sorted))
+def test_buckets_hold_everything_and_cut_nothing(sequences: list[list[int]], boundaries: list[int]) -> None:
+    padding = BucketedPadding(boundaries)
+    buckets = padding.bucket_sequences(sequences)
+    assert sorted(i for bucket in buckets for i in bucket.indices) == list(range(len(sequences)))
+    for bucket in buckets:
+        ids, mask = padding.pad_bucket(bucket)
+        for index, row, bits in zip(bucket.indices, ids, mask, strict=True):
+            assert row[bits == 1].tolist() == sequences[index]
+        if bucket.boundary is not None:
+            assert ids.shape[1] == bucket.boundary
+            assert all(padding.get_bucket(len(s)) == bucket.boundary for s in bucket.sequences)
+        else:
+            assert all(len(s) > boundaries[-1] for s in bucket.sequences)
+
+
+def padded_cells(lengths: list[int], boundaries: tuple[int, ...]) -> int:
+    return sum(min(b for b in boundaries if b >= length) for length in lengths if length)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=14).filter(any), st.integers(1, 5))
+def test_boundaries_are_optimal(lengths: list[int], count: int) -> None:
+    found = fit_boundaries(lengths, count)
+    assert len(found) <= count
+    assert found[-1] == max(lengths)
+    distinct = sorted({n for n in lengths if n})
+    options = (c for k in range(1, count + 1) for c in combinations(distinct, k) if c[-1] == distinct[-1])
+    assert padded_cells(lengths, tuple(found)) == min(padded_cells(lengths, c) for c in options)
+
+
+def test_boundaries_need_lengths() -> None:
+    with pytest.raises(ValueError, match="at least one above 0"):
+        fit_boundaries([0, 0], 2)
+    with pytest.raises(ValueError, match="num_buckets=0"):
+        fit_boundaries([1], 0)
+    with pytest.raises(ValueError, match="bucket_boundaries"):
+        BucketedPadding([4, 4])
+
+
+@given(SEQUENCES, st.sampled_from([None, 3]))
+def test_packing_all_round_trips(sequences: list[list[int]], separator: int | None) -> None:
+    packer = PackedSequences(max_length=13, separator_id=separator)
+    packed = packer.pack_all(sequences)
+    assert [row.tolist() for row in packer.unpack(packed)] == sequences
+    for row in packed.rows:
+        assert len(row.ids) <= 13
+        assert row.ids.dtype == np.int64
+        assert row.cu_seqlens.tolist()[0] == 0
+        assert row.cu_seqlens.tolist()[-1] == len(row.ids)
+        bounds = row.cu_seqlens.tolist()
+        for start, end in pairwise(bounds):
+            assert row.position_ids[start:end].tolist() == list(range(end - start))
+    assert sorted(i for row in packed.rows for i in row.indices) == list(range(len(sequences)))
+
+
+@given(SEQUENCES, st.integers(1, 20))
+def test_one_row_returns_what_did_not_fit(sequences: list[list[int]], room: int) -> None:
+    packer = PackedSequences(max_length=room)
+    row, left = packer.pack(sequences)
+    assert sorted(row.indices + left) == list(range(len(sequences)))
+    assert [part.tolist() for part in packer.unpack(row)] == [sequences[i] for i in row.indices]
+    assert len(row.ids) <= room
+    free = room - len(row.ids)
+    assert all(len(sequences[index]) > free for index in left)
+
+
+def test_a_sequence_that_no_row_holds_is_refused_with_its_position() -> None:
+    with pytest.raises(ValueError, match="sequence 1 takes 5 tokens"):
+        PackedSequences(max_length=4).pack_all([[1], [1] * 5])
+
+
+def test_best_fit_decreasing_fills_rows() -> None:
+    packed = PackedSequences(max_length=10).pack_all([[0] * n for n in (6, 4, 5, 5, 7, 3)])
+    assert len(packed.rows) == 3
+    assert packed.efficiency == 1.0
