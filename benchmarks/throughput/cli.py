@@ -60,7 +60,7 @@ def engine(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="CSV with the lengths of mixed-200 (Azure's trace)."),
     ] = None,
-    kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of batchwright and of vLLM, GiB each.")] = 4,
+    kv_gib: Annotated[int, typer.Option(min=1, help="KV cache of batchwright and of vLLM, GiB each.")] = 2,
     profiled: Annotated[bool, typer.Option("--profile", help="Also split our steps into their pieces.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write every figure here.")] = None,
     save: Annotated[

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.request import SamplingParams
 
 _HEAD = 1024
@@ -101,7 +102,7 @@ class Sampled:
 
 def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     """Choose the next token of each row of `logits` [rows, vocab]. Does not call `record`."""
-    best, likeliest = logits.max(dim=-1)
+    best, likeliest = _maxima(logits)
     finite = torch.isfinite(best).tolist()
     chosen: list[Sampled] = [
         Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)
@@ -112,6 +113,15 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
         for row, outcome in zip(special, picked, strict=True):
             chosen[row] = outcome
     return chosen
+
+
+def _maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest logit of each row, NaN if the row holds one, and its first index."""
+    kernels = load_kernels(logits.dtype) if logits.device.type == "cpu" else None
+    if isinstance(kernels, NativeKernels) and logits.stride(-1) == 1:
+        return kernels.row_maxima(logits)
+    best, where = logits.max(dim=-1)
+    return best, where
 
 
 def _sample_special(logits: Tensor, states: list[SamplingState]) -> list[Sampled]:

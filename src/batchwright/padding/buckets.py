@@ -75,8 +75,8 @@ def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
 
     Exact, by dynamic programming over the distinct lengths: the best k buckets for the shortest j lengths end in one
     bucket (i, j], padded to the longest of it, after the best k - 1 buckets for the shortest i. O(k · m²) for m
-    distinct lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError when there are no
-    lengths above 0 or no buckets.
+    distinct lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError when there
+    are no lengths above 0 or no buckets.
     """
     if num_buckets < 1:
         raise ValueError(f"num_buckets={num_buckets}: must be at least 1")

@@ -26,6 +26,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "add_rms_norm": [c_void_p] * 4 + [c_int64] * 2 + [c_float],
     "head_rms_norm": [c_void_p] * 2 + [c_int64] * 4 + [c_float],
     "silu_mul": [c_void_p] * 2 + [c_int64] * 2,
+    "row_maxima": [c_void_p] * 3 + [c_int64] * 3,
 }
 
 
@@ -44,6 +45,7 @@ class NativeKernels:
         self._add_rms_norm = getattr(library, f"bw_add_rms_norm_{suffix}")
         self._head_rms_norm = getattr(library, f"bw_head_rms_norm_{suffix}")
         self._silu_mul = getattr(library, f"bw_silu_mul_{suffix}")
+        self._row_maxima = getattr(library, f"bw_row_maxima_{suffix}")
 
     def attend(
         self,
@@ -150,6 +152,13 @@ class NativeKernels:
         out = gate_up.new_empty(rows, width // 2)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width // 2)
         return out
+
+    def row_maxima(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Greatest value [rows] float32 of each row of `x` [rows, dim], NaN if it holds one, and its first index."""
+        rows, dim = x.shape
+        best, where = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        self._row_maxima(x.data_ptr(), best.data_ptr(), where.data_ptr(), rows, x.stride(0), dim)
+        return best, where
 
 
 @functools.cache
