@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import platform
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,6 +23,8 @@ from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.native.build import BuildError, library_path
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
+
+from .paged import Case, Paged, Problem, textbook
 
 CPU = torch.device("cpu")
 KERNELS = load_kernels(torch.float32)
@@ -244,4 +247,24 @@ def test_a_build_that_fails_leaves_nothing_behind(fresh_cache: Path, monkeypatch
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(BuildError):
         library_path()
-    assert os.listdir(fresh_cache / "cache" / "native") == []
+    assert not list((fresh_cache / "cache" / "native").iterdir())
+
+
+@needs_native
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag is for x86-64")
+def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fresh_cache / "older"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++") or shutil.which("clang++")} "$@" -mno-avx512f\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    for dtype in (torch.float32, torch.bfloat16):
+        native, torch_ops = ops(dtype)
+        x, weight = random(5, 96, dtype=dtype), random(96, dtype=dtype, seed=1)
+        close(native.add_rms_norm(None, x, weight, 1e-5), torch_ops.add_rms_norm(None, x, weight, 1e-5))
+        close(native.silu_mul(x), torch_ops.silu_mul(x))
+        case = Case(((40, 1), (50, 1), (0, 30), (200, 5)), head_dim=80, dtype=dtype)
+        tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+        problem = Problem.of(case)
+        torch.testing.assert_close(
+            Paged("native", case).run(problem).double(), textbook(problem), rtol=tolerance, atol=tolerance
+        )

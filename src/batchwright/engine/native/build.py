@@ -60,7 +60,7 @@ def _key(compiler: str, target: tuple[str, ...]) -> str:
 
 
 def _version(compiler: str) -> str:
-    return _run([compiler, "--version"]).splitlines()[0]
+    return _run([compiler, "--version"]).partition("\n")[0]
 
 
 def _processor() -> str:

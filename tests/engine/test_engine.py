@@ -1,0 +1,579 @@
+"""What `Engine` promises its callers, with the real model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
+from batchwright.clock import ManualClock
+from batchwright.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineClosed,
+    InvalidRequest,
+)
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+STORY = "Once upon a time there was a small fox who"
+LIST = "The days of the week are Monday, Tuesday,"
+
+
+@pytest.fixture(scope="module")
+def shared(smollm2_path: Path) -> Iterator[Engine]:
+    with Engine(smollm2_path, dtype="float32", kv_memory="100MB", max_model_len=512) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(shared: Engine) -> Iterator[Engine]:
+    """One engine for all tests, each of which must leave nothing behind in it."""
+    yield shared
+    assert nothing_left(shared)
+
+
+def nothing_left(engine: Engine) -> bool:
+    core = engine.core
+    return not (
+        core.unfinished
+        or core.unfinished_sequences
+        or core.scheduler.has_work
+        or core.scheduler.blocks.num_used
+        or engine._unclaimed
+        or core._callbacks
+    )
+
+
+def only(responses: list[InferenceResponse]) -> InferenceResponse:
+    (response,) = responses
+    return response
+
+
+def run(engine: Engine) -> list[InferenceResponse]:
+    """Step until nothing is left; the responses in the order in which they came."""
+    done = []
+    while engine.unfinished:
+        done.extend(engine.step())
+    return done
+
+
+def joined(events: list[StreamEvent], index: int = 0) -> str:
+    return "".join(event.text for event in events if event.index == index)
+
+
+def final(events: list[StreamEvent]) -> InferenceResponse:
+    assert [event.response is not None for event in events] == [False] * (len(events) - 1) + [True]
+    response = events[-1].response
+    assert response is not None
+    return response
+
+
+# Prompts and responses
+
+
+def test_responses_come_in_the_order_of_the_prompts(engine: Engine) -> None:
+    prompts = [STORY, LIST, "2 + 2 =", STORY]
+    params = [replace(GREEDY, max_tokens=count) for count in (12, 2, 7, 1)]
+    together = engine.generate(prompts, params)
+    assert [response.tokens_generated for response in together] == [12, 2, 7, 1]
+    for prompt, each, response in zip(prompts, params, together, strict=True):
+        assert only(engine.generate(prompt, each)).output == response.output
+    assert together[0].output.startswith(together[3].output)
+
+
+def test_text_token_ids_and_messages(engine: Engine) -> None:
+    tokenizer = engine.core.tokenizer
+    messages = [{"role": "user", "content": "Say hello."}]
+    ids = tokenizer.encode(messages)
+    assert engine.generate(STORY, GREEDY)[0].token_ids == engine.generate(tokenizer.encode(STORY), GREEDY)[0].token_ids
+    assert engine.generate(messages, GREEDY)[0].token_ids == engine.generate(ids, GREEDY)[0].token_ids
+    mixed: list[Any] = [STORY, ids, messages]
+    assert [response.usage.prompt_tokens for response in engine.generate(mixed, GREEDY)] == [
+        len(tokenizer.encode(STORY)),
+        len(ids),
+        len(ids),
+    ]
+    assert engine.generate([], GREEDY) == []
+
+
+def test_what_a_response_holds(engine: Engine) -> None:
+    request = InferenceRequest(STORY, max_tokens=5, temperature=0.0, metadata={"row": 3}, request_id="mine")
+    response = only(engine.generate([request]))
+    assert (response.request_id, response.metadata, response.error) == ("mine", {"row": 3}, None)
+    assert response.finish_reason == "length"
+    assert response.tokens_generated == len(response.token_ids) == response.usage.completion_tokens == 5
+    assert response.output == engine.core.tokenizer.decode(response.token_ids)
+    assert response.ttft_ms is not None
+    assert 0 <= response.queue_ms <= response.ttft_ms <= response.latency_ms
+    assert response.usage.total_tokens == response.usage.prompt_tokens + 5
+    (choice,) = response.choices
+    assert (choice.text, choice.token_ids, choice.index) == (response.output, response.token_ids, 0)
+    assert choice.logprobs is None
+
+
+def test_several_completions(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=5, n=4, ignore_eos=True)
+    response = only(engine.generate(STORY, params))
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert len({choice.token_ids for choice in response.choices}) == 4
+    assert response.tokens_generated == 32
+    assert response.output == response.choices[0].text
+    one = only(engine.generate(STORY, replace(params, n=1)))
+    assert one.token_ids == response.choices[0].token_ids
+
+
+# How a completion ends
+
+
+def test_end_of_text(engine: Engine) -> None:
+    (end,) = engine.core.tokenizer.eos_token_ids & set(range(3)) or {2}
+    force = {end: 100.0}
+    stopped = only(engine.generate(STORY, replace(GREEDY, logit_bias=force)))
+    assert (stopped.finish_reason, stopped.token_ids, stopped.output) == ("stop", (end,), "")
+    later = only(engine.generate(STORY, replace(GREEDY, logit_bias=force, min_tokens=4)))
+    assert later.finish_reason == "stop"
+    assert len(later.token_ids) == 5
+    assert end not in later.token_ids[:4]
+    ignored = only(engine.generate(STORY, replace(GREEDY, logit_bias=force, ignore_eos=True)))
+    assert (ignored.finish_reason, ignored.token_ids) == ("length", (end,) * 12)
+    assert ignored.output == ""
+
+
+def test_stop_token_ids(engine: Engine) -> None:
+    free = only(engine.generate(STORY, GREEDY))
+    third = free.token_ids[2]
+    response = only(engine.generate(STORY, replace(GREEDY, stop_token_ids=(third,))))
+    first = free.token_ids.index(third)
+    assert response.finish_reason == "stop"
+    assert response.token_ids == free.token_ids[: first + 1]
+    assert response.output == engine.core.tokenizer.decode(free.token_ids[:first])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_spanning_tokens(engine: Engine, stream: bool) -> None:
+    free = only(engine.generate(STORY, replace(GREEDY, max_tokens=20)))
+    for start in range(1, len(free.output) - 4, 5):
+        stop = free.output[start : start + 4]
+        params = replace(GREEDY, max_tokens=20, stop=("never there", stop))
+        wanted = free.output[: free.output.find(stop)]
+        if stream:
+            events = list(engine.stream(STORY, params))
+            assert joined(events) == wanted
+            response = final(events)
+        else:
+            response = only(engine.generate(STORY, params))
+        assert (response.output, response.finish_reason) == (wanted, "stop")
+        assert free.token_ids[: len(response.token_ids)] == response.token_ids
+
+
+def test_a_stop_string_is_not_honoured_before_min_tokens(engine: Engine) -> None:
+    free = only(engine.generate(LIST, GREEDY))
+    params = replace(GREEDY, stop=(" ",), min_tokens=6)
+    events = list(engine.stream(LIST, params))
+    response = final(events)
+    assert len(response.token_ids) >= 6
+    assert joined(events) == response.output == only(engine.generate(LIST, params)).output
+    sixth = len(engine.core.tokenizer.decode(free.token_ids[:5]))
+    assert response.output == free.output[: free.output.find(" ", sixth)]
+
+
+def test_what_might_have_become_a_stop_string_is_given_at_the_end(engine: Engine) -> None:
+    free = only(engine.generate(STORY, GREEDY))
+    events = list(engine.stream(STORY, replace(GREEDY, stop=(free.output[-3:] + "§",))))
+    assert joined(events) == final(events).output == free.output
+
+
+def test_logprobs(engine: Engine) -> None:
+    plain = only(engine.generate(STORY, GREEDY))
+    response = only(engine.generate(STORY, replace(GREEDY, logprobs=3)))
+    assert response.token_ids == plain.token_ids
+    logprobs = response.choices[0].logprobs
+    assert logprobs is not None
+    assert [entry.token_id for entry in logprobs] == list(response.token_ids)
+    assert "".join(entry.token for entry in logprobs) == response.output
+    for entry in logprobs:
+        assert len(entry.top) == 3
+        assert entry.top[0] == (entry.token_id, entry.token, entry.logprob)
+        assert entry.logprob <= 0
+    (own,) = engine.generate(STORY, replace(GREEDY, logprobs=0))[0].choices
+    assert own.logprobs is not None
+    assert [entry.logprob for entry in own.logprobs] == pytest.approx([e.logprob for e in logprobs], abs=1e-5)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message", "param"),
+    [
+        ("", GREEDY, "prompt is empty", "prompt"),
+        ([49152], GREEDY, "token id 49152: the model has ids 0 to 49151", "prompt"),
+        ([5] * 600, GREEDY, "exceed the context of 512 tokens", "prompt"),
+        ([5] * 500, GREEDY, None, None),
+        (STORY, replace(GREEDY, stop_token_ids=(10**6,)), "1000000 in stop_token_ids", "stop_token_ids"),
+        (STORY, replace(GREEDY, logit_bias={49152: 1.0}), "49152 in stop_token_ids or logit_bias", "logit_bias"),
+    ],
+    ids=["empty", "token id", "too long", "just short enough", "stop id", "bias id"],
+)
+def test_a_bad_request_fails_alone(
+    engine: Engine, prompt: Any, params: SamplingParams, message: str | None, param: str | None
+) -> None:
+    before, response, after = engine.generate([STORY, prompt, STORY], [GREEDY, params, GREEDY])
+    assert before.output == after.output != ""
+    if message is None:
+        assert response.error is None
+        return
+    assert isinstance(response.error, InvalidRequest)
+    assert message in str(response.error)
+    assert response.error.param == param
+    assert response.finish_reason == "error"
+    with pytest.raises(InvalidRequest):
+        engine.submit(InferenceRequest.of(prompt, params))
+    (event,) = engine.stream(prompt, params)
+    assert event.response is not None
+    assert isinstance(event.response.error, InvalidRequest)
+
+
+def test_more_than_the_kv_cache_can_hold(smollm2_path: Path) -> None:
+    with Engine(smollm2_path, dtype="float32", kv_memory=30 * 2 * 3 * 64 * 4 * 16 * 4) as small:
+        fits, too_much = small.generate([[5] * 52, [5] * 53], GREEDY)
+        assert fits.error is None
+        assert isinstance(too_much.error, ContextLengthExceeded)
+        assert "raise kv_memory" in str(too_much.error)
+
+
+def test_a_chat_template_that_refuses(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.core.tokenizer._inner, "chat_template", "{{ raise_exception('no such role') }}")
+    good, bad = engine.generate([STORY, [{"role": "poet", "content": "x"}]], GREEDY)
+    assert good.error is None
+    assert isinstance(bad.error, InvalidRequest)
+    assert "no such role" in str(bad.error)
+
+
+def test_duplicate_ids(engine: Engine) -> None:
+    requests = [InferenceRequest(STORY, request_id="same", max_tokens=3) for _ in range(2)]
+    with pytest.raises(ValueError, match="request_id"):
+        engine.generate(requests)
+    engine.submit(requests[0])
+    with pytest.raises(InvalidRequest, match="'same' is being computed already"):
+        engine.submit(requests[1])
+    assert [response.error for response in run(engine)] == [None]
+    engine.submit(requests[1])  # the first has ended, so the id is free again
+    assert only(run(engine)).request_id == "same"
+
+
+def test_arguments_that_do_not_match(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="2 for 3 prompts"):
+        engine.generate([STORY] * 3, [GREEDY] * 2)
+    with pytest.raises(ValueError, match="requests bring their own"):
+        engine.stream([InferenceRequest(STORY)], GREEDY)
+
+
+# Streaming
+
+
+def test_streams_equal_what_generate_gives(engine: Engine) -> None:
+    prompts = [STORY, LIST, "🦊🌲 are", "日本語で"]
+    params = SamplingParams(max_tokens=25, temperature=0.9, seed=3, ignore_eos=True)
+    whole = engine.generate(prompts, params)
+    ids: list[str] = []
+    events: dict[str, list[StreamEvent]] = {}
+    for event in engine.stream(prompts, params):
+        events.setdefault(event.request_id, []).append(event)
+    for response in (final(each) for each in events.values()):
+        ids.append(response.request_id)
+        texts, tokens = joined(events[response.request_id]), events[response.request_id]
+        assert texts == response.output
+        assert sum((event.token_ids for event in tokens), ()) == response.token_ids
+        assert response.output in [each.output for each in whole]
+    assert len(ids) == 4
+
+
+def test_several_completions_in_a_stream(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=10, temperature=1.2, seed=8, n=3)
+    events = list(engine.stream(STORY, params))
+    response = final(events)
+    for choice in response.choices:
+        assert joined(events, choice.index) == choice.text
+        ends = [event.finish_reason for event in events if event.index == choice.index and event.finish_reason]
+        assert ends == [choice.finish_reason]
+
+
+def test_characters_of_many_bytes_are_never_split(engine: Engine) -> None:
+    """Forced to spell characters byte by byte, the stream gives each of them whole."""
+    text = "a🦊日本é👩‍👩‍👧 ok"
+    ids = engine.core.tokenizer.encode(text)
+    assert len(ids) > len(text)
+    forced: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        force_tokens(patch, engine, ids, forced)
+        events = list(engine.stream(STORY, replace(GREEDY, max_tokens=len(ids), ignore_eos=True)))
+    assert forced == ids
+    assert joined(events) == final(events).output == text
+    assert all("\ufffd" not in event.text for event in events)
+    assert any(event.text == "" for event in events)
+
+
+def force_tokens(patch: pytest.MonkeyPatch, engine: Engine, ids: list[int], forced: list[int]) -> None:
+    """Whatever is computed, the logits call for `ids`, one after another."""
+    own = engine.core.body.forward
+
+    def forward(batch: Any) -> Any:
+        logits = own(batch)
+        if len(logits):
+            logits[:] = 0
+            logits[:, ids[len(forced)]] = 10
+            forced.append(ids[len(forced)])
+        return logits
+
+    patch.setattr(engine.core.body, "forward", forward)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_half_a_character_at_the_end_is_dropped(engine: Engine, keep: int) -> None:
+    ids = engine.core.tokenizer.encode("ok 🦡")
+    assert len(ids) >= 4
+    cut = ids[: len(ids) - 1]
+    for stream in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            force_tokens(patch, engine, cut, [])
+            params = replace(GREEDY, max_tokens=len(cut))
+            response = final(list(engine.stream(STORY, params))) if stream else only(engine.generate(STORY, params))
+        assert response.output == "ok "
+        assert response.token_ids == tuple(cut)
+
+
+def test_leaving_a_stream_early_cancels(engine: Engine) -> None:
+    responses: list[InferenceResponse] = []
+    request = InferenceRequest(STORY, max_tokens=100, callback=responses.append)
+    events = engine.stream([request, InferenceRequest(LIST, max_tokens=100)])
+    next(events)
+    events.close()  # type: ignore[attr-defined]  # it is a generator
+    assert isinstance(only(responses).error, Cancelled)
+
+
+# Order, cancellation, deadlines
+
+
+@pytest.fixture
+def narrow(smollm2_path: Path) -> Iterator[Engine]:
+    """One sequence at a time, by a clock that only the test moves."""
+    with Engine(
+        smollm2_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
+    ) as engine:
+        yield engine
+        assert nothing_left(engine)
+
+
+def clock_of(engine: Engine) -> ManualClock:
+    clock = engine.core.clock
+    assert isinstance(clock, ManualClock)
+    return clock
+
+
+def test_urgent_requests_overtake(narrow: Engine) -> None:
+    order = {"later": 7, "urgent": 1, "normal-1": 5, "normal-2": 5}
+    for name, priority in order.items():
+        narrow.submit(InferenceRequest(STORY, request_id=name, priority=priority, max_tokens=3, temperature=0.0))
+    assert [response.request_id for response in run(narrow)] == ["urgent", "normal-1", "normal-2", "later"]
+
+
+def test_an_urgent_request_takes_the_place_of_one_that_runs(narrow: Engine) -> None:
+    alone = only(narrow.generate(STORY, GREEDY))
+    narrow.submit(InferenceRequest.of(STORY, GREEDY, request_id="slow"))
+    for _ in range(4):
+        assert narrow.step() == []
+    narrow.submit(InferenceRequest(LIST, request_id="urgent", priority=0, max_tokens=3))
+    urgent, slow = run(narrow)
+    assert (urgent.request_id, slow.request_id) == ("urgent", "slow")
+    assert slow.token_ids == alone.token_ids
+    assert narrow.stats.preemptions == 1
+
+
+def test_deadlines(narrow: Engine) -> None:
+    narrow.submit(InferenceRequest(STORY, request_id="runs", deadline=5.0, max_tokens=50, n=1))
+    narrow.submit(InferenceRequest(STORY, request_id="waits", deadline=2.0, max_tokens=5, priority=9, n=3))
+    narrow.submit(InferenceRequest(STORY, request_id="free", max_tokens=2, priority=9, ignore_eos=True))
+    assert narrow.step() == []
+    clock_of(narrow).advance(2.0)
+    waits = only(narrow.step())
+    assert isinstance(waits.error, DeadlineExceeded)
+    assert "deadline=2.0 s" in str(waits.error)
+    assert (waits.request_id, waits.finish_reason, waits.tokens_generated) == ("waits", "error", 0)
+    assert waits.latency_ms == waits.queue_ms == 2000.0
+    assert waits.ttft_ms is None
+    clock_of(narrow).advance(3.5)
+    runs, free = run(narrow)
+    assert isinstance(runs.error, DeadlineExceeded)
+    assert runs.tokens_generated == len(runs.token_ids) == 2
+    assert runs.output == narrow.core.tokenizer.decode(runs.token_ids)
+    assert (free.request_id, free.error, free.tokens_generated) == ("free", None, 2)
+
+
+def test_cancelling_frees_slot_and_blocks_at_once(narrow: Engine) -> None:
+    for name in ("first", "second", "third"):
+        narrow.submit(InferenceRequest(STORY, request_id=name, max_tokens=50, temperature=0.0, ignore_eos=True))
+    for _ in range(3):
+        narrow.step()
+    assert narrow.core.scheduler.blocks.num_used > 0
+    first, third = narrow.cancel("first"), narrow.cancel("third")
+    assert first is not None
+    assert third is not None
+    assert isinstance(first.error, Cancelled)
+    assert (first.finish_reason, first.tokens_generated) == ("cancelled", 3)
+    assert (third.finish_reason, third.tokens_generated) == ("cancelled", 0)
+    assert narrow.core.scheduler.blocks.num_used == 0
+    assert narrow.cancel("first") is None
+    assert narrow.cancel("nobody") is None
+    second = only(run(narrow))
+    assert (second.request_id, second.error, second.tokens_generated) == ("second", None, 50)
+
+
+# Callbacks
+
+
+def test_callbacks_get_the_response(engine: Engine) -> None:
+    got: list[InferenceResponse] = []
+    requests = [InferenceRequest(STORY, max_tokens=count, callback=got.append) for count in (4, 2)]
+    responses = engine.generate(requests)
+    assert got == [responses[1], responses[0]]
+
+
+def test_a_callback_that_raises_costs_nobody_an_answer(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def angry(response: InferenceResponse) -> None:
+        raise ValueError("not today")
+
+    responses = engine.generate([InferenceRequest(STORY, max_tokens=2, callback=angry) for _ in range(3)])
+    assert [response.error for response in responses] == [None] * 3
+    assert "not today" in caplog.text
+
+
+def test_a_callback_may_submit_and_cancel(engine: Engine) -> None:
+    got: list[str] = []
+
+    def chain(response: InferenceResponse) -> None:
+        got.append(response.request_id)
+        engine.cancel("victim")
+        engine.submit(InferenceRequest(LIST, request_id="second", max_tokens=2, callback=lambda r: got.append("done")))
+
+    engine.submit(InferenceRequest(STORY, request_id="victim", max_tokens=2, n=2))
+    engine.submit(InferenceRequest(STORY, request_id="first", max_tokens=1, callback=chain))
+    run(engine)
+    assert got == ["first", "done"]
+
+
+def test_generate_leaves_other_requests_to_step(engine: Engine) -> None:
+    engine.submit(InferenceRequest(STORY, request_id="mine", max_tokens=2))
+    assert only(engine.generate(LIST, GREEDY)).error is None
+    assert [event.request_id for event in engine.stream(LIST, GREEDY) if event.request_id == "mine"] == []
+    assert only(engine.step()).request_id == "mine"
+
+
+# Life and memory
+
+
+def test_close(smollm2_path: Path) -> None:
+    got: list[InferenceResponse] = []
+    engine = Engine(smollm2_path, dtype="float32", kv_memory="20MB")
+    engine.submit(InferenceRequest(STORY, max_tokens=50, callback=got.append))
+    engine.step()
+    events = engine.stream(LIST, GREEDY)
+    next(events)
+    engine.close()
+    engine.close()
+    assert isinstance(only(got).error, EngineClosed)
+    assert only(got).tokens_generated == 2
+    assert engine.stats.generated_tokens == 3
+    with pytest.raises(EngineClosed):
+        next(events)
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.generate(STORY),
+        lambda: next(iter(engine.stream(STORY))),
+        lambda: engine.submit(InferenceRequest(STORY)),
+        engine.step,
+        lambda: engine.cancel("x"),
+    ]
+    for call in calls:
+        with pytest.raises(EngineClosed):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_tokens": 0}, "max_batch_tokens=0"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"max_model_len": 10**6}, "max_model_len=1000000"),
+        ({"kv_memory": "much"}, "kv_memory='much'"),
+        ({"kv_memory": 1000}, "one KV block of this model takes"),
+        ({"dtype": "int8"}, "dtype='int8'"),
+        ({"device": "abacus"}, "device='abacus'"),
+        ({"body": "soul"}, "body='soul'"),
+        ({"attention": "full"}, "attention='full'"),
+    ],
+    ids=str,
+)
+def test_bad_settings(smollm2_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Engine(smollm2_path, **({"kv_memory": "1MB"} | options))
+
+
+def test_hundreds_of_requests_leave_nothing_behind(smollm2_path: Path) -> None:
+    kv_memory = 3_000_000
+    with Engine(smollm2_path, kv_memory=kv_memory, max_num_seqs=32) as engine:
+        caches = engine.core.body.caches
+        assert sum(c.keys.nbytes + c.values.nbytes for c in caches) <= kv_memory
+        params = SamplingParams(max_tokens=2, temperature=1.0, ignore_eos=True)
+        responses = engine.generate([[index % 97 + 5, index % 89 + 5, 7] for index in range(500)], params)
+        assert all(response.error is None for response in responses)
+        assert nothing_left(engine)
+        scheduler = engine.core.scheduler
+        assert max(len(queue) for queue in (scheduler._waiting, scheduler._arrivals, scheduler._deadlines)) <= 100
+        assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks
+
+
+def test_stats(smollm2_path: Path) -> None:
+    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", max_batch_tokens=64) as engine:
+        prompts = [[7 + index % 2, *range(100, 160)] for index in range(6)]
+        responses = engine.generate(prompts, replace(GREEDY, ignore_eos=True))
+        stats = engine.stats
+        assert stats.prompt_tokens == sum(response.usage.prompt_tokens for response in responses) == 6 * 61
+        assert stats.generated_tokens == sum(response.tokens_generated for response in responses) == 72
+        assert stats.cached_tokens == sum(response.usage.cached_tokens for response in responses) > 0
+        assert stats.prefill_tokens == stats.prompt_tokens - stats.cached_tokens
+        assert stats.decode_tokens == 72 - 6
+        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens
+        assert stats.padding_efficiency == 1.0
+        assert 1 <= stats.occupancy_mean <= stats.occupancy_peak <= 6
+        assert stats.ttft_ms.count == stats.tpot_ms.count == stats.latency_ms.count == 6
+        assert stats.preemptions == 0
+        assert 0 < stats.model_seconds <= stats.step_seconds
+        assert stats.prefill_seconds + stats.decode_seconds == pytest.approx(stats.model_seconds)
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str) -> None:
+    prompts = [STORY, LIST, "def add(a, b):", "The sea", STORY]
+    params = [
+        SamplingParams(max_tokens=24, temperature=1.0, seed=11, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=1.4, seed=12, top_p=0.95, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0.8, seed=13, top_k=50, repetition_penalty=1.2, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=1.0, seed=15, ignore_eos=True),
+    ]
+    with Engine(smollm2_path, dtype=dtype, kv_memory="40MB", prefix_caching=False) as engine:
+        alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
+        assert [response.token_ids for response in engine.generate(prompts, params)] == alone
+        strangers = ["Elsewhere", "x = 1\n" * 30] * 6
+        noise = [SamplingParams(max_tokens=20, temperature=1.5)] * 12
+        mixed = engine.generate([*strangers, *reversed(prompts)], [*noise, *reversed(params)])
+        assert [response.token_ids for response in reversed(mixed[12:])] == alone
+    assert alone[0] != alone[4]
