@@ -42,15 +42,26 @@ struct Item {
   int32_t sequence, kv_head, token, tokens;
 };
 
-// scores[r][0..16) = query[r] · the 16 keys of a block
-template <class T, int R>
-void score_block(const uint32_t* query, int64_t units, const uint32_t* keys, float* scores) {
-  VecF acc[R] = {};
+// scores[r][b·16 ..) = query[r] · the 16 keys of block b, for B blocks side by side: a few rows alone would leave the
+// multipliers waiting for their own last results.
+template <class T, int R, int B>
+void score_blocks(const uint32_t* query, int64_t units, const uint32_t* const* keys, float* scores) {
+  VecF acc[R][B] = {};
   for (int64_t u = 0; u < units; ++u) {
-    const VecU k = load_units(keys + u * kBlock);
-    for (int r = 0; r < R; ++r) acc[r] = dot_units<T>(acc[r], k, query[r * units + u]);
+    for (int b = 0; b < B; ++b) {
+      const VecU k = load_units(keys[b] + u * kBlock);
+      for (int r = 0; r < R; ++r) acc[r][b] = dot_units<T>(acc[r][b], k, query[r * units + u]);
+    }
   }
-  for (int r = 0; r < R; ++r) store(scores + r * kChunk, acc[r]);
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) store(scores + r * kChunk + b * kBlock, acc[r][b]);
+}
+
+template <class T, int R, int B>
+void score_rows(const uint32_t* query, int64_t units, const uint32_t* const* keys, int64_t blocks, float* scores) {
+  int64_t b = 0;
+  for (; b + B <= blocks; b += B) score_blocks<T, R, B>(query, units, keys + b, scores + b * kBlock);
+  for (; b < blocks; ++b) score_blocks<T, R, 1>(query, units, keys + b, scores + b * kBlock);
 }
 
 // out[r][0..64) += weights[r] · values, over all keys of a chunk
@@ -88,22 +99,24 @@ void add_values_tail(const uint32_t* weights, int64_t blocks, const uint32_t* co
   }
 }
 
+// Computes one item after another; each thread has one, with scratch memory for the largest item.
 template <class T>
 class Tile {
  public:
-  Tile(const Problem& problem, const Item& item) : p_(problem), item_(item) {
-    group_ = p_.heads / p_.kv_heads;
-    rows_ = item.tokens * group_;
-    units_ = p_.head_dim / kPerUnit<T>;
-    position_ = p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
-    query_.resize(rows_ * units_);
-    std::fill(highest_, highest_ + rows_, kNever);
-    out_.assign(rows_ * p_.head_dim, 0.0f);
-    for (int64_t r = 0; r < rows_; ++r)
-      std::memcpy(&query_[r * units_], query_row(r), p_.head_dim * sizeof(T));
+  explicit Tile(const Problem& problem)
+      : p_(problem), group_(problem.heads / problem.kv_heads), units_(problem.head_dim / kPerUnit<T>) {
+    const int64_t most = std::max(kTileRows, group_);
+    query_.resize(most * units_);
+    out_.resize(most * p_.head_dim);
+    last_.resize(kBlock / kPerUnit<T> * p_.head_dim);
+    scores_.resize(most * kChunk);
+    weights_.resize(most * kChunk);
+    sums_.resize(most * kLanes);
+    highest_.resize(most);
   }
 
-  void run() {
+  void run(const Item& item) {
+    begin(item);
     const int64_t last = position_ + item_.tokens;  // keys before this
     const int64_t first = p_.window > 0 ? std::max<int64_t>(0, position_ - p_.window + 1) : 0;
     for (int64_t chunk = first / kChunk * kChunk; chunk < last; chunk += kChunk) {
@@ -117,6 +130,17 @@ class Tile {
   }
 
  private:
+  void begin(const Item& item) {
+    item_ = item;
+    rows_ = item.tokens * group_;
+    position_ = p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
+    std::fill_n(highest_.begin(), rows_, kNever);
+    std::fill_n(sums_.begin(), rows_ * kLanes, 0.0f);
+    std::fill_n(out_.begin(), rows_ * p_.head_dim, 0.0f);
+    for (int64_t r = 0; r < rows_; ++r)
+      std::memcpy(&query_[r * units_], query_row(r), p_.head_dim * sizeof(T));
+  }
+
   const T* query_row(int64_t r) const {
     const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
     const int64_t head = item_.kv_head * group_ + r % group_;
@@ -130,6 +154,11 @@ class Tile {
       const int64_t at = (table[b] * p_.kv_heads + item_.kv_head) * block_units;
       keys_[b] = static_cast<const uint32_t*>(p_.keys) + at;
       values_[b] = static_cast<const uint32_t*>(p_.values) + at;
+      // Blocks lie anywhere: without this the first lines of each would be waited for one after another.
+      for (int64_t line = 0; line < block_units; line += 16) {
+        __builtin_prefetch(keys_[b] + line);
+        __builtin_prefetch(values_[b] + line);
+      }
     }
     const int64_t filled = p_.contexts[item_.sequence] - (chunk + (blocks - 1) * kBlock);
     if (filled < kBlock) values_[blocks - 1] = without_rest(values_[blocks - 1], filled);
@@ -140,7 +169,7 @@ class Tile {
   const uint32_t* without_rest(const uint32_t* values, int64_t filled) {
     constexpr int64_t per = kPerUnit<T>;
     const int64_t whole = filled / per * p_.head_dim;
-    last_.assign(kBlock / per * p_.head_dim, 0);
+    std::fill(last_.begin() + whole, last_.end(), 0);
     std::memcpy(last_.data(), values, whole * sizeof(uint32_t));
     if (filled % per)
       for (int64_t d = 0; d < p_.head_dim; ++d) last_[whole + d] = values[whole + d] & 0xffffu;
@@ -152,20 +181,18 @@ class Tile {
       const int64_t left = rows_ - r;
       const int64_t take = left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1;
       const uint32_t* query = &query_[r * units_];
-      for (int64_t b = 0; b < blocks; ++b) {
-        float* to = scores_ + r * kChunk + b * kBlock;
-        if (take == 12) score_block<T, 12>(query, units_, keys_[b], to);
-        else if (take == 6) score_block<T, 6>(query, units_, keys_[b], to);
-        else if (take == 3) score_block<T, 3>(query, units_, keys_[b], to);
-        else score_block<T, 1>(query, units_, keys_[b], to);
-      }
+      float* to = &scores_[r * kChunk];
+      if (take == 12) score_rows<T, 12, 1>(query, units_, keys_, blocks, to);
+      else if (take == 6) score_rows<T, 6, 2>(query, units_, keys_, blocks, to);
+      else if (take == 3) score_rows<T, 3, 4>(query, units_, keys_, blocks, to);
+      else score_rows<T, 1, 8>(query, units_, keys_, blocks, to);
       r += take;
     }
   }
 
   // Scores become weights; the row's running maximum, sum and output are rescaled to the new maximum.
   void soften(int64_t r, int64_t chunk, int64_t blocks) {
-    float* scores = scores_ + r * kChunk;
+    float* scores = &scores_[r * kChunk];
     const int32_t seen = static_cast<int32_t>(position_ + r / group_ + 1);  // keys up to its own position
     const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
     const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -181,19 +208,19 @@ class Tile {
     }
     const float highest = std::max(max(most), highest_[r]);
     if (highest == kNever) {  // nothing seen yet: all of the chunk lies before the window
-      std::memset(weights_ + r * kChunk, 0, kChunk * sizeof(uint32_t));
+      std::fill_n(weights_.begin() + r * kChunk, kChunk, 0u);
       return;
     }
     const float shrink = highest_[r] == kNever ? 0.0f : std::exp(highest_[r] - highest);
     highest_[r] = highest;
-    VecF total = sums_[r] * shrink;
-    T* weights = reinterpret_cast<T*>(weights_ + r * kChunk);
+    VecF total = load(&sums_[r * kLanes]) * shrink;
+    T* weights = reinterpret_cast<T*>(&weights_[r * kChunk]);
     for (int64_t b = 0; b < blocks; ++b) {
       const VecF w = exp(load(scores + b * kBlock) - highest);
       total += w;
       bw::store(weights + b * kBlock, w);
     }
-    sums_[r] = total;
+    bw::store(&sums_[r * kLanes], total);
     if (shrink != 1.0f) {
       float* out = &out_[r * p_.head_dim];
       for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(out + d, load(out + d) * shrink);
@@ -208,37 +235,33 @@ class Tile {
       for (int64_t r = 0; r < rows_;) {
         const int64_t left = rows_ - r;
         float* out = &out_[r * p_.head_dim + column];
-        const uint32_t* weights = weights_ + r * kChunk;
+        const uint32_t* weights = &weights_[r * kChunk];
         if (left >= 6) { add_values<T, 6>(weights, blocks, values, p_.head_dim, out); r += 6; }
         else if (left >= 3) { add_values<T, 3>(weights, blocks, values, p_.head_dim, out); r += 3; }
         else { add_values<T, 1>(weights, blocks, values, p_.head_dim, out); r += 1; }
       }
     }
     for (int64_t column = wide; column < p_.head_dim; column += kLanes)
-      add_values_tail<T>(weights_, blocks, values_, p_.head_dim, rows_, column, &out_[column]);
+      add_values_tail<T>(weights_.data(), blocks, values_, p_.head_dim, rows_, column, &out_[column]);
   }
 
   void write(int64_t r) {
     const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
     const int64_t head = item_.kv_head * group_ + r % group_;
     T* to = static_cast<T*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
-    const float inverse = 1.0f / sum(sums_[r]);
+    const float inverse = 1.0f / sum(load(&sums_[r * kLanes]));
     const float* out = &out_[r * p_.head_dim];
     for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(to + d, load(out + d) * inverse);
   }
 
   const Problem& p_;
-  const Item item_;
-  int64_t group_, rows_, units_, position_;
-  std::vector<uint32_t> query_;
-  std::vector<float> out_;
-  std::vector<uint32_t> last_;
+  const int64_t group_, units_;
+  Item item_{};
+  int64_t rows_ = 0, position_ = 0;
+  std::vector<uint32_t> query_, weights_, last_;
+  std::vector<float> out_, scores_, sums_, highest_;
   const uint32_t* keys_[kChunk / kBlock];
   const uint32_t* values_[kChunk / kBlock];
-  alignas(64) float scores_[kTileRows * kChunk];
-  alignas(64) uint32_t weights_[kTileRows * kChunk];
-  VecF sums_[kTileRows] = {};
-  float highest_[kTileRows];
 };
 
 template <class T>
@@ -254,8 +277,12 @@ void attend(const Problem& p) {
   }
   // Later tiles see more keys: the longest work goes first, so that no thread is left with it at the end.
   const int64_t count = static_cast<int64_t>(items.size());
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = count - 1; i >= 0; --i) Tile<T>(p, items[i]).run();
+#pragma omp parallel
+  {
+    Tile<T> tile(p);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = count - 1; i >= 0; --i) tile.run(items[i]);
+  }
 }
 
 // Rotate the queries in place, rotate the keys into the cache, copy the values there.
