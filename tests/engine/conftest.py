@@ -12,7 +12,7 @@ import torch
 from batchwright import Engine
 from batchwright.engine.native import NativeKernels, load_kernels
 
-from .support import NEW_TOKENS, own_greedy, slices
+from .support import NEW_TOKENS, nothing_left, own_greedy, slices
 
 _LENGTHS = [5, 6, 7, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40, 47, 48, 49, 56, 64, 65, 80, 96, 112, 127, 128]
 _LONGER = [129, 150, 192, 240, 256, 300, 350, 420]
@@ -60,3 +60,16 @@ def make_engine(smollm2_path: Path) -> Iterator[Callable[..., Engine]]:
 def native() -> NativeKernels | str:
     """The compiled float32 kernels, or why there are none."""
     return load_kernels(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def shared_engine(smollm2_path: Path) -> Iterator[Engine]:
+    with Engine(smollm2_path, dtype="float32", kv_memory="100MB", max_model_len=512) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(shared_engine: Engine) -> Iterator[Engine]:
+    """One engine for the tests of a module, each of which must leave nothing behind in it."""
+    yield shared_engine
+    assert nothing_left(shared_engine)

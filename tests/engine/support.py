@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
+from batchwright import Engine, InferenceResponse, SamplingParams, StreamEvent
+
 NEW_TOKENS = 20
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+STORY = "Once upon a time there was a small fox who"
+LIST = "The days of the week are Monday, Tuesday,"
 
 TINY: dict[str, Any] = {
     "vocab_size": 199,
@@ -58,3 +63,39 @@ def tiny_model(folder: Path, model_type: str, **config: Any) -> Any:
             parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return model
+
+
+def nothing_left(engine: Engine) -> bool:
+    core = engine.core
+    return not (
+        core.unfinished
+        or core.unfinished_sequences
+        or core.scheduler.has_work
+        or core.scheduler.blocks.num_used
+        or engine._unclaimed
+        or core._callbacks
+    )
+
+
+def only(responses: list[InferenceResponse]) -> InferenceResponse:
+    (response,) = responses
+    return response
+
+
+def run(engine: Engine) -> list[InferenceResponse]:
+    """Step until nothing is left; the responses in the order in which they came."""
+    done = []
+    while engine.unfinished:
+        done.extend(engine.step())
+    return done
+
+
+def joined(events: list[StreamEvent], index: int = 0) -> str:
+    return "".join(event.text for event in events if event.index == index)
+
+
+def final(events: list[StreamEvent]) -> InferenceResponse:
+    assert [event.response is not None for event in events] == [False] * (len(events) - 1) + [True]
+    response = events[-1].response
+    assert response is not None
+    return response

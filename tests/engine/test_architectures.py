@@ -103,6 +103,7 @@ def test_transformers_body(tmp_path: Path, model_type: str, config: dict[str, An
     check(tmp_path, tiny_model(tmp_path, model_type, **config), body="transformers")
 
 
+_NINE_HEADS: dict[str, Any] = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
 _LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

@@ -48,7 +48,7 @@ def test_alone_with_a_warm_prefix_cache(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = make_engine()
-    chosen = [index for index, prompt in enumerate(prompts) if len(prompt) < 130]
+    chosen = [index for index, prompt in enumerate(prompts) if len(prompt) < 130][::3]
     for _ in range(2):
         before = engine.stats.cached_tokens
         assert [outputs(engine, [prompts[index]])[0] for index in chosen] == [expected[index] for index in chosen]
@@ -69,12 +69,12 @@ def test_steps_of_64_tokens(
 def test_kv_so_small_that_sequences_are_preempted(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
 ) -> None:
-    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 130]
+    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 80]
     bytes_per_token = 30 * 2 * 3 * 64 * 4
-    engine = make_engine(body=body, prefix_caching=prefix_caching, kv_memory=bytes_per_token * 16 * 12)
+    engine = make_engine(body=body, prefix_caching=prefix_caching, kv_memory=bytes_per_token * 16 * 10)
     assert outputs(engine, [prompts[index] for index in short]) == [expected[index] for index in short]
     assert engine.stats.preemptions > 0
-    assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 12
+    assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 10
 
 
 @pytest.mark.parametrize("body", ["fused", "transformers"])

@@ -1,0 +1,76 @@
+"""The largest batch that keeps a latency target.
+
+The idea: larger batches are more efficient, and slower. How slow is learned (`latency.py`), and the largest batch that
+keeps the target is taken. A request that arrives just after a batch has left waits for that batch, and then for its
+own: so a batch may take half of the target. When more wait than such a batch holds, the queue is what costs time, and
+throughput is what shortens it: then a batch may take the whole target.
+
+Nothing is held back while the model is free, and at least `min_batch_size` go when so many wait. A batch is at most
+twice the largest one seen, in items and in tokens: what the model does beyond that is a guess. From one request to 32
+this takes five batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.policies.checks import check_size, check_time
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.policy import Order, Policy, Shape
+from batchwright.policies.simple import BySize
+
+
+class TargetLatency:
+    """Shape: as many of those that another shape chose as keep the target."""
+
+    def __init__(self, target: float, *, min_batch_size: int = 1, inner: Shape) -> None:
+        check_time("target_latency", target, above_zero=True)
+        check_size("min_batch_size", min_batch_size)
+        if min_batch_size > inner.max_batch_size:
+            raise ValueError(f"min_batch_size={min_batch_size}: must be ≤ max_batch_size={inner.max_batch_size}")
+        self.target = target
+        self.min_batch_size = min_batch_size
+        self.inner = inner
+        self.keeps_order = inner.keeps_order
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.inner.max_batch_size
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        return self.inner.max_batch_tokens
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        batch, full = self.inner.choose(items, now, latency)
+        within = self._largest(batch, self.target / 2, latency)
+        if within < len(items):
+            within = self._largest(batch, self.target, latency)
+        return batch[:within], full or within < len(batch)
+
+    def _largest(self, batch: Sequence[Item], seconds: float, latency: LatencyModel) -> int:
+        """How many of the first of `batch` take at most `seconds`, and at least how many must go."""
+        longest = 0
+        for count, item in enumerate(batch, 1):
+            longest = max(longest, item.length)
+            if count > self.min_batch_size:
+                trusted = count <= 2 * latency.largest_count and count * longest <= 2 * latency.largest_cells
+                expected = latency.predict(count * longest, count)
+                if not trusted or expected is None or expected > seconds:
+                    return count - 1
+        return len(batch)
+
+
+def adaptive(
+    target_latency: float = 0.1,
+    min_batch_size: int = 1,
+    max_batch_size: int = 32,
+    *,
+    order: Order | None = None,
+) -> Policy:
+    """The largest batch that keeps `target_latency` seconds, between the two sizes."""
+    check_size("max_batch_size", max_batch_size)
+    return Policy(
+        TargetLatency(target_latency, min_batch_size=min_batch_size, inner=BySize(max_batch_size)), order=order
+    )

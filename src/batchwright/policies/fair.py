@@ -1,0 +1,51 @@
+"""A fair share for each tenant.
+
+The idea (start-time fair queueing, Goyal et al. 1996): each tenant has a virtual clock that runs on with the tokens it
+sends, slower for a greater weight, and a request goes at the time of its tenant's clock when it came. A tenant that
+sends much runs ahead and waits; one that sends little is served at once. A clock that has fallen behind is set to the
+time of what is being served, so that nobody saves up a share by sending nothing. While two tenants both wait, what each
+is given in tokens differs from its share by no more than a request of each, however many requests either has queued.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+
+from batchwright.policies.item import Item
+
+_CLOCKS_KEPT = 1024
+
+
+class FairShare:
+    """Order: tenants take turns by their weights (1 where none is given); as they came within one."""
+
+    def __init__(self, weights: Mapping[Hashable, float] | None = None) -> None:
+        self.weights = dict(weights or {})
+        for tenant, weight in self.weights.items():
+            if not (0 < weight < math.inf):
+                raise ValueError(f"weights[{tenant!r}]={weight}: must be a number above 0")
+        self._now = 0.0
+        """Virtual time: the place of the last request served."""
+        self._clocks: dict[Hashable, float] = {}
+        self._most = _CLOCKS_KEPT
+
+    def key(self, item: Item) -> float:
+        start = max(self._now, self._clocks.get(item.tenant, 0.0))
+        self._clocks[item.tenant] = start + self._cost(item)
+        return start
+
+    def served(self, batch: Sequence[Item]) -> None:
+        self._now = max(self._now, max(item.key for item in batch))
+        if len(self._clocks) > self._most:
+            # A clock that is not ahead of the time says nothing that the time does not.
+            self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > self._now}
+            self._most = max(_CLOCKS_KEPT, 2 * len(self._clocks))
+
+    def removed(self, item: Item) -> None:
+        clock = self._clocks.get(item.tenant)
+        if clock is not None:
+            self._clocks[item.tenant] = clock - self._cost(item)
+
+    def _cost(self, item: Item) -> float:
+        return max(item.length, 1) / self.weights.get(item.tenant, 1.0)

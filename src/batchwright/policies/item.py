@@ -1,0 +1,37 @@
+"""What a policy knows of a request that waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+
+class Item:
+    """One waiting request. Equal only to itself.
+
+    `arrival` and `due` are seconds on the clock of the runtime, `due` being infinite where there is no deadline.
+    `length` is in tokens, or in whatever unit the runtime measures; only its proportion to others and to a budget counts.
+    """
+
+    __slots__ = ("arrival", "due", "key", "length", "ordinal", "priority", "tenant")
+
+    def __init__(
+        self,
+        arrival: float,
+        length: int = 1,
+        *,
+        priority: int = 5,
+        due: float = math.inf,
+        tenant: Hashable = None,
+    ) -> None:
+        self.arrival = arrival
+        self.length = length
+        self.priority = priority
+        """Lower is sooner."""
+        self.due = due
+        self.tenant = tenant
+        """Whose share of the model it takes, where a policy shares it out."""
+        self.key = 0.0
+        """Its place in the queue, lower first. Set once, by the order, when it enters."""
+        self.ordinal = -1
+        """Counts the items of a queue; -1 when it is in none. Set by the queue."""

@@ -1,0 +1,240 @@
+"""What a runtime asks of a policy, and a policy made of three parts.
+
+The runtime tells a policy which requests wait, and asks it whenever the model could take a batch: what goes now, why,
+and if nothing, when to ask again. A policy has no clock and does no waiting; time comes in as an argument. So it runs
+the same in a service, in a simulator and in a test.
+
+`Policy` is composed of three answers, each to its own question:
+
+- **order**: who comes first? (as they came; priority and deadline; a fair share for each tenant)
+- **shape**: which of those make a batch? (so many; like lengths under a budget; as many as keep a target)
+- **timing**: when does a batch that is not full go? (at once; after a wait; at the end of a window)
+
+Any order goes with any shape and any timing. Three rules hold whatever the parts:
+
+- A full batch goes at once: there is nothing left to wait for.
+- Where the timing holds requests back, one whose deadline would pass goes while there is still time to compute it.
+- What drains goes at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.queue import Queue
+
+
+class Reason(StrEnum):
+    """Why a batch was dispatched when it was."""
+
+    FULL = "full"
+    """Nothing more would have fitted."""
+    IDLE = "idle"
+    """The model was free, and the policy holds nothing back from a free model."""
+    MAX_WAIT = "max_wait"
+    """Its oldest request had waited as long as it may."""
+    WINDOW = "window"
+    """Its window had ended."""
+    DEADLINE = "deadline"
+    """Waiting longer would have missed a deadline."""
+    DRAIN = "drain"
+    """The batcher was closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Compute these now. They have left the queue."""
+
+    items: Sequence[Item]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing goes now. Ask again at `until`, or when something has arrived or left; infinite: only then."""
+
+    until: float
+
+
+class BatchPolicy(Protocol):
+    """Which requests are computed together, and when. No clock, no I/O, no threads."""
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        """The budget of padded tokens of a batch, if there is one: lengths are then to be counted in tokens."""
+        ...
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        ...
+
+    def add(self, item: Item) -> None:
+        """A request has arrived."""
+        ...
+
+    def remove(self, item: Item) -> bool:
+        """A waiting request is no longer wanted. False when it does not wait here."""
+        ...
+
+    def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+        """The model could take a batch: which? With `drain`, one is dispatched as long as anything waits."""
+        ...
+
+    def observe(self, cells: int, tokens: int, count: int, seconds: float) -> None:
+        """A batch of `count` requests with `tokens` in all, `cells` with padding, took the model `seconds`."""
+        ...
+
+    def predict(self, item: Item | None = None) -> float | None:
+        """Seconds of model time until the waiting `item` will be done; without one, until all that waits will be.
+
+        None when nothing is known. The estimate for an item is on the low side: it is used to refuse.
+        """
+        ...
+
+
+class Order(Protocol):
+    """Who comes first."""
+
+    def key(self, item: Item) -> float:
+        """The place of an item that arrives: lower keys first, equal keys as they came."""
+        ...
+
+    def served(self, batch: Sequence[Item]) -> None:
+        """These were dispatched."""
+        ...
+
+    def removed(self, item: Item) -> None:
+        """This one left without being served."""
+        ...
+
+
+class Shape(Protocol):
+    """Which of the waiting make a batch."""
+
+    @property
+    def max_batch_size(self) -> int: ...
+
+    @property
+    def max_batch_tokens(self) -> int | None: ...
+
+    keeps_order: bool
+    """Whether nobody is overtaken by those who come after."""
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        """Some of `items` (at least one, in the order in which they are to be served), and whether they are full."""
+        ...
+
+
+class Timing(Protocol):
+    """When a batch that is not full goes."""
+
+    def add(self, item: Item) -> None:
+        """A request has arrived."""
+        ...
+
+    def when(self, oldest: Item) -> tuple[float, Reason]:
+        """From when on a batch may go, and why, while `oldest` has waited longest."""
+        ...
+
+
+class Fifo:
+    """Order: as they came."""
+
+    def key(self, item: Item) -> float:
+        return 0.0
+
+    def served(self, batch: Sequence[Item]) -> None:
+        pass
+
+    def removed(self, item: Item) -> None:
+        pass
+
+
+class AtOnce:
+    """Timing: whatever waits goes as soon as the model is free; while it is busy, requests gather by themselves."""
+
+    def add(self, item: Item) -> None:
+        pass
+
+    def when(self, oldest: Item) -> tuple[float, Reason]:
+        return -math.inf, Reason.IDLE
+
+
+class Policy:
+    """A `BatchPolicy` made of an order, a shape and a timing, with a latency model that learns from every batch."""
+
+    def __init__(self, shape: Shape, *, order: Order | None = None, timing: Timing | None = None) -> None:
+        self.order: Order = order or Fifo()
+        self.shape = shape
+        self.timing: Timing = timing or AtOnce()
+        self.latency = LatencyModel()
+        self._queue = Queue()
+        self._padding = 1.0
+        """Padded tokens for each token, in recent batches."""
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        return self.shape.max_batch_tokens
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, item: Item) -> None:
+        item.key = self.order.key(item)
+        self._queue.add(item)
+        self.timing.add(item)
+
+    def remove(self, item: Item) -> bool:
+        found = self._queue.remove(item)
+        if found:
+            self.order.removed(item)
+        return found
+
+    def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+        if not self._queue:
+            return Wait(math.inf)
+        batch, full = self.shape.choose(self._queue.items, now, self.latency)
+        if drain:
+            reason = Reason.DRAIN
+        elif full:
+            reason = Reason.FULL
+        else:
+            until, reason = self._when(now)
+            if until > now:
+                return Wait(until)
+        self._queue.take(batch)
+        self.order.served(batch)
+        return Dispatch(batch, reason)
+
+    def observe(self, cells: int, tokens: int, count: int, seconds: float) -> None:
+        self.latency.observe(cells, count, seconds)
+        if tokens:
+            self._padding += (cells / tokens - self._padding) * 0.1
+
+    def predict(self, item: Item | None = None) -> float | None:
+        count, tokens = len(self._queue), float(self._queue.total_length)
+        if item is not None:
+            # Where the shape may let it overtake others, only its own time is certain.
+            ahead = self._queue.rank(item) if self.shape.keeps_order else 0
+            others = (tokens - item.length) / (count - 1) if count > 1 else 0.0
+            tokens = ahead * others + item.length
+            count = ahead + 1
+        batches = -(-count // self.shape.max_batch_size)
+        return self.latency.predict(tokens * self._padding, count, batches)
+
+    def _when(self, now: float) -> tuple[float, Reason]:
+        """When the waiting should go, though they fill no batch."""
+        until, reason = self.timing.when(self._queue.oldest)
+        if until > now and self._queue.with_deadline:
+            due = min(item.due for item in self._queue.items)
+            # Nothing known of the model: every moment of waiting may be one too many.
+            latest = due - (self.predict() or math.inf)
+            if latest < until:
+                return latest, Reason.DEADLINE
+        return until, reason

@@ -1,0 +1,41 @@
+"""Priorities that nothing starves under, and deadlines.
+
+The idea: a request's place is fixed when it arrives, at `arrival + aging · priority`. Lower is sooner. A priority is
+worth `aging` seconds of waiting for each step: among requests of like age the lowest number goes first, but one that
+has waited `aging` seconds longer has made up one step. So nothing starves: later arrivals have later places. Within one
+priority it is first come, first served.
+
+A deadline nearer than `aging` counts as if the request had come so much earlier: it goes before others of its priority,
+the nearest deadline first, and never before those of the next priority that came with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.policies.checks import check_time
+from batchwright.policies.item import Item
+from batchwright.policies.policy import Policy
+from batchwright.policies.simple import BySize, MaxWait
+
+
+class Urgency:
+    """Order: by priority and deadline, aging with `aging` seconds for each step of priority."""
+
+    def __init__(self, aging: float = 10.0) -> None:
+        check_time("aging", aging, above_zero=True)
+        self.aging = aging
+
+    def key(self, item: Item) -> float:
+        return self.aging * item.priority + min(item.arrival, item.due - self.aging)
+
+    def served(self, batch: Sequence[Item]) -> None:
+        pass
+
+    def removed(self, item: Item) -> None:
+        pass
+
+
+def priority(batch_size: int = 16, max_wait: float = 0.1, aging: float = 10.0) -> Policy:
+    """Batches of `batch_size`, most urgent first, or of what there is when the oldest has waited `max_wait` seconds."""
+    return Policy(BySize(batch_size), order=Urgency(aging), timing=MaxWait(max_wait))

@@ -1,0 +1,131 @@
+"""Who goes first, who is given up, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchwright import Engine, InferenceRequest, InferenceResponse
+from batchwright.clock import ManualClock
+from batchwright.errors import (
+    Cancelled,
+    DeadlineExceeded,
+)
+
+from .support import GREEDY, LIST, STORY, nothing_left, only, run
+
+
+@pytest.fixture
+def narrow(smollm2_path: Path) -> Iterator[Engine]:
+    """One sequence at a time, by a clock that only the test moves."""
+    with Engine(
+        smollm2_path, dtype="float32", kv_memory="20MB", max_num_seqs=1, max_model_len=256, clock=ManualClock()
+    ) as engine:
+        yield engine
+        assert nothing_left(engine)
+
+
+def clock_of(engine: Engine) -> ManualClock:
+    clock = engine.core.clock
+    assert isinstance(clock, ManualClock)
+    return clock
+
+
+def test_urgent_requests_overtake(narrow: Engine) -> None:
+    order = {"later": 7, "urgent": 1, "normal-1": 5, "normal-2": 5}
+    for name, priority in order.items():
+        narrow.submit(InferenceRequest(STORY, request_id=name, priority=priority, max_tokens=3, temperature=0.0))
+    assert [response.request_id for response in run(narrow)] == ["urgent", "normal-1", "normal-2", "later"]
+
+
+def test_an_urgent_request_takes_the_place_of_one_that_runs(narrow: Engine) -> None:
+    alone = only(narrow.generate(STORY, GREEDY))
+    narrow.submit(InferenceRequest.of(STORY, GREEDY, request_id="slow"))
+    for _ in range(4):
+        assert narrow.step() == []
+    narrow.submit(InferenceRequest(LIST, request_id="urgent", priority=0, max_tokens=3))
+    urgent, slow = run(narrow)
+    assert (urgent.request_id, slow.request_id) == ("urgent", "slow")
+    assert slow.token_ids == alone.token_ids
+    assert narrow.stats.preemptions == 1
+
+
+def test_deadlines(narrow: Engine) -> None:
+    narrow.submit(InferenceRequest(STORY, request_id="runs", deadline=5.0, max_tokens=50, n=1))
+    narrow.submit(InferenceRequest(STORY, request_id="waits", deadline=2.0, max_tokens=5, priority=9, n=3))
+    narrow.submit(InferenceRequest(STORY, request_id="free", max_tokens=2, priority=9, ignore_eos=True))
+    assert narrow.step() == []
+    clock_of(narrow).advance(2.0)
+    waits = only(narrow.step())
+    assert isinstance(waits.error, DeadlineExceeded)
+    assert "deadline=2.0 s" in str(waits.error)
+    assert (waits.request_id, waits.finish_reason, waits.tokens_generated) == ("waits", "error", 0)
+    assert waits.latency_ms == waits.queue_ms == 2000.0
+    assert waits.ttft_ms is None
+    clock_of(narrow).advance(3.5)
+    runs, free = run(narrow)
+    assert isinstance(runs.error, DeadlineExceeded)
+    assert runs.tokens_generated == len(runs.token_ids) == 2
+    assert runs.output == narrow.core.tokenizer.decode(runs.token_ids)
+    assert (free.request_id, free.error, free.tokens_generated) == ("free", None, 2)
+
+
+def test_cancelling_frees_slot_and_blocks_at_once(narrow: Engine) -> None:
+    for name in ("first", "second", "third"):
+        narrow.submit(InferenceRequest(STORY, request_id=name, max_tokens=50, temperature=0.0, ignore_eos=True))
+    for _ in range(3):
+        narrow.step()
+    assert narrow.core.scheduler.blocks.num_used > 0
+    first, third = narrow.cancel("first"), narrow.cancel("third")
+    assert first is not None
+    assert third is not None
+    assert isinstance(first.error, Cancelled)
+    assert (first.finish_reason, first.tokens_generated) == ("cancelled", 3)
+    assert (third.finish_reason, third.tokens_generated) == ("cancelled", 0)
+    assert narrow.core.scheduler.blocks.num_used == 0
+    assert narrow.cancel("first") is None
+    assert narrow.cancel("nobody") is None
+    second = only(run(narrow))
+    assert (second.request_id, second.error, second.tokens_generated) == ("second", None, 50)
+
+
+# Callbacks
+
+
+def test_callbacks_get_the_response(engine: Engine) -> None:
+    got: list[InferenceResponse] = []
+    requests = [InferenceRequest(STORY, max_tokens=count, callback=got.append) for count in (4, 2)]
+    responses = engine.generate(requests)
+    assert got == [responses[1], responses[0]]
+
+
+def test_a_callback_that_raises_costs_nobody_an_answer(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def angry(response: InferenceResponse) -> None:
+        raise ValueError("not today")
+
+    responses = engine.generate([InferenceRequest(STORY, max_tokens=2, callback=angry) for _ in range(3)])
+    assert [response.error for response in responses] == [None] * 3
+    assert "not today" in caplog.text
+
+
+def test_a_callback_may_submit_and_cancel(engine: Engine) -> None:
+    got: list[str] = []
+
+    def chain(response: InferenceResponse) -> None:
+        got.append(response.request_id)
+        engine.cancel("victim")
+        engine.submit(InferenceRequest(LIST, request_id="second", max_tokens=2, callback=lambda r: got.append("done")))
+
+    engine.submit(InferenceRequest(STORY, request_id="victim", max_tokens=2, n=2))
+    engine.submit(InferenceRequest(STORY, request_id="first", max_tokens=1, callback=chain))
+    run(engine)
+    assert got == ["first", "done"]
+
+
+def test_generate_leaves_other_requests_to_step(engine: Engine) -> None:
+    engine.submit(InferenceRequest(STORY, request_id="mine", max_tokens=2))
+    assert only(engine.generate(LIST, GREEDY)).error is None
+    assert [event.request_id for event in engine.stream(LIST, GREEDY) if event.request_id == "mine"] == []
+    assert only(engine.step()).request_id == "mine"
