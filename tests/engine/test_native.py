@@ -103,13 +103,19 @@ def test_rope_and_store(
     qkv = random(batch.num_tokens, (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
     outcomes = []
     for backend in (NativeAttention(kernels(dtype)), ReferenceAttention()):
-        cache = backend.allocate(KVShape(blocks, 16, heads[1], head_dim, dtype, CPU))
+        cache = zeroed(backend.allocate(KVShape(blocks, 16, heads[1], head_dim, dtype, CPU)))
         each: LayerOps = NativeOps(backend.kernels) if isinstance(backend, NativeAttention) else TorchOps(backend)
         rows = qkv.clone()
         each.rope_and_store(rows, cache, rope, shape, batch)
         outcomes.append((rows[:, : heads[0] * head_dim], *token_major(cache, backend.name)))
     for ours, theirs in zip(*outcomes, strict=True):
         close(ours, theirs)
+
+
+def zeroed(cache: LayerCache) -> LayerCache:
+    cache.keys.zero_()
+    cache.values.zero_()
+    return cache
 
 
 def kernels(dtype: torch.dtype) -> NativeKernels:
@@ -146,7 +152,7 @@ def test_storing_alone_fills_the_same_layout(dtype: torch.dtype) -> None:
     key, value = random(37, 2, 48, dtype=dtype), random(2, 37, 48, dtype=dtype, seed=1).transpose(0, 1)
     stored = []
     for backend in (NativeAttention(kernels(dtype)), ReferenceAttention()):
-        cache = backend.allocate(KVShape(blocks, 16, 2, 48, dtype, CPU))
+        cache = zeroed(backend.allocate(KVShape(blocks, 16, 2, 48, dtype, CPU)))
         backend.store(key, value, cache, batch)
         stored.append(token_major(cache, backend.name))
     for ours, theirs in zip(*stored, strict=True):

@@ -58,7 +58,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def allocate(self, shape: KVShape) -> LayerCache:
-        """An empty cache for one layer. Raises torch's out-of-memory error."""
+        """A cache for one layer, not yet written to: memory is taken as blocks are used.
+
+        Raises torch's out-of-memory error.
+        """
 
     @abstractmethod
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:

@@ -30,10 +30,10 @@ class NativeAttention(AttentionBackend):
 
     def allocate(self, shape: KVShape) -> LayerCache:
         per_unit = 4 // shape.dtype.itemsize
-        keys = torch.zeros(
+        keys = torch.empty(
             shape.num_blocks, shape.kv_heads, shape.head_dim // per_unit, BLOCK_SIZE * per_unit, dtype=shape.dtype
         )
-        values = torch.zeros(
+        values = torch.empty(
             shape.num_blocks, shape.kv_heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype
         )
         return LayerCache(keys, values)

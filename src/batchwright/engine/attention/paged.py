@@ -22,8 +22,8 @@ class TokenMajorAttention(AttentionBackend):
         self._block_size = shape.block_size
         size = (shape.num_blocks * shape.block_size, shape.kv_heads, shape.head_dim)
         return LayerCache(
-            torch.zeros(size, dtype=shape.dtype, device=shape.device),
-            torch.zeros(size, dtype=shape.dtype, device=shape.device),
+            torch.empty(size, dtype=shape.dtype, device=shape.device),
+            torch.empty(size, dtype=shape.dtype, device=shape.device),
         )
 
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
