@@ -12,9 +12,20 @@ import torch
 from torch import Tensor
 
 from batchwright import SamplingParams
+from batchwright.engine import drawing
+from batchwright.engine.native import load_kernels
 from batchwright.engine.sampling import Sampled, SamplingState, sample
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@pytest.fixture(autouse=True, params=["kernels", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with the compiled kernels, where there are some, and with torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(drawing, "_kernels", lambda logits: None)
+    elif isinstance(reason := load_kernels(torch.float32), str):
+        pytest.skip(reason)
 
 
 def state(index: int = 0, prompt: Sequence[int] = (0,), ends: Collection[int] = (), **params: Any) -> SamplingState:
@@ -322,3 +333,30 @@ def test_greedy_ties_go_to_the_lowest_id(dtype: torch.dtype, logprobs: int | Non
     logits = torch.randint(0, 3, (64, 3000), generator=torch.Generator().manual_seed(8)).to(dtype)
     wanted = [int(row.argmax()) for row in logits.float().numpy()]
     assert tokens(logits, [state(temperature=0.0, logprobs=logprobs)] * 64) == wanted
+
+
+@pytest.mark.parametrize("vocab", [1, 127, 1000, 49152])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.01},
+        {"temperature": 1e-300},
+        {"min_p": 0.05},
+        {"top_k": 1},
+        {"top_k": 40, "min_p": 0.1},
+        {"top_p": 0.5},
+        {"temperature": 2.0, "top_p": 0.95},
+        {"temperature": 3.0, "top_p": 0.999, "top_k": 5000},
+    ],
+)
+def test_kernels_and_torch_draw_the_same_tokens(vocab: int, params: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = 3 * torch.randn(40, vocab, generator=generator)
+    logits[::3, : vocab // 2] = -torch.inf
+    some = list(range(0, 40, 2))
+    each = [SamplingParams(**({"temperature": 1.0} | params))] * len(some)
+    uniforms = torch.rand(len(some), generator=generator, dtype=torch.float64).tolist()
+    best, _ = drawing.row_maxima(logits)
+    drawn = drawing.draw(logits, some, best, each, uniforms)
+    assert drawn == drawing.draw_with_torch(logits[some], each, uniforms)

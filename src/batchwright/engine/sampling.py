@@ -15,13 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.drawing import draw, row_maxima
 from batchwright.request import SamplingParams
-
-_HEAD = 1024
-"""Tokens sorted for top-k and top-p; rows whose nucleus is wider are sorted whole."""
-_GROUP = 128
-"""Tokens whose weights are summed before the draw is located among them."""
 
 
 class SamplingState:
@@ -43,16 +38,14 @@ class SamplingState:
         self._seen = array("q", sorted(self._seen_set))
 
     @property
-    def plain(self) -> bool:
-        """Whether its next token is simply the likeliest."""
-        params = self.params
+    def untouched(self) -> bool:
+        """Whether its next token follows from its logits as they are, and no log-probabilities are wanted."""
         return (
-            params.greedy
-            and params.logprobs is None
+            self.params.logprobs is None
             and not self._penalises
             and not self._repeats
             and not self._bias_ids
-            and self.generated >= params.min_tokens
+            and self.generated >= self.params.min_tokens
         )
 
     def record(self, token: int) -> None:
@@ -102,128 +95,40 @@ class Sampled:
 
 def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
     """Choose the next token of each row of `logits` [rows, vocab]. Does not call `record`."""
-    best, likeliest = _maxima(logits)
+    best, likeliest = row_maxima(logits)
     finite = torch.isfinite(best).tolist()
-    chosen: list[Sampled] = [
-        Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)
-    ]
-    special = [row for row, state in enumerate(states) if finite[row] and not state.plain]
+    chosen = [Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)]
+    plain = [row for row, state in enumerate(states) if finite[row] and state.untouched]
+    drawn = [row for row in plain if not states[row].params.greedy]
+    for row, token in zip(drawn, _draw(logits, drawn, best, [states[row] for row in drawn]), strict=True):
+        chosen[row] = Sampled(token)
+    special = [row for row, state in enumerate(states) if finite[row] and not state.untouched]
     if special:
-        picked = _sample_special(logits[special], [states[row] for row in special])
+        picked = _sample_adjusted(logits[special].float(), [states[row] for row in special])
         for row, outcome in zip(special, picked, strict=True):
             chosen[row] = outcome
     return chosen
 
 
-def _maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each row, NaN if the row holds one, and its first index."""
-    kernels = load_kernels(logits.dtype) if logits.device.type == "cpu" else None
-    if isinstance(kernels, NativeKernels) and logits.stride(-1) == 1:
-        return kernels.row_maxima(logits)
-    best, where = logits.max(dim=-1)
-    return best, where
-
-
-def _sample_special(logits: Tensor, states: list[SamplingState]) -> list[Sampled]:
-    own = logits.float()
+def _sample_adjusted(own: Tensor, states: list[SamplingState]) -> list[Sampled]:
     adjusted = own.clone()
     for row, state in enumerate(states):
         state.adjust(adjusted[row])
-    tokens = adjusted.argmax(-1).tolist()
-    sorted_rows = [i for i, s in enumerate(states) if not s.params.greedy and _needs_order(s.params)]
-    direct_rows = [i for i, s in enumerate(states) if not s.params.greedy and not _needs_order(s.params)]
-    for rows, draw in ((sorted_rows, _draw_sorted), (direct_rows, _draw_direct)):
-        if rows:
-            params = [states[row].params for row in rows]
-            uniforms = torch.tensor([states[row].uniform for row in rows], dtype=torch.float64)
-            scaled = _scaled(adjusted[rows], params)
-            for row, token in zip(rows, draw(scaled, params, uniforms.to(scaled.device)), strict=True):
-                tokens[row] = token
+    best, likeliest = row_maxima(adjusted)
+    tokens = likeliest.tolist()
+    drawn = [row for row, state in enumerate(states) if not state.params.greedy]
+    for row, token in zip(drawn, _draw(adjusted, drawn, best, [states[row] for row in drawn]), strict=True):
+        tokens[row] = token
     return [
         Sampled(token, _logprobs(own[row], token, state.params.logprobs))
         for row, (token, state) in enumerate(zip(tokens, states, strict=True))
     ]
 
 
-def _scaled(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Logits over temperature, the likeliest at 0, so that no temperature makes them infinite."""
-    temperatures = _column(params, "temperature", logits).clamp(min=torch.finfo(logits.dtype).tiny)
-    return (logits - logits.amax(-1, keepdim=True)) / temperatures
-
-
-def _needs_order(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0
-
-
-def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
-    """Draw without sorting: sums of groups of weights are searched first, then the group that the draw falls in."""
-    weights = torch.exp(scaled)
-    if any(p.min_p > 0 for p in params):
-        weights = weights.masked_fill(weights < _column(params, "min_p", weights), 0.0)
-    groups = _groups(weights)
-    ends = groups.sum(-1).double().cumsum(-1)
-    targets = uniforms[:, None] * ends[:, -1:]
-    group = _locate(ends, targets)
-    before = torch.where(group > 0, ends.gather(-1, (group - 1).clamp(min=0)), 0.0)
-    inner = groups.gather(1, group[:, :, None].expand(-1, 1, _GROUP))[:, 0].double().cumsum(-1)
-    within = _locate(inner, targets - before)
-    tokens: list[int] = (group * _GROUP + within)[:, 0].tolist()
-    return tokens
-
-
-def _groups(weights: Tensor) -> Tensor:
-    """[rows, groups, `_GROUP`], filled up with zeros."""
-    rows, vocab = weights.shape
-    return torch.nn.functional.pad(weights, (0, -vocab % _GROUP)).view(rows, -1, _GROUP)
-
-
-def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
-    """Draw among the top-k, top-p and min-p tokens of each row."""
-    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
-    total = _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
-    tokens, wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
-    if wide:
-        again = [params[row] for row in wide]
-        whole, _ = _draw_among(scaled[wide], total[wide], again, uniforms[wide], scaled.shape[-1])
-        for row, token in zip(wide, whole, strict=True):
-            tokens[row] = token
-    return tokens
-
-
-def _draw_among(
-    scaled: Tensor, total: Tensor, params: list[SamplingParams], uniforms: Tensor, width: int
-) -> tuple[list[int], list[int]]:
-    """Tokens drawn from the `width` likeliest, and the rows for which that was not enough."""
-    values, ids = scaled.topk(width, dim=-1)
-    probabilities = torch.exp(values).double() / total
-    limits = torch.tensor([p.top_k or scaled.shape[-1] for p in params], device=scaled.device)[:, None]
-    rank = torch.arange(width, device=scaled.device)[None, :]
-    least = _column(params, "min_p", probabilities) * probabilities[:, :1]
-    probabilities = probabilities.masked_fill((rank >= limits) | (probabilities < least), 0.0)
-    cumulative = probabilities.cumsum(-1)
-    # Among those that top-k and min-p leave, top-p takes its share of what they have together: known to be 1 when
-    # neither is in force, and otherwise only when none of them lies beyond `width`.
-    more = (limits > width) & (probabilities[:, -1:] > 0) & (width < scaled.shape[-1])
-    limited = (limits < scaled.shape[-1]) | (least > 0)
-    nucleus = _column(params, "top_p", probabilities) * torch.where(more, 1.0, cumulative[:, -1:])
-    wide = more & (limited | (cumulative[:, -1:] < nucleus))
-    keep = cumulative - probabilities < nucleus
-    weights = (probabilities * keep).cumsum(-1)
-    drawn = _locate(weights, uniforms[:, None] * weights[:, -1:])
-    tokens: list[int] = ids.gather(-1, drawn)[:, 0].tolist()
-    return tokens, wide[:, 0].nonzero()[:, 0].tolist()
-
-
-def _locate(ends: Tensor, targets: Tensor) -> Tensor:
-    """[rows, 1]: first index of each row of the non-decreasing `ends` that is above its target, and of some weight."""
-    found = torch.searchsorted(ends, targets, right=True)
-    # Rounding can put a target at the very end: the last index that adds weight is where the end is first reached.
-    last = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
-    return torch.minimum(found, last)
-
-
-def _column(params: list[SamplingParams], name: str, like: Tensor) -> Tensor:
-    return torch.tensor([getattr(p, name) for p in params], dtype=like.dtype, device=like.device)[:, None]
+def _draw(logits: Tensor, rows: list[int], best: Tensor, states: list[SamplingState]) -> list[int]:
+    if not rows:
+        return []
+    return draw(logits, rows, best, [state.params for state in states], [state.uniform for state in states])
 
 
 def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | None:

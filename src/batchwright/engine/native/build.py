@@ -16,7 +16,7 @@ from pathlib import Path
 
 from batchwright.models import cache_dir
 
-_SOURCES = ("attention.cpp", "elementwise.cpp")
+_SOURCES = ("attention.cpp", "elementwise.cpp", "sampling.cpp")
 _HEADERS = ("simd.h",)
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 

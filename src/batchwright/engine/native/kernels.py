@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 from typing import Any
 
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.native.build import BuildError, library_path
+from batchwright.request import SamplingParams
 
 BLOCK_SIZE = 16
 """Keys in a KV block: the kernels are written for it."""
 LANES = 16
 
+_TINY = torch.finfo(torch.float32).tiny
 _SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _ARGUMENTS: dict[str, list[Any]] = {
     "attend": [c_void_p] * 7 + [c_int64] * 7 + [c_float] * 2,
@@ -27,6 +30,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "head_rms_norm": [c_void_p] * 2 + [c_int64] * 4 + [c_float],
     "silu_mul": [c_void_p] * 2 + [c_int64] * 2,
     "row_maxima": [c_void_p] * 3 + [c_int64] * 3,
+    "draw_rows": [c_void_p] + [c_int64] * 2 + [c_void_p, c_int64] + [c_void_p] * 7,
 }
 
 
@@ -46,6 +50,7 @@ class NativeKernels:
         self._head_rms_norm = getattr(library, f"bw_head_rms_norm_{suffix}")
         self._silu_mul = getattr(library, f"bw_silu_mul_{suffix}")
         self._row_maxima = getattr(library, f"bw_row_maxima_{suffix}")
+        self._draw_rows = getattr(library, f"bw_draw_rows_{suffix}")
 
     def attend(
         self,
@@ -159,6 +164,41 @@ class NativeKernels:
         best, where = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
         self._row_maxima(x.data_ptr(), best.data_ptr(), where.data_ptr(), rows, x.stride(0), dim)
         return best, where
+
+    def draw_rows(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        best: Tensor,
+        params: Sequence[SamplingParams],
+        uniforms: Sequence[float],
+    ) -> list[int]:
+        """A token for each of `rows` of `logits` [any, vocab]; `best` [any] float32 holds the greatest of each."""
+        which = torch.tensor(rows)
+        greatest = best[which]
+        # A temperature too small for float32 would divide by 0.
+        temperatures = torch.tensor([each.temperature for each in params]).clamp(min=_TINY)
+        min_p = torch.tensor([each.min_p for each in params])
+        top_k = torch.tensor([each.top_k for each in params])
+        top_p = torch.tensor([each.top_p for each in params], dtype=torch.float64)
+        numbers = torch.tensor(uniforms, dtype=torch.float64)
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        self._draw_rows(
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            which.data_ptr(),
+            len(rows),
+            greatest.data_ptr(),
+            temperatures.data_ptr(),
+            min_p.data_ptr(),
+            top_k.data_ptr(),
+            top_p.data_ptr(),
+            numbers.data_ptr(),
+            tokens.data_ptr(),
+        )
+        drawn: list[int] = tokens.tolist()
+        return drawn
 
 
 @functools.cache
