@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
+
+# The same examples on every run, and no failure because a machine is slow.
+settings.register_profile(
+    "suite", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")
