@@ -214,7 +214,9 @@ def test_a_compiler_that_does_not_exist(fresh_cache: Path, monkeypatch: pytest.M
         pytest.param("exit 0", id="says nothing about its version"),
         pytest.param('[ "$1" = --version ] && echo broken 1.0 && exit 0; echo no such flag >&2; exit 1', id="fails"),
         pytest.param('[ "$1" = --version ] && echo broken 1.0; exit 0', id="writes nothing"),
-        pytest.param('[ "$1" = --version ] && echo broken 1.0; for o; do :; done; echo x > "$o"', id="writes rubbish"),
+        pytest.param(
+            '[ "$1" = --version ] && echo broken 1.0 && exit 0; for o; do :; done; echo x > "$o"', id="writes rubbish"
+        ),
     ],
 )
 def test_a_broken_compiler(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
