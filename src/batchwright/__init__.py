@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from batchwright.errors import (
+    BatcherClosed,
     BatchwrightError,
     Cancelled,
     ContextLengthExceeded,
@@ -24,6 +25,7 @@ from batchwright.errors import (
     ModelNotFound,
     NonFiniteLogits,
     OutOfMemory,
+    Overloaded,
     ResumeRefused,
     UnsupportedModel,
 )
@@ -39,17 +41,39 @@ from batchwright.request import (
 )
 
 if TYPE_CHECKING:
+    from batchwright.batcher import (
+        AdaptiveBatcher,
+        AsyncBatchConfig,
+        AsyncBatchProcessor,
+        Batcher,
+        BatcherStats,
+        LengthAwareBatcher,
+        ParallelBatchProcessor,
+        PriorityBatcher,
+        SimpleBatcher,
+        TimeBasedBatcher,
+        WrongOutputs,
+        batched,
+    )
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.engine.engine import Engine
     from batchwright.engine.stats import EngineStats
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted, RunProgress, run
+    from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveBatcher",
+    "AsyncBatchConfig",
+    "AsyncBatchProcessor",
     "AsyncEngine",
+    "Batcher",
+    "BatcherClosed",
+    "BatcherStats",
     "BatchwrightError",
+    "BucketedPadding",
     "Cancelled",
     "Choice",
     "ContextLengthExceeded",
@@ -63,26 +87,53 @@ __all__ = [
     "InferenceResponse",
     "InputError",
     "InvalidRequest",
+    "LengthAwareBatcher",
     "MissingExtra",
     "ModelCacheError",
     "ModelNotFound",
     "NonFiniteLogits",
     "OutOfMemory",
+    "Overloaded",
+    "PackedSequences",
+    "PaddingConfig",
+    "PaddingOptimizer",
+    "ParallelBatchProcessor",
+    "PriorityBatcher",
     "Prompt",
     "ResumeRefused",
     "RunInterrupted",
     "RunProgress",
     "RunReport",
     "SamplingParams",
+    "SimpleBatcher",
     "StreamEvent",
+    "TimeBasedBatcher",
     "TokenLogprob",
     "UnsupportedModel",
     "Usage",
+    "WrongOutputs",
     "__version__",
+    "batched",
     "run",
 ]
 
 _LAZY = {
+    "AdaptiveBatcher": "batchwright.batcher",
+    "AsyncBatchConfig": "batchwright.batcher",
+    "AsyncBatchProcessor": "batchwright.batcher",
+    "Batcher": "batchwright.batcher",
+    "BatcherStats": "batchwright.batcher",
+    "LengthAwareBatcher": "batchwright.batcher",
+    "ParallelBatchProcessor": "batchwright.batcher",
+    "PriorityBatcher": "batchwright.batcher",
+    "SimpleBatcher": "batchwright.batcher",
+    "TimeBasedBatcher": "batchwright.batcher",
+    "WrongOutputs": "batchwright.batcher",
+    "batched": "batchwright.batcher",
+    "BucketedPadding": "batchwright.padding",
+    "PackedSequences": "batchwright.padding",
+    "PaddingConfig": "batchwright.padding",
+    "PaddingOptimizer": "batchwright.padding",
     "AsyncEngine": "batchwright.engine.async_engine",
     "Engine": "batchwright.engine.engine",
     "EngineStats": "batchwright.engine.stats",

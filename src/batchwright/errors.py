@@ -86,9 +86,30 @@ class OutOfMemory(GenerationError):
 
 
 class DeadlineExceeded(BatchwrightError, TimeoutError):
-    """The request's deadline passed before it was finished."""
+    """The request's deadline passed before it was finished, or was certain to pass and it was refused at once.
+
+    `predicted_ms` is the latency that a refused request would have had at least; None when the deadline did pass.
+    """
 
     code = "deadline_exceeded"
+
+    def __init__(self, message: str, *, predicted_ms: float | None = None) -> None:
+        super().__init__(message)
+        self.predicted_ms = predicted_ms
+
+
+class Overloaded(BatchwrightError):
+    """The queue is full and the request was not taken.
+
+    `retry_after` is in how many seconds what waits now will have been computed, at the rate that was learned; None
+    while nothing has been learned.
+    """
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Cancelled(BatchwrightError):
@@ -103,10 +124,22 @@ class EngineClosed(BatchwrightError, RuntimeError):
     code = "engine_closed"
 
 
+class BatcherClosed(BatchwrightError, RuntimeError):
+    """The batcher was closed before the request was finished, or before it came."""
+
+    code = "batcher_closed"
+
+
 class InputError(BatchwrightError):
     """An input file that cannot be read at all (a bad line inside one is an error line, not this)."""
 
     code = "invalid_input"
+
+
+class InputBroken(BatchwrightError):
+    """The input changed, or turned out to be damaged, after lines of it were answered; their results are kept."""
+
+    code = "input_broken"
 
 
 class ResumeRefused(BatchwrightError):

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from batchwright.errors import BatchwrightError, InvalidRequest
@@ -77,7 +78,7 @@ class SamplingParams:
                 f"min_tokens={_shown(self.min_tokens)}: must be ≤ max_tokens={_shown(self.max_tokens)}",
                 param="min_tokens",
             )
-        _require_int("top_k", self.top_k, low=0)
+        _require_int("top_k", self.top_k, low=0, high=2**31 - 1)
         _require_int("n", self.n, low=1, high=128)
         if self.logprobs is not None:
             _require_int("logprobs", self.logprobs, low=0, high=MAX_TOP_LOGPROBS)
@@ -90,7 +91,7 @@ class SamplingParams:
         _require_real("temperature", self.temperature, low=0.0, high=10.0)
         _require_real("top_p", self.top_p, low=0.0, high=1.0, above_low=True)
         _require_real("min_p", self.min_p, low=0.0, high=1.0)
-        _require_real("repetition_penalty", self.repetition_penalty, low=0.0, high=10.0, above_low=True)
+        _require_real("repetition_penalty", self.repetition_penalty, low=0.01, high=10.0)
         _require_real("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _require_real("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
 
@@ -141,7 +142,7 @@ class InferenceRequest(SamplingParams):
             )
         _require_int("priority", self.priority)
         if self.deadline is not None:
-            _require_real("deadline", self.deadline, low=0.0, above_low=True)
+            _require_real("deadline", self.deadline, low=0.0, high=1e9, above_low=True)
 
     @classmethod
     def of(cls, prompt: Prompt, params: SamplingParams, **rest: Any) -> InferenceRequest:
@@ -272,8 +273,8 @@ def _check_prompt(prompt: object) -> None:
         )
     if not prompt:
         raise InvalidRequest("prompt is an empty list: give at least one token id or message", param="prompt")
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        _require_int("prompt", min(prompt), low=0)
+    if all(isinstance(item, Integral) and not isinstance(item, bool) for item in prompt):
+        _require_int("prompt", int(min(prompt)), low=0)
         return
     for position, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):

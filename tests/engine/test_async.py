@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
-from batchwright.errors import DeadlineExceeded, EngineClosed, InvalidRequest
+from batchwright.errors import DeadlineExceeded, EngineClosed, GenerationError, InvalidRequest
 
 from .support import TINY, tiny_model
 
@@ -161,6 +161,31 @@ def test_an_invalid_request_raises(folder: Path, prompts: list[list[int]], expec
                 await engine.generate(InferenceRequest(prompts[0]), PARAMS)
             assert (await good).token_ids == expected[0]
             await idle(engine)
+
+    run(main())
+
+
+def test_a_request_that_cannot_be_taken_harms_nobody(
+    folder: Path, prompts: list[list[int]], expected: list[tuple[int, ...]]
+) -> None:
+    async def main() -> None:
+        async with made(folder) as engine:
+            core = engine._engine.core
+            own = core.add
+
+            def add(request: InferenceRequest, *, stream: bool = False) -> None:
+                if request.request_id == "odd":
+                    raise OverflowError("too large")
+                own(request, stream=stream)
+
+            core.add = add  # type: ignore[method-assign]
+            odd = InferenceRequest.of(prompts[0], PARAMS, request_id="odd")
+            outcomes = await asyncio.gather(
+                engine.generate(odd), engine.generate(prompts[1], PARAMS), return_exceptions=True
+            )
+            assert isinstance(outcomes[0], GenerationError)
+            assert isinstance(outcomes[1], InferenceResponse)
+            assert outcomes[1].token_ids == expected[1]
 
     run(main())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
@@ -15,6 +17,7 @@ from batchwright.errors import (
     ContextLengthExceeded,
     EngineClosed,
     InvalidRequest,
+    UnsupportedModel,
 )
 from batchwright.request import Prompt
 
@@ -383,15 +386,93 @@ def test_stats(smollm2_path: Path) -> None:
         assert 1 <= stats.occupancy_mean <= stats.occupancy_peak <= 6
         assert stats.ttft_ms.count == stats.tpot_ms.count == stats.latency_ms.count == 6
         assert stats.preemptions == 0
+        engine.generate([[5]], replace(GREEDY, max_tokens=2, ignore_eos=True))
+        assert stats.rows_computed == stats.prefill_tokens + stats.decode_tokens + 2, "a single row is computed twice"
+        assert stats.padding_efficiency < 1.0
         assert 0 < stats.model_seconds <= stats.step_seconds
         assert stats.prefill_seconds + stats.decode_seconds == pytest.approx(stats.model_seconds)
+
+
+class Ticking:
+    """A clock that goes on by one second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def now(self) -> float:
+        self.reads += 1
+        return float(self.reads)
+
+
+def test_time_per_token_is_each_completions_own(smollm2_path: Path) -> None:
+    """Two completions of one request: the short one's pace is not counted to the end of the long one."""
+    clock = Ticking()
+    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", clock=clock) as engine:
+        params = replace(GREEDY, n=2, max_tokens=20, stop_token_ids=tuple(range(0, 49152, 7)), temperature=1.0, seed=1)
+        response = only(engine.generate(STORY, params))
+        lengths = sorted(len(choice.token_ids) for choice in response.choices)
+        assert lengths[0] > 1
+        assert lengths[0] < lengths[1]
+        slowest = engine.stats.tpot_ms.maximum
+        fastest = engine.stats.tpot_ms.percentile(0)
+        assert fastest is not None
+        assert slowest < 1.2 * fastest, "every step reads the clock equally often"
+
+
+def test_what_is_no_prompt_fails_alone(engine: Engine) -> None:
+    responses = engine.generate([STORY, [], [-1], 5], GREEDY)  # type: ignore[arg-type]
+    assert [response.error is None for response in responses] == [True, False, False, False]
+    assert all(isinstance(response.error, InvalidRequest) for response in responses[1:])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (None, None, "prompts of type NoneType"),
+        (5, None, "prompts of type int"),
+        (b"x", None, "prompts of type bytes"),
+        ({"a": 1}, None, "prompts of type dict"),
+        (["a"], {"max_tokens": 2}, "sampling_params of type dict"),
+        ([InferenceRequest("a")], SamplingParams(), "requests bring their own"),
+        ([InferenceRequest("a"), "b"], None, "either requests or prompts"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(engine: Engine, prompts: Any, params: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.generate(prompts, params)
+
+
+def test_token_ids_may_be_of_any_whole_number_type(engine: Engine) -> None:
+    ids = [7, 8, 900]
+    assert only(engine.generate(list(np.array(ids)), GREEDY)).token_ids == only(engine.generate(ids, GREEDY)).token_ids
+
+
+def test_an_embedding_model_is_refused_before_anything_is_fetched() -> None:
+    with pytest.raises(UnsupportedModel, match="makes embeddings"):
+        Engine("minilm")
+
+
+def test_a_damaged_file_is_named(smollm2_path: Path, tmp_path: Path) -> None:
+    for file in smollm2_path.glob("*.json"):
+        shutil.copy(file, tmp_path)
+    with (smollm2_path / "model.safetensors").open("rb") as whole:
+        (tmp_path / "model.safetensors").write_bytes(whole.read(1_000_000))
+    for body in ("fused", "transformers"):
+        with pytest.raises(UnsupportedModel, match=r"model\.safetensors|cannot load"):
+            Engine(tmp_path, body=body)
+
+
+def test_more_kv_memory_than_there_is(smollm2_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"kv_memory='9000GiB': .* are free; give less"):
+        Engine(smollm2_path, kv_memory="9000GiB", max_num_seqs=10**9)
 
 
 # Seeds
 
 
+@pytest.mark.parametrize("body", ["fused", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str, body: str) -> None:
     prompts = [STORY, LIST, "def add(a, b):", "The sea", STORY]
     params = [
         SamplingParams(max_tokens=24, temperature=1.0, seed=11, ignore_eos=True),
@@ -400,7 +481,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, d
         SamplingParams(max_tokens=24, temperature=1.1, seed=14, min_p=0.02, presence_penalty=0.5, ignore_eos=True),
         SamplingParams(max_tokens=24, temperature=1.0, seed=15, ignore_eos=True),
     ]
-    with Engine(smollm2_path, dtype=dtype, kv_memory="40MB", prefix_caching=False) as engine:
+    with Engine(smollm2_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
         alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
         assert [response.token_ids for response in engine.generate(prompts, params)] == alone
         strangers = ["Elsewhere", "x = 1\n" * 30] * 6

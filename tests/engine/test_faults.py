@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,43 @@ def expected(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 def make(folder: Path, **options: Any) -> Engine:
     settings: dict[str, Any] = {"dtype": "float32", "kv_memory": "2MB", "max_batch_tokens": 24, "max_model_len": 128}
     return Engine(folder, **(settings | options))
+
+
+def test_an_interrupt_while_tokens_are_handed_out_loses_none(
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(folder) as engine:
+        requests = [InferenceRequest.of(prompt, PARAMS) for prompt in prompts]
+        for request in requests:
+            engine.submit(request)
+        own, calls = engine.core._deliver, 0
+
+        def deliver(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 7 == 0:
+                raise KeyboardInterrupt
+            return own(*args)
+
+        monkeypatch.setattr(engine.core, "_deliver", deliver)
+        found: dict[str, list[int]] = {}
+        while engine.unfinished:
+            with contextlib.suppress(KeyboardInterrupt):
+                found.update({response.request_id: list(response.token_ids) for response in engine.step()})
+        # The responses of a step that is interrupted after them are lost with it; tokens never are.
+        assert len(found) >= 3
+        wanted = {request.request_id: tokens for request, tokens in zip(requests, expected, strict=True)}
+        assert found == {name: wanted[name] for name in found}
+
+
+@pytest.mark.parametrize("body", ["fused", "transformers"])
+def test_a_closed_engine_lets_go_of_its_model(folder: Path, model: Any, body: str) -> None:
+    engine = make(folder, body=body)
+    loaded = weakref.ref(engine.core.body)
+    assert engine.generate([[5, 6]], PARAMS)[0].error is None
+    engine.close()
+    gc.collect()
+    assert loaded() is None
 
 
 @pytest.fixture(params=["native", "sdpa", "reference"])

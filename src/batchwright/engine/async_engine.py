@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from batchwright.engine.engine import Engine
 from batchwright.engine.stats import EngineStats
-from batchwright.errors import BatchwrightError, EngineClosed
+from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
 
@@ -140,6 +140,10 @@ class AsyncEngine:
             self._engine.core.add(request, stream=stream)
         except BatchwrightError as error:
             reader.put(error)
+        except Exception as error:  # whatever it is, it concerns this request alone
+            failure = GenerationError(f"the request could not be taken: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            reader.put(failure)
         else:
             self._readers[request.request_id] = reader
 
@@ -190,9 +194,11 @@ class AsyncEngine:
 
 
 def as_request(prompt: Prompt | InferenceRequest, params: SamplingParams | None) -> InferenceRequest:
-    """A request for `prompt`. Raises ValueError when a request comes with parameters beside it."""
+    """A request for `prompt`. Raises ValueError for several prompts, or a request with parameters beside it."""
     if isinstance(prompt, InferenceRequest):
         if params is not None:
             raise ValueError("sampling_params: a request brings its own, leave it out")
         return prompt
+    if isinstance(prompt, list) and any(isinstance(item, (str, list, InferenceRequest)) for item in prompt):
+        raise ValueError("prompt: give one prompt to each call, and gather the calls of several")
     return InferenceRequest.of(prompt, params or SamplingParams())

@@ -91,10 +91,11 @@ class EngineCore:
                 deadline=deadline,
                 arrived_at=now,
             )
-            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
-            self.scheduler.add(sequence)
-            state.generations.append(generation)
-            self._generations[sequence.ordinal] = generation
+            state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=stream))
+        # From here on nothing raises: `_encode` has asked the scheduler.
+        for generation in state.generations:
+            self.scheduler.add(generation.sequence)
+            self._generations[generation.sequence.ordinal] = generation
         self._requests[request.request_id] = state
         self.stats.prompt_tokens += len(prompt) * request.n
 
@@ -150,10 +151,15 @@ class EngineCore:
                 owner.first_step_at = began
         self.scheduler.commit(plan)
         now = self.clock.now()
-        for chunk, outcome in zip(sampled, outcomes, strict=True):
-            generation = self._generations.get(chunk.sequence.ordinal)
-            if generation is not None:  # else another completion of the same request has just failed
-                events.extend(self._deliver(generation, outcome, now))
+        try:
+            for chunk, outcome in zip(sampled, outcomes, strict=True):
+                generation = self._generations.get(chunk.sequence.ordinal)
+                if generation is not None:  # else another completion of the same request has just failed
+                    events.extend(self._deliver(generation, outcome, now))
+        except BaseException:  # an interrupt: tokens that were not taken are chosen again
+            for chunk in sampled:
+                self.scheduler.repeat_last(chunk.sequence)
+            raise
         self._count(plan, model_seconds, self.clock.now() - began)
         return events
 
@@ -221,23 +227,24 @@ class EngineCore:
             failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return [self._fail(state, failure)]
+        if generation.first_token_at is None:
+            generation.first_token_at = now
         if generation.finish_reason is not None:
             self.scheduler.finish(generation.sequence)
+            if generation.sampling.generated > 1:
+                between = (now - generation.first_token_at) / (generation.sampling.generated - 1)
+                self.stats.tpot_ms.add(between * 1e3)
         if response is not None:
-            self._finish(state, response, now)
+            self._finish(state, response)
         elif not state.streams:
             return []
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
         return [StreamEvent(request_id, generation.index, text, tokens, reason, response)]
 
-    def _finish(self, state: RequestState, response: InferenceResponse, now: float) -> None:
+    def _finish(self, state: RequestState, response: InferenceResponse) -> None:
         self._forget(state)
         self.stats.latency_ms.add(response.latency_ms)
-        for generation in state.generations:
-            if generation.sampling.generated > 1 and state.first_token_at is not None:
-                between = (now - state.first_token_at) * 1e3 / (generation.sampling.generated - 1)
-                self.stats.tpot_ms.add(between)
         self._answer(state.request, response)
 
     def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
@@ -281,7 +288,7 @@ class EngineCore:
         stats.steps += 1
         stats.decode_tokens += decodes
         stats.prefill_tokens += total - decodes
-        stats.rows_computed += total
+        stats.rows_computed += self.body.rows_for(total)
         stats.decode_seconds += model_seconds * decodes / total
         stats.prefill_seconds += model_seconds * (total - decodes) / total
         stats.model_seconds += model_seconds

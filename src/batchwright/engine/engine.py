@@ -14,9 +14,9 @@ from batchwright.engine.memory import num_kv_blocks
 from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.stats import EngineStats
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.errors import EngineClosed, InvalidRequest
+from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
-from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
 from batchwright.scheduling import Scheduler
 
@@ -53,6 +53,7 @@ class Engine:
         attention: str = "auto",
         clock: Clock | None = None,
     ) -> None:
+        _require_generating(str(model))
         folder = resolve(str(model))
         self.model_name = str(model)
         loaded = load_body(folder, body=body, dtype=dtype, device=device)
@@ -121,7 +122,8 @@ class Engine:
 
         `prompts` is one prompt or several, each text, token ids or chat messages; or requests, which bring their own
         parameters. `sampling_params` is one for all or one for each. A request that fails or is refused has its
-        response's `error` set; the others are not affected. Raises ValueError when the numbers do not match.
+        response's `error` set; the others are not affected. Raises ValueError for arguments of another kind, or when
+        the numbers do not match.
         """
         requests = as_requests(prompts, sampling_params)
         responses = {
@@ -142,7 +144,9 @@ class Engine:
         """
         return self._events(as_requests(prompts, sampling_params), stream=True)
 
-    def _events(self, requests: list[InferenceRequest], *, stream: bool) -> Iterator[StreamEvent]:
+    def _events(
+        self, requests: Sequence[InferenceRequest | InferenceResponse], *, stream: bool
+    ) -> Iterator[StreamEvent]:
         """Submit `requests` and step until all have ended; those that have not when the iterator is left are cancelled.
 
         Events of other requests, from `submit`, are kept for `step`.
@@ -150,6 +154,9 @@ class Engine:
         core, waiting = self.core, set[str]()
         try:
             for request in requests:
+                if isinstance(request, InferenceResponse):
+                    yield StreamEvent(request.request_id, 0, "", (), "error", request)
+                    continue
                 try:
                     core.add(request, stream=stream)
                     waiting.add(request.request_id)
@@ -182,9 +189,18 @@ class Engine:
         self.close()
 
 
+def _require_generating(model: str) -> None:
+    known = BUILTIN.get(model)
+    if known is not None and known.kind is not Kind.GENERATE:
+        generating = ", ".join(name for name, each in BUILTIN.items() if each.kind is Kind.GENERATE)
+        raise UnsupportedModel(f"{model} makes embeddings, not text; a built-in model that generates is {generating}")
+
+
 def _checked(name: str, value: int | None, default: int) -> int:
     if value is None:
         return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r}: must be a whole number")
     if value < 1:
         raise ValueError(f"{name}={value}: must be at least 1")
     return value

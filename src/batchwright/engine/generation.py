@@ -24,6 +24,7 @@ class Generation:
         self.index = index
         self.sequence = sequence
         self.finish_reason: FinishReason | None = None
+        self.first_token_at: float | None = None
         self.ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_token_ids)
         self.sampling = SamplingState(params, index, sequence.tokens, self.ends)
         self._tokenizer = tokenizer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from batchwright.errors import InvalidRequest
@@ -12,24 +13,41 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt, Sam
 def as_requests(
     prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-) -> list[InferenceRequest]:
-    """One request for each prompt.
+) -> list[InferenceRequest | InferenceResponse]:
+    """One request for each prompt, or the response to one that is no prompt at all (`error` says why).
 
-    Raises ValueError when there are not as many parameters as prompts, or when requests come with parameters beside
-    them; `InvalidRequest` for something that is no prompt.
+    Raises ValueError when there are not as many parameters as prompts, when requests come with parameters beside them,
+    or for arguments of another kind.
     """
     several = _as_list(prompts)
-    if several and all(isinstance(item, InferenceRequest) for item in several):
+    if any(isinstance(item, InferenceRequest) for item in several):
         if sampling_params is not None:
             raise ValueError("sampling_params: requests bring their own, leave it out")
-        return _distinct(cast(list[InferenceRequest], several))
+        if not all(isinstance(item, InferenceRequest) for item in several):
+            raise ValueError("prompts: give either requests or prompts, not both")
+        return list(_distinct(cast(list[InferenceRequest], several)))
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         params: Sequence[SamplingParams] = [sampling_params or SamplingParams()] * len(several)
     else:
-        params = sampling_params
+        params = _checked_params(sampling_params)
     if len(params) != len(several):
         raise ValueError(f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one for each")
-    return [InferenceRequest.of(cast(Prompt, prompt), p) for prompt, p in zip(several, params, strict=True)]
+    return [_request(cast(Prompt, prompt), p) for prompt, p in zip(several, params, strict=True)]
+
+
+def _request(prompt: Prompt, params: SamplingParams) -> InferenceRequest | InferenceResponse:
+    try:
+        return InferenceRequest.of(prompt, params)
+    except InvalidRequest as error:
+        return refused(InferenceRequest.of("-", params), error)
+
+
+def _checked_params(params: object) -> Sequence[SamplingParams]:
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ValueError(
+            f"sampling_params of type {type(params).__name__}: must be one SamplingParams or a list of them"
+        )
+    return params
 
 
 def refused(request: InferenceRequest, error: InvalidRequest) -> InferenceResponse:
@@ -51,8 +69,13 @@ def _as_list(prompts: Any) -> list[Prompt | InferenceRequest]:
     """One prompt (text, token ids, messages) becomes a list of one."""
     if isinstance(prompts, (str, InferenceRequest)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"prompts of type {type(prompts).__name__}: must be text, a list of token ids, a list of chat "
+            "messages, or a list of any of these"
+        )
     items = list(prompts)
-    if items and isinstance(items[0], (int, Mapping)):
+    if items and isinstance(items[0], (Integral, Mapping)):
         return [items]
     return items
 

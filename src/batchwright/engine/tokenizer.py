@@ -23,7 +23,7 @@ class Tokenizer:
             from transformers import AutoTokenizer
 
             self._inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.eos_token_ids = _end_tokens(folder, self._inner)
+        self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt`. Raises `InvalidRequest` when it gives none, or ids that the model does not have."""
@@ -51,19 +51,19 @@ class Tokenizer:
     def _encode_text(self, prompt: str) -> list[int]:
         if self._inner is None:
             raise InvalidRequest("the model has no tokenizer: give the prompt as token ids", param="prompt")
-        ids: list[int] = self._inner(prompt)["input_ids"]
+        ids: list[int] = self._inner(prompt, verbose=False)["input_ids"]
         return ids
 
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:
         if not prompt or not isinstance(prompt[0], Mapping):
-            return list(prompt)
+            return [int(token) for token in prompt]
         if self._inner is None or self._inner.chat_template is None:
             raise InvalidRequest("the model has no chat template: give the prompt as text", param="messages")
         try:
             text = self._inner.apply_chat_template(
                 [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
             )
-            ids: list[int] = self._inner(text, add_special_tokens=False)["input_ids"]
+            ids: list[int] = self._inner(text, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception as error:  # a template is a program of the model's maker and may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"

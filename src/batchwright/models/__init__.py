@@ -5,15 +5,17 @@ transformers format. Built-in models and GGUF files are kept, converted once, in
 """
 
 from batchwright.models.cache import cache_dir
-from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel
-from batchwright.models.resolution import ModelStatus, inventory, resolve
+from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel, Kind
+from batchwright.models.resolution import ModelStatus, fingerprint, inventory, resolve
 
 __all__ = [
     "BUILTIN",
     "DEFAULT_MODEL",
     "BuiltinModel",
+    "Kind",
     "ModelStatus",
     "cache_dir",
+    "fingerprint",
     "inventory",
     "resolve",
 ]

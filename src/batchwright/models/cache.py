@@ -168,8 +168,8 @@ def _seal(model: Path, origin: Origin) -> None:
     for path in model.rglob("*"):
         if path.is_file():
             path.chmod(mode)  # libraries write weights as 0600, useless in a shared cache
-        _sync(path)
-    _sync(model)
+        sync(path)
+    sync(model)
 
 
 def _publish(model: Path, folder: Path, work: Path) -> Path:
@@ -178,11 +178,12 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
     if folder.exists():
         folder.rename(work / "damaged")
     model.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     return folder
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a loss of power. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

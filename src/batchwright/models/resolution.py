@@ -46,6 +46,31 @@ def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None =
     raise _unknown(name_or_path)
 
 
+def fingerprint(name_or_path: str) -> str:
+    """A text that changes when the model's files do, without fetching or converting anything.
+
+    Files are read once and remembered by size and time. A hub id that is not in the hub's cache is its own fingerprint.
+    Raises as `resolve` for a name or path that leads nowhere.
+    """
+    if name_or_path in BUILTIN:
+        return BUILTIN[name_or_path].content_sha256
+    path = Path(name_or_path).expanduser()
+    if name_or_path and path.is_file():
+        return remembered_sha256(path)
+    if not (name_or_path and path.is_dir()):
+        try:
+            path = resolve(name_or_path, pull=False)
+        except ModelNotFound:
+            if not hub.is_hub_id(name_or_path) or path.suffix == ".gguf":
+                raise
+            return name_or_path
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
+            digest.update(f"{file.name} {remembered_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
 def _silent(_: str) -> None:
     pass
 

@@ -29,14 +29,17 @@ class FairShare:
         """Virtual time: the place of the last request served."""
         self._clocks: dict[Hashable, float] = {}
         self._most = _CLOCKS_KEPT
+        self._waiting = 0
 
     def key(self, item: Item) -> float:
+        self._waiting += 1
         start = max(self._now, self._clocks.get(item.tenant, 0.0))
         self._clocks[item.tenant] = start + self._cost(item)
         return start
 
     def served(self, batch: Sequence[Item]) -> None:
         self._now = max(self._now, max(item.key for item in batch))
+        self._left(len(batch))
         if len(self._clocks) > self._most:
             # A clock that is not ahead of the time says nothing that the time does not.
             self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > self._now}
@@ -46,6 +49,13 @@ class FairShare:
         clock = self._clocks.get(item.tenant)
         if clock is not None:
             self._clocks[item.tenant] = clock - self._cost(item)
+        self._left(1)
+
+    def _left(self, number: int) -> None:
+        self._waiting -= number
+        if not self._waiting:
+            # Nobody waited for what was served: nobody is owed anything.
+            self._clocks.clear()
 
     def _cost(self, item: Item) -> float:
         return max(item.length, 1) / self.weights.get(item.tenant, 1.0)

@@ -10,10 +10,10 @@ class Item:
     """One waiting request. Equal only to itself.
 
     `arrival` and `due` are seconds on the clock of the runtime, `due` being infinite where there is no deadline.
-    `length` is in tokens, or in whatever unit the runtime measures; only its proportion to others and to a budget counts.
+    `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
     """
 
-    __slots__ = ("arrival", "due", "key", "length", "ordinal", "priority", "tenant")
+    __slots__ = ("arrival", "due", "key", "length", "ordinal", "priority", "release", "tenant")
 
     def __init__(
         self,
@@ -33,5 +33,7 @@ class Item:
         """Whose share of the model it takes, where a policy shares it out."""
         self.key = 0.0
         """Its place in the queue, lower first. Set once, by the order, when it enters."""
+        self.release = -math.inf
+        """Until when it may be held back. Set once, by the timing, when it enters."""
         self.ordinal = -1
         """Counts the items of a queue; -1 when it is in none. Set by the queue."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _SUBSETS: tuple[tuple[int, ...], ...] = ((1,), (2,), (0,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
-"""Which of the coefficients (α, β, γ) are in use; the first of equally good ones is taken."""
+"""Which of the three coefficients are in use; the first of equally good ones is taken."""
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
 _BETTER = 0.98
@@ -41,7 +41,7 @@ class LatencyModel:
             raise ValueError(f"memory={memory}: must be at least 1")
         self._keep = 1.0 - 1.0 / memory
         self.coefficients = (0.0, 0.0, 0.0)
-        """(α seconds, β seconds for each padded token, γ seconds for each item)."""
+        """Seconds for each batch, for each padded token, and for each item."""
         self.batches = 0
         """Observed since what was known was last let go; 0: nothing is known."""
         self.rejected = 0
@@ -50,7 +50,15 @@ class LatencyModel:
         """Items of the largest batch observed."""
         self.largest_cells = 0
         """Padded tokens of the largest batch observed."""
-        self._reset()
+        self._outliers = 0
+        """One after another, until now."""
+        self._error = 0.0
+        """The usual relative error."""
+        self._weight = 0.0
+        self._sums = [0.0] * 3
+        """Of the features, each divided by the time of its batch."""
+        self._products = [[0.0] * 3 for _ in range(3)]
+        """Likewise, of the products of any two."""
 
     def observe(self, cells: int, count: int, seconds: float) -> None:
         """A batch of `count` items, padded to `cells` tokens in all, took `seconds`."""
@@ -65,7 +73,7 @@ class LatencyModel:
                 self._outliers += 1
                 if self._outliers < _CHANGED:
                     return
-                self._reset()
+                self._forget()
             else:
                 self._error += (error - self._error) * max(1.0 / self.batches, 0.05)
         self._outliers = 0
@@ -73,7 +81,7 @@ class LatencyModel:
         self._learn((1.0, float(cells), float(count)), seconds)
 
     def predict(self, cells: int | float, count: int | float, batches: int = 1) -> float | None:
-        """Seconds for `count` items in `batches` batches of `cells` padded tokens in all; None when nothing is known."""
+        """Seconds for `count` items in `batches` batches, `cells` padded tokens in all; None when nothing is known."""
         if not self.batches:
             return None
         base, by_cell, by_item = self.coefficients
@@ -82,15 +90,12 @@ class LatencyModel:
     def _is_outlier(self, error: float) -> bool:
         return self.batches >= _WARM_UP and error > max(_OUTLIER * self._error, _LEAST_ERROR)
 
-    def _reset(self) -> None:
+    def _forget(self) -> None:
         self.batches = 0
-        self._outliers = 0
         self._error = 0.0
-        self._products = [[0.0] * 3 for _ in range(3)]
-        """Sums of the products of two features, each divided by the time of its batch."""
-        self._sums = [0.0] * 3
-        """Sums of the features, likewise."""
         self._weight = 0.0
+        self._sums = [0.0] * 3
+        self._products = [[0.0] * 3 for _ in range(3)]
 
     def _learn(self, features: tuple[float, float, float], seconds: float) -> None:
         scaled = [feature / seconds for feature in features]

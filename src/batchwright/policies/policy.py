@@ -12,7 +12,7 @@ the same in a service, in a simulator and in a test.
 
 Any order goes with any shape and any timing. Three rules hold whatever the parts:
 
-- A full batch goes at once: there is nothing left to wait for.
+- When the batch that the shape chose is full, it goes at once: there is nothing left to wait for.
 - Where the timing holds requests back, one whose deadline would pass goes while there is still time to compute it.
 - What drains goes at once.
 """
@@ -90,6 +90,10 @@ class BatchPolicy(Protocol):
         """A batch of `count` requests with `tokens` in all, `cells` with padding, took the model `seconds`."""
         ...
 
+    def seconds(self, cells: int, count: int) -> float | None:
+        """Expected model time of one batch; None when nothing is known."""
+        ...
+
     def predict(self, item: Item | None = None) -> float | None:
         """Seconds of model time until the waiting `item` will be done; without one, until all that waits will be.
 
@@ -132,14 +136,12 @@ class Shape(Protocol):
 
 
 class Timing(Protocol):
-    """When a batch that is not full goes."""
+    """When a batch that is not full goes: when the item that has waited longest is released."""
 
-    def add(self, item: Item) -> None:
-        """A request has arrived."""
-        ...
+    reason: Reason
 
-    def when(self, oldest: Item) -> tuple[float, Reason]:
-        """From when on a batch may go, and why, while `oldest` has waited longest."""
+    def release(self, item: Item) -> float:
+        """Until when an item that arrives now may be held back. Asked once for each, in order of arrival."""
         ...
 
 
@@ -159,11 +161,10 @@ class Fifo:
 class AtOnce:
     """Timing: whatever waits goes as soon as the model is free; while it is busy, requests gather by themselves."""
 
-    def add(self, item: Item) -> None:
-        pass
+    reason = Reason.IDLE
 
-    def when(self, oldest: Item) -> tuple[float, Reason]:
-        return -math.inf, Reason.IDLE
+    def release(self, item: Item) -> float:
+        return -math.inf
 
 
 class Policy:
@@ -187,8 +188,8 @@ class Policy:
 
     def add(self, item: Item) -> None:
         item.key = self.order.key(item)
+        item.release = self.timing.release(item)
         self._queue.add(item)
-        self.timing.add(item)
 
     def remove(self, item: Item) -> bool:
         found = self._queue.remove(item)
@@ -217,6 +218,9 @@ class Policy:
         if tokens:
             self._padding += (cells / tokens - self._padding) * 0.1
 
+    def seconds(self, cells: int, count: int) -> float | None:
+        return self.latency.predict(cells, count)
+
     def predict(self, item: Item | None = None) -> float | None:
         count, tokens = len(self._queue), float(self._queue.total_length)
         if item is not None:
@@ -230,7 +234,7 @@ class Policy:
 
     def _when(self, now: float) -> tuple[float, Reason]:
         """When the waiting should go, though they fill no batch."""
-        until, reason = self.timing.when(self._queue.oldest)
+        until, reason = self._queue.oldest.release, self.timing.reason
         if until > now and self._queue.with_deadline:
             due = min(item.due for item in self._queue.items)
             # Nothing known of the model: every moment of waiting may be one too many.

@@ -32,15 +32,14 @@ class BySize:
 class MaxWait:
     """Timing: when the oldest has waited `seconds`."""
 
+    reason = Reason.MAX_WAIT
+
     def __init__(self, seconds: float) -> None:
         check_time("max_wait", seconds)
         self.seconds = seconds
 
-    def add(self, item: Item) -> None:
-        pass
-
-    def when(self, oldest: Item) -> tuple[float, Reason]:
-        return oldest.arrival + self.seconds, Reason.MAX_WAIT
+    def release(self, item: Item) -> float:
+        return item.arrival + self.seconds
 
 
 def simple(batch_size: int = 8, max_wait: float = 0.1) -> Policy:

@@ -19,28 +19,17 @@ from batchwright.policies.simple import BySize
 class Window:
     """Timing: when the window of the oldest request ends."""
 
+    reason = Reason.WINDOW
+
     def __init__(self, seconds: float) -> None:
         check_time("window", seconds)
         self.seconds = seconds
-        self._ends: dict[int, float] = {}
-        """Ends of the windows that may still matter, by the first item of each."""
         self._end = -math.inf
 
-    def add(self, item: Item) -> None:
+    def release(self, item: Item) -> float:
         if item.arrival >= self._end:
             self._end = item.arrival + self.seconds
-            self._ends[item.ordinal] = self._end
-
-    def when(self, oldest: Item) -> tuple[float, Reason]:
-        # The window of an item is the last one opened at or before it. Those before that are over for good.
-        end = -math.inf
-        for opener in list(self._ends):
-            if opener > oldest.ordinal:
-                break
-            end = self._ends[opener]
-            if next(iter(self._ends)) != opener:
-                del self._ends[next(iter(self._ends))]
-        return end, Reason.WINDOW
+        return self._end
 
 
 def window(seconds: float = 0.05, max_batch_size: int = 32) -> Policy:

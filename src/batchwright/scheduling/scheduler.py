@@ -188,6 +188,11 @@ class Scheduler:
             if chunk.fresh and chunk.sequence.status is Status.RUNNING:
                 self._requeue(chunk.sequence)
 
+    def repeat_last(self, sequence: Sequence) -> None:
+        """Compute the last known token once more: the token that was to follow it got lost after `commit`."""
+        if sequence.status is Status.RUNNING and sequence.remaining == 0:
+            sequence.num_computed -= 1
+
     def shrink(self, failed: StepPlan) -> bool:
         """After a step ran out of memory: plan smaller ones for a while. False when the step could not be smaller."""
         tokens = failed.num_tokens

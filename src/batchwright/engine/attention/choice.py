@@ -36,4 +36,7 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
             return native
     if name == "native":
         raise UnsupportedModel(f"attention='native' is not possible: {reason}. Use attention='auto'.")
-    return SdpaAttention()
+    chosen = SdpaAttention()
+    if shape.device.type == "cpu":
+        chosen.note = f"no compiled kernels: {reason}"
+    return chosen

@@ -51,6 +51,8 @@ class AttentionBackend(ABC):
     """Writes keys and values into paged caches and attends to them."""
 
     name: str
+    note: str = ""
+    """Why a faster implementation was not chosen."""
 
     @abstractmethod
     def refusal(self, shape: KVShape) -> str | None:

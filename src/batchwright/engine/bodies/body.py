@@ -29,7 +29,8 @@ class ModelBody(ABC):
     def description(self) -> str:
         """Which implementations run, for reports."""
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.name} body, {self.attention.name} attention, {dtype} on {self.device}"
+        note = f" ({self.attention.note})" if self.attention.note else ""
+        return f"{self.name} body, {self.attention.name} attention{note}, {dtype} on {self.device}"
 
     @abstractmethod
     def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
@@ -38,6 +39,14 @@ class ModelBody(ABC):
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits [R, vocab] of the rows in `batch.logit_rows`; keys and values of all rows go to the caches."""
+
+    def rows_for(self, tokens: int) -> int:
+        """Rows that go through the matrix products for a step of `tokens`: on the CPU a single row is computed twice.
+
+        One row by itself takes other kernels, which round differently; two keep what a sequence computes alone bitwise
+        equal to what it computes in company.
+        """
+        return 2 if tokens == 1 and self.device.type == "cpu" else tokens
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         """Make the KV caches and choose the attention implementation. Raises as `choose_attention` does."""

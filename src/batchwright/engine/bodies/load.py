@@ -45,8 +45,12 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device={name!r}: must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r}: must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}: torch finds no CUDA device here; use device='cpu'")
+    if device.index is not None and device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise ValueError(f"device={name!r}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
     return device
 
 

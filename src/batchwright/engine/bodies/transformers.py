@@ -10,10 +10,13 @@ computed through our attention, in two chunks beside another sequence, equal tho
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from batchwright.engine.attention import AttentionShape, KVShape
@@ -73,13 +76,15 @@ class TransformersBody(ModelBody):
         from transformers import AttentionInterface, AutoModelForCausalLM
         from transformers.masking_utils import AttentionMaskInterface
 
-        AttentionInterface.register(self._interface, self._attend)
-        AttentionMaskInterface.register(self._interface, self._mask)
+        # The registries live as long as the process: they must not keep the model alive.
+        attend, mask = weakref.WeakMethod(self._attend), weakref.WeakMethod(self._mask)
+        AttentionInterface.register(self._interface, lambda *args, **kwargs: _alive(attend)(*args, **kwargs))
+        AttentionMaskInterface.register(self._interface, lambda *args, **kwargs: _alive(mask)(*args, **kwargs))
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=self.dtype, attn_implementation="eager", local_files_only=True
             )
-        except (ValueError, KeyError, ImportError) as error:
+        except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
             raise UnsupportedModel(
                 f"transformers cannot load {self._architecture} as a causal language model: {error}"
             ) from error
@@ -90,6 +95,8 @@ class TransformersBody(ModelBody):
             )
         model.to(self.device)  # type: ignore[arg-type]  # transformers' wrapper hides torch's signature
         model.eval()  # type: ignore[no-untyped-call]
+        if self.device.type == "cpu":
+            _compute_single_rows_twice(model)
         return model
 
     def _attend(
@@ -195,6 +202,31 @@ class TransformersBody(ModelBody):
         rest = Chunk(first, half, len(tokens) - half, False, True)
         beside = Chunk(other, 0, half, True, False)
         return self.forward(build_batch([beside, rest], 16, self.device))[0]
+
+
+def _alive(method: weakref.WeakMethod[Callable[..., Any]]) -> Callable[..., Any]:
+    found = method()
+    if found is None:
+        raise RuntimeError("attention was called after the model was closed")
+    return found
+
+
+def _compute_single_rows_twice(model: nn.Module) -> None:
+    """See `ModelBody.rows_for`. A doubled row is known by the stride of 0 between its copies."""
+    from transformers.pytorch_utils import Conv1D
+
+    def double(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
+        x = args[0]
+        return (x.expand(*x.shape[:-2], 2, -1),) if x.dim() > 1 and x.numel() == x.shape[-1] else None
+
+    def halve(module: nn.Module, args: tuple[Tensor], out: Tensor) -> Tensor | None:
+        doubled = args[0].dim() > 1 and args[0].shape[-2] == 2 and args[0].stride(-2) == 0
+        return out[..., :1, :] if doubled else None
+
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            module.register_forward_pre_hook(double)
+            module.register_forward_hook(halve)
 
 
 class _Window(Tensor):

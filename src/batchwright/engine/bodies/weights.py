@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from batchwright.errors import UnsupportedModel
@@ -34,7 +34,7 @@ class Weights:
         except KeyError:
             raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete") from None
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
+            self._open[path] = _opened(path)
         tensor: Tensor = self._open[path].get_tensor(name)
         return tensor.to(device=self._device, dtype=self._dtype)
 
@@ -47,6 +47,13 @@ def has_safetensors(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModel(f"{path} is damaged or incomplete, copy or fetch it again: {error}") from error
+
+
 def _tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -54,8 +61,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in names.items()}
     files = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as tensors:
-            files.update(dict.fromkeys(tensors.keys(), path))
+        files.update(dict.fromkeys(_opened(path).keys(), path))
     if not files:
         raise UnsupportedModel(f"{folder} has no *.safetensors: save the model with save_pretrained first")
     return files

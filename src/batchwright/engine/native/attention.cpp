@@ -298,7 +298,6 @@ void rope_and_store(T* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64
     const int64_t block = slots[row] / kBlock, offset = slots[row] % kBlock;
     for (int64_t h = 0; h < heads + kv_heads; ++h) {
       T* x = qkv + row * stride + h * head_dim;
-      T* key = keys + (block * kv_heads + (h - heads)) * block_size;
       for (int64_t d = 0; d < half; ++d) {
         const float a = to_float(x[d]), b = to_float(x[d + half]);
         const float low = a * c[d] - b * s[d], high = b * c[d] + a * s[d];
@@ -306,6 +305,7 @@ void rope_and_store(T* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64
           bw::store(x + d, low);
           bw::store(x + d + half, high);
         } else {
+          T* key = keys + (block * kv_heads + (h - heads)) * block_size;
           bw::store(key + (d / per * kBlock + offset) * per + d % per, low);
           bw::store(key + ((d + half) / per * kBlock + offset) * per + (d + half) % per, high);
         }

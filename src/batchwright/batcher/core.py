@@ -1,0 +1,402 @@
+"""The loop that feeds a policy and carries out what it says.
+
+A core lives in one asyncio event loop, and everything here is called in the thread of that loop: this one owner is why
+nothing is locked. It keeps no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the
+policy for as long as the model can take batches. So a core with nothing to do holds nothing alive, and many arrivals
+in one turn of the event loop are asked about once.
+
+What holds, whatever the policy and the model do:
+
+- Each entry is answered exactly once, or its caller has gone. It leaves the queue by being dispatched, by its deadline,
+  by its caller, or when the core is closed; the first three are looked at before every dispatch.
+- A batch frees its slot when its model call ends, however it ends. A batch whose callers have all gone is cancelled,
+  where the model can be.
+- The policy is asked whenever something has changed while the model could take a batch, and at the time it said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from batchwright.batcher.entry import Entry
+from batchwright.batcher.lengths import Measure
+from batchwright.batcher.model import Runner, WrongOutputs
+from batchwright.batcher.stats import BatcherStats
+from batchwright.clock import Clock
+from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, Overloaded
+from batchwright.policies import BatchPolicy, Dispatch, Reason
+
+_log = logging.getLogger("batchwright.batcher")
+
+_DONE_KEPT = 64
+"""Answered entries that the deadlines may hold beside twice those that are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a batcher takes on at most."""
+
+    waiting: int
+    """Requests in the queue."""
+    waiting_tokens: int | None
+    """Their lengths in all."""
+    isolate: bool
+    """Whether a batch that raises is halved until the request that is to blame is alone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A batch in the model."""
+
+    entries: list[Entry]
+    wanted: int
+    """How many of them still wait for an answer."""
+    ends: float
+    """When it is expected to end, or a time in the past."""
+    task: asyncio.Task[None] | None = field(default=None)
+
+
+class Core:
+    """One queue, one policy, one model, in one event loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        runner: Runner,
+        policy: BatchPolicy,
+        measure: Measure,
+        clock: Clock,
+        limits: Limits,
+        stats: BatcherStats,
+    ) -> None:
+        self.loop = loop
+        self.clock = clock
+        self._runner = runner
+        self._policy = policy
+        self._measure = measure
+        self._limits = limits
+        self._stats = stats
+        self._groups: set[_Group] = set()
+        self._queued: set[Entry] = set()
+        """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
+        self._waiting_tokens = 0
+        self._deadlines: list[tuple[float, int, Entry]] = []
+        self._entered = 0
+        self._pumping = False
+        """`_pump` is about to be called."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings = math.inf
+        """When the timer calls `_turn`."""
+        self._closing = False
+        self._emptied: list[asyncio.Future[None]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._groups and not self._queued
+
+    def enter(self, entry: Entry) -> None:
+        """Take a new entry. Raises `BatcherClosed`, `Overloaded`, and `DeadlineExceeded` for one certain to be late."""
+        if self._closing:
+            raise BatcherClosed("the batcher is closed: it takes no more requests")
+        self._check_room(entry)
+        self._policy.add(entry)
+        if entry.due < math.inf:
+            try:
+                self._check_hope(entry)
+            except DeadlineExceeded:
+                self._policy.remove(entry)
+                raise
+            self._remember(entry)
+        self._queued.add(entry)
+        self._waiting_tokens += entry.length
+        self._stats.requests += 1
+        if len(self._groups) < self._runner.slots:
+            self._wake()
+        else:
+            self._arm(min(self._rings, self._runner.changes_at(entry.arrival)))
+
+    def leave(self, entry: Entry) -> None:
+        """The caller of `entry` has gone: it is not computed any more, where that can be helped."""
+        if not entry.future.cancelled():
+            # It was answered before its caller could know.
+            return
+        self._stats.cancelled += 1
+        self._let_go(entry)
+        entry.abandon(self.clock.now())
+
+    async def close(self, *, drain: bool) -> None:
+        """Compute what waits, or with `drain` off answer it with `BatcherClosed`. Returns when all is answered."""
+        self._closing = True
+        if drain:
+            self._wake()
+        else:
+            self._abort()
+        if not self.is_empty:
+            emptied = self.loop.create_future()
+            self._emptied.append(emptied)
+            await emptied
+        self._arm(math.inf)
+
+    def empty(self) -> list[Entry]:
+        """Take everything out of the queue, without an answer."""
+        queued = sorted(self._queued, key=lambda entry: entry.arrival)
+        self._queued.clear()
+        self._waiting_tokens = 0
+        for entry in queued:
+            self._policy.remove(entry)
+        return queued
+
+    def _abort(self) -> None:
+        now = self.clock.now()
+        for entry in self.empty():
+            self._fail_closed(entry, now)
+        for group in list(self._groups):
+            for entry in group.entries:
+                self._fail_closed(entry, now)
+            if group.task is not None:
+                group.task.cancel()
+
+    def _check_room(self, entry: Entry) -> None:
+        waiting, limits = len(self._queued), self._limits
+        if waiting >= limits.waiting:
+            reason = f"{waiting} requests wait, the limit is {limits.waiting}"
+        elif (
+            limits.waiting_tokens is not None
+            and waiting
+            and self._waiting_tokens + entry.length > limits.waiting_tokens
+        ):
+            reason = (
+                f"requests of {self._waiting_tokens} tokens wait and this one has {entry.length}, the limit is "
+                f"{limits.waiting_tokens}"
+            )
+        else:
+            return
+        self._stats.overloaded += 1
+        work = self._policy.predict()
+        after = None if work is None else self._slot_free_in(self.clock.now()) + work / self._runner.slots
+        advice = "try again later" if after is None else f"try again in {after:.3g} s"
+        raise Overloaded(f"the queue is full: {reason}; {advice}", retry_after=after)
+
+    def _check_hope(self, entry: Entry) -> None:
+        """Raises `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
+        if not self._groups and not self._queued:
+            # Nothing is before it. Computing it also keeps what has been learned true.
+            return
+        work = self._policy.predict(entry)
+        if work is None:
+            return
+        # Others' work is shared by the slots; to share its own as well only makes the estimate lower.
+        latency = self._slot_free_in(entry.arrival) + work / self._runner.slots
+        allowed = entry.due - entry.arrival
+        if latency > allowed:
+            self._stats.refused += 1
+            raise DeadlineExceeded(
+                f"refused: it would take at least {latency * 1e3:.4g} ms, its deadline is in {allowed * 1e3:.4g} ms: "
+                "try again when less waits, or allow more time",
+                predicted_ms=latency * 1e3,
+            )
+
+    def _slot_free_in(self, now: float) -> float:
+        if len(self._groups) < self._runner.slots:
+            return 0.0
+        return max(0.0, min(group.ends for group in self._groups) - now)
+
+    def _remember(self, entry: Entry) -> None:
+        heap = self._deadlines
+        if len(heap) > 2 * self._unanswered + _DONE_KEPT:
+            heap[:] = [known for known in heap if known[2].waits_for_answer]
+            heapq.heapify(heap)
+        self._entered += 1
+        heapq.heappush(heap, (entry.due, self._entered, entry))
+        self._arm(min(entry.due, self._rings))
+
+    @property
+    def _unanswered(self) -> int:
+        return len(self._queued) + sum(group.wanted for group in self._groups)
+
+    def _wake(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self.loop.call_soon(self._pump)
+
+    def _arm(self, at: float) -> None:
+        """Let the timer ring at `at`; infinite: not at all. A timer left over would keep all this alive."""
+        if at == self._rings:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._rings = at
+        if at < math.inf:
+            self._timer = self.loop.call_later(max(0.0, at - self.clock.now()), self._ring, at)
+
+    def _ring(self, at: float) -> None:
+        self._timer = None
+        self._rings = math.inf
+        # The event loop may be early by a rounding error, which is not to be waited for.
+        self._turn(max(self.clock.now(), at))
+
+    def _pump(self) -> None:
+        self._pumping = False
+        self._turn(self.clock.now())
+
+    def _turn(self, now: float) -> None:
+        self._expire(now)
+        ask_again = math.inf
+        try:
+            while len(self._groups) < self._runner.slots:
+                decision = self._policy.decide(now, drain=self._closing)
+                if not isinstance(decision, Dispatch):
+                    ask_again = decision.until
+                    break
+                self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
+        except Exception as error:
+            _log.exception("the policy failed; what waits is answered with an error")
+            for entry in self.empty():
+                failure = GenerationError(f"the policy failed with {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                entry.fail(failure, now, self._stats)
+        self._arm(
+            min(
+                ask_again,
+                self._deadlines[0][0] if self._deadlines else math.inf,
+                self._runner.changes_at(now) if self._queued else math.inf,
+            )
+        )
+        if self.is_empty:
+            for emptied in self._emptied:
+                if not emptied.done():
+                    emptied.set_result(None)
+            self._emptied.clear()
+
+    def _expire(self, now: float) -> None:
+        heap = self._deadlines
+        while heap and (heap[0][0] <= now or not heap[0][2].waits_for_answer):
+            entry = heapq.heappop(heap)[2]
+            if entry.waits_for_answer:
+                self._let_go(entry)
+                where = "in the queue" if entry.started is None else "in the model"
+                error = DeadlineExceeded(f"its deadline of {(entry.due - entry.arrival) * 1e3:.4g} ms passed {where}")
+                entry.expire(error, now, self._stats)
+
+    def _let_go(self, entry: Entry) -> None:
+        """`entry` is not to be computed any more."""
+        group = entry.group
+        if group is None:
+            if entry in self._queued:
+                self._queued.discard(entry)
+                self._policy.remove(entry)
+                self._waiting_tokens -= entry.length
+                # What is left may now be asked about anew, and a closing core may be empty.
+                self._wake()
+            return
+        group.wanted -= 1
+        if not group.wanted and not self._runner.in_thread and group.task is not None:
+            group.task.cancel()
+
+    def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
+        live = [entry for entry in entries if entry.waits_for_answer]
+        longest = max((entry.length for entry in live), default=0)
+        expected = self._policy.seconds(longest * len(live), len(live))
+        self._queued.difference_update(entries)
+        self._waiting_tokens -= sum(entry.length for entry in entries)
+        if not live:
+            return
+        stats = self._stats
+        stats.batches += 1
+        stats.items += len(live)
+        stats.reasons[reason.value] = stats.reasons.get(reason.value, 0) + 1
+        group = _Group(live, len(live), now + (expected or 0.0))
+        for entry in live:
+            entry.started = now
+            entry.group = group
+            stats.queue_ms.add((now - entry.arrival) * 1e3)
+        self._groups.add(group)
+        group.task = self.loop.create_task(self._run(group))
+        # One that is cancelled before its first step never runs.
+        group.task.add_done_callback(lambda _: self._end(group, None))
+
+    async def _run(self, group: _Group) -> None:
+        error: BaseException | None = None
+        try:
+            await self._compute(group.entries)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            # In the turn of the answers: whoever is answered finds the slot free.
+            self._end(group, error)
+
+    def _end(self, group: _Group, error: BaseException | None) -> None:
+        """Everybody has an answer, and the slot is free. The second time it does nothing."""
+        if group not in self._groups:
+            return
+        now = self.clock.now()
+        for entry in group.entries:
+            if error is not None:
+                entry.fail(error, now, self._stats)
+            else:
+                self._fail_closed(entry, now)
+        group.entries = []
+        self._groups.discard(group)
+        self._wake()
+
+    async def _compute(self, entries: Sequence[Entry]) -> None:
+        live = [entry for entry in entries if entry.waits_for_answer]
+        if not live:
+            return
+        begin = self.clock.now()
+        try:
+            outputs = await self._runner.run([entry.prompt for entry in live], [entry.request for entry in live])
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The model itself was cancelled inside; that is a failure like any other.
+            await self._failed(live, error)
+        except Exception as error:
+            await self._failed(live, error)
+        else:
+            self._succeeded(live, outputs, begin)
+
+    def _succeeded(self, entries: list[Entry], outputs: list[object], begin: float) -> None:
+        now = self.clock.now()
+        seconds, stats = now - begin, self._stats
+        tokens = sum(entry.length for entry in entries)
+        cells = max(entry.length for entry in entries) * len(entries)
+        stats.tokens += tokens
+        stats.cells += cells
+        stats.model_seconds += seconds
+        stats.model_ms.add(seconds * 1e3)
+        for entry, output in zip(entries, outputs, strict=True):
+            self._answered(entry)
+            entry.succeed(output, now, self._measure, stats)
+        self._policy.observe(cells, tokens, len(entries), seconds)
+
+    async def _failed(self, entries: list[Entry], error: BaseException) -> None:
+        """Everybody fails, or, where one request may be to blame, the batch is halved and tried again."""
+        if len(entries) == 1 or isinstance(error, WrongOutputs) or not self._limits.isolate:
+            now = self.clock.now()
+            for entry in entries:
+                self._answered(entry)
+                entry.fail(error, now, self._stats)
+            return
+        self._stats.splits += 1
+        middle = len(entries) // 2
+        await self._compute(entries[:middle])
+        await self._compute(entries[middle:])
+
+    def _answered(self, entry: Entry) -> None:
+        if entry.waits_for_answer:
+            entry.group.wanted -= 1
+
+    def _fail_closed(self, entry: Entry, now: float) -> None:
+        entry.fail(BatcherClosed("the batcher was closed before the request was finished"), now, self._stats)

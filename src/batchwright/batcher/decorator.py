@@ -1,0 +1,151 @@
+"""`@batched`: a function of a list becomes a function of one item, whose concurrent calls are computed together."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, Self, TypeVar, cast, overload
+
+from batchwright.batcher.batcher import Batcher
+from batchwright.policies import BatchPolicy
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class _Batched(Generic[In, Out]):
+    """A decorated function, or one instance's decorated method."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        make: Callable[[Callable[..., Any]], Batcher],
+        owner: Any = None,
+        batcher: Batcher | None = None,
+    ) -> None:
+        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+        self._function = function
+        self._make = make
+        self._owner = owner
+        """The instance of a method. Whoever holds the bound method holds the instance; its batcher does not."""
+        self._batcher = batcher
+        self._making = threading.Lock()
+        self._of_instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
+
+    @property
+    def batcher(self) -> Batcher:
+        """What stands behind it, for `stats()` and `close()`."""
+        with self._making:
+            if self._batcher is None:
+                self._batcher = self._make(self._function)
+            return self._batcher
+
+    def submit(self, item: In, **options: Any) -> concurrent.futures.Future[Out]:
+        """The output for `item` as a future, for threads. `options` as in `Batcher.compute`."""
+        future: concurrent.futures.Future[Out] = self.batcher.submit_item(item, **options)
+        if self._owner is not None:
+            future.add_done_callback(functools.partial(_keep, self._owner))
+        return future
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Self:
+        if instance is None:
+            return self
+        return type(self)(self._function, self._make, instance, self._batcher_of(instance))
+
+    def _batcher_of(self, instance: Any) -> Batcher:
+        key = id(instance)
+        known = self._of_instances.get(key)
+        if known is not None:
+            return known[1]
+        try:
+            reference = weakref.ref(instance, lambda _: self._of_instances.pop(key, None))
+        except TypeError as error:
+            raise TypeError(
+                f"@batched on a method of {type(instance).__name__}: its instances cannot be weakly referenced, add "
+                "'__weakref__' to its __slots__"
+            ) from error
+        batcher = self._make(_method_of(reference, self._function))
+        return self._of_instances.setdefault(key, (reference, batcher))[1]
+
+
+class AsyncBatched(_Batched[In, Out]):
+    """A decorated async function: `await f(item)`."""
+
+    async def __call__(self, item: In, **options: Any) -> Out:
+        output: Out = await self.batcher.compute(item, **options)
+        return output
+
+
+class SyncBatched(_Batched[In, Out]):
+    """A decorated function: `f(item)` blocks its thread until the output is there; `submit` does not."""
+
+    def __call__(self, item: In, **options: Any) -> Out:
+        return self.submit(item, **options).result()
+
+
+class Decorator:
+    """What `batched(...)` gives: decorates functions and methods."""
+
+    def __init__(self, policy: Callable[[], BatchPolicy] | None, options: dict[str, Any]) -> None:
+        self._policy = policy
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[[list[In]], Awaitable[Sequence[Out]]]) -> AsyncBatched[In, Out]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[In]], Awaitable[Sequence[Out]]]) -> AsyncBatched[In, Out]: ...
+    @overload
+    def __call__(self, function: Callable[[list[In]], Sequence[Out]]) -> SyncBatched[In, Out]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, list[In]], Sequence[Out]]) -> SyncBatched[In, Out]: ...
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise TypeError(f"@batched on {type(function).__name__}: must decorate a function of a list")
+        kind = AsyncBatched if inspect.iscoroutinefunction(function) else SyncBatched
+        return kind(function, self._batcher)
+
+    def _batcher(self, model: Callable[..., Any]) -> Batcher:
+        return Batcher(model, "auto" if self._policy is None else self._policy(), **self._options)
+
+
+def batched(policy: Callable[[], BatchPolicy] | None = None, **options: Any) -> Decorator:
+    """Decorates a function from a list of items to the list of their outputs, so that it is called with one item.
+
+        @batched()
+        async def embed(texts: list[str]) -> list[Vector]: ...
+
+        vector = await embed("one text")   # computed with all that are asked for at the same time
+
+    `policy` makes a policy from `batchwright.policies` (`policy=lambda: length_aware(8192)`), the default being "auto";
+    `options` are those of `Batcher`. A sync function is called from threads and blocks them. On a method, each instance
+    has a batcher of its own, which ends with the instance.
+    """
+    if policy is not None and (not callable(policy) or hasattr(policy, "decide")):
+        raise TypeError("policy: give a function that makes one, since each batcher needs its own: lambda: simple(8)")
+    return Decorator(policy, options)
+
+
+def _method_of(reference: weakref.ref[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` bound to an instance that it does not keep alive."""
+
+    def instance() -> Any:
+        found = reference()
+        if found is None:
+            raise ReferenceError(f"{function.__qualname__}: its instance is gone")
+        return found
+
+    if inspect.iscoroutinefunction(function):
+
+        async def call_async(items: list[Any]) -> Any:
+            return await function(instance(), items)
+
+        return call_async
+    return lambda items: function(instance(), items)
+
+
+def _keep(owner: Any, future: concurrent.futures.Future[Any]) -> None:
+    """Keeps the instance alive for as long as a future of its batcher is."""

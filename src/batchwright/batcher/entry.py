@@ -1,0 +1,156 @@
+"""One request on its way through a batcher, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+from batchwright.batcher.lengths import Measure
+from batchwright.batcher.stats import BatcherStats
+from batchwright.errors import BatchwrightError, Cancelled, GenerationError
+from batchwright.policies import Item
+from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
+
+_log = logging.getLogger("batchwright.batcher")
+
+
+class Entry(Item):
+    """A waiting or running request. It is answered once, by `succeed` or `fail`; what comes later is ignored.
+
+    With a `request` the answer is an `InferenceResponse`, also where it failed. Without one it is the bare output, or
+    the exception itself.
+    """
+
+    __slots__ = ("future", "group", "prompt", "request", "started")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        prompt: Any,
+        request: InferenceRequest | None,
+        arrival: float,
+        length: int,
+        priority: int,
+        due: float,
+        tenant: Hashable,
+    ) -> None:
+        super().__init__(arrival, length, priority=priority, due=due, tenant=tenant)
+        self.future = future
+        self.prompt = prompt
+        self.request = request
+        self.started: float | None = None
+        """When it was dispatched."""
+        self.group: Any = None
+        """The batch that computes it. Set and read by the core."""
+
+    @property
+    def waits_for_answer(self) -> bool:
+        return not self.future.done()
+
+    def succeed(self, output: Any, now: float, measure: Measure, stats: BatcherStats) -> None:
+        """Answer with what the model gave. An exception among the outputs is a failure."""
+        if self.future.done():
+            return
+        if isinstance(output, BaseException):
+            self.fail(output, now, stats)
+            return
+        stats.succeeded += 1
+        stats.latency_ms.add((now - self.arrival) * 1e3)
+        if self.request is None:
+            self.future.set_result(output)
+            return
+        response = self._response(self.request, output, now, measure)
+        stats.generated_tokens += response.tokens_generated
+        self._answer(self.request, response)
+
+    def fail(self, error: BaseException, now: float, stats: BatcherStats) -> None:
+        """Answer with an error; a request's response carries it as a `BatchwrightError`, the original as its cause."""
+        if self.future.done():
+            return
+        stats.failed += 1
+        self._fail(error, now, "error")
+
+    def expire(self, error: BatchwrightError, now: float, stats: BatcherStats) -> None:
+        """Answer that the deadline has passed."""
+        stats.expired += 1
+        self._fail(error, now, "error")
+
+    def abandon(self, now: float) -> None:
+        """The caller went away: nobody awaits the answer, but the callback is told."""
+        if self.request is not None and self.request.callback is not None:
+            error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
+            _tell(self.request, self._failure(self.request, error, now, "cancelled"))
+
+    def _fail(self, error: BaseException, now: float, finish_reason: FinishReason) -> None:
+        if self.request is not None:
+            self._answer(self.request, self._failure(self.request, _public(error), now, finish_reason))
+        elif isinstance(error, (StopIteration, asyncio.CancelledError)):
+            # Neither can be carried by a future as what it is here.
+            self.future.set_exception(_public(error))
+        else:
+            self.future.set_exception(error)
+
+    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        self.future.set_result(response)
+        _tell(request, response)
+
+    def _response(self, request: InferenceRequest, output: Any, now: float, measure: Measure) -> InferenceResponse:
+        latency_ms, queue_ms = self._times(now)
+        if isinstance(output, InferenceResponse):
+            return replace(
+                output,
+                request_id=request.request_id,
+                latency_ms=latency_ms,
+                queue_ms=queue_ms,
+                metadata=request.metadata,
+            )
+        generated = measure.output_tokens(output)
+        return InferenceResponse(
+            request_id=request.request_id,
+            output=output,
+            tokens_generated=generated,
+            latency_ms=latency_ms,
+            queue_ms=queue_ms,
+            finish_reason="stop",
+            usage=Usage(measure.prompt_tokens(self.prompt, self.length), generated),
+            metadata=request.metadata,
+        )
+
+    def _failure(
+        self, request: InferenceRequest, error: BatchwrightError, now: float, finish_reason: FinishReason
+    ) -> InferenceResponse:
+        latency_ms, queue_ms = self._times(now)
+        return InferenceResponse(
+            request_id=request.request_id,
+            output="",
+            tokens_generated=0,
+            latency_ms=latency_ms,
+            queue_ms=queue_ms,
+            finish_reason=finish_reason,
+            usage=Usage(0, 0),
+            error=error,
+            metadata=request.metadata,
+        )
+
+    def _times(self, now: float) -> tuple[float, float]:
+        until = now if self.started is None else self.started
+        return (now - self.arrival) * 1e3, (until - self.arrival) * 1e3
+
+
+def _public(error: BaseException) -> BatchwrightError:
+    if isinstance(error, BatchwrightError):
+        return error
+    public = GenerationError(f"the model failed with {type(error).__name__}: {error}")
+    public.__cause__ = error
+    return public
+
+
+def _tell(request: InferenceRequest, response: InferenceResponse) -> None:
+    if request.callback is not None:
+        try:
+            request.callback(response)
+        except Exception:
+            _log.exception("the callback of request %s raised; its answer is not affected", request.request_id)

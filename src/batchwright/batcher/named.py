@@ -1,0 +1,87 @@
+"""The named batchers: `Batcher` with a policy, under the names and settings that users of the field know."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.model import Model
+from batchwright.policies import adaptive, length_aware, priority, simple, window
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+
+
+class SimpleBatcher(Batcher):
+    """Waits until `batch_size` requests are there, or the oldest has waited `max_wait_ms`, and computes them together.
+
+    Use it when you know the size that suits your model and requests come steadily. When few come, each waits
+    `max_wait_ms` although the model is free; `Batcher(model)` never does that.
+    """
+
+    def __init__(self, model: Model, batch_size: int = 8, max_wait_ms: float = 100, **options: Any) -> None:
+        super().__init__(model, simple(batch_size, max_wait_ms / 1e3), **options)
+
+
+class TimeBasedBatcher(Batcher):
+    """The first request opens a window of `window_ms`; all that arrive in it are computed together when it ends.
+
+    Use it when a fixed small delay is fine and you want few, full batches. At most `max_batch_size` go at once; when so
+    many are there, they go before the window ends.
+    """
+
+    def __init__(self, model: Model, window_ms: float = 50, max_batch_size: int = 32, **options: Any) -> None:
+        super().__init__(model, window(window_ms / 1e3, max_batch_size), **options)
+
+
+class AdaptiveBatcher(Batcher):
+    """Learns how long batches take, and takes the largest that keeps answers within `target_latency_ms`.
+
+    Use it when you know how long an answer may take, and not how large batches should be. It never holds a request back
+    while the model is free. It starts with `min_batch_size` and at most doubles from batch to batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        min_batch_size: int = 1,
+        max_batch_size: int = 32,
+        target_latency_ms: float = 100,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, adaptive(target_latency_ms / 1e3, min_batch_size, max_batch_size), **options)
+
+
+class PriorityBatcher(Batcher):
+    """Computes the most urgent requests first: `add_request(request, priority=0)` goes before the usual 5.
+
+    Within one priority it is first come, first served, with those before the others whose deadline is near. A request
+    that waits makes up one step of priority every ten seconds, so nothing waits for ever. Batches go when `batch_size`
+    requests are there, or the oldest has waited `max_wait_ms`.
+    """
+
+    def __init__(self, model: Model, batch_size: int = 16, max_wait_ms: float = 100, **options: Any) -> None:
+        super().__init__(model, priority(batch_size, max_wait_ms / 1e3), **options)
+
+    async def add_request(
+        self,
+        request: InferenceRequest | Prompt,
+        priority: int | None = None,
+        *,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """As `Batcher.add_request`; `priority` may stand second."""
+        return await super().add_request(request, priority=priority, deadline=deadline, tenant=tenant)
+
+
+class LengthAwareBatcher(Batcher):
+    """Puts requests of like length together, because a batch is padded to its longest.
+
+    Use it when lengths differ much. A batch has at most `max_batch_size` requests and `max_batch_tokens` tokens with
+    padding; a request longer than that goes alone. Whenever the model is free the oldest request goes, with those that
+    suit it, so a rare length waits no longer than others. Lengths are tokens if the model has a `tokenizer` or prompts
+    are token ids; otherwise say with `length=` how to measure, or choose the budget in characters.
+    """
+
+    def __init__(self, model: Model, max_batch_tokens: int = 4096, max_batch_size: int = 32, **options: Any) -> None:
+        super().__init__(model, length_aware(max_batch_tokens, max_batch_size), **options)

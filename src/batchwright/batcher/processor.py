@@ -1,0 +1,119 @@
+"""Processors: several batches at once, in one model or on several copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.model import Model
+from batchwright.batcher.replicas import Replicas
+from batchwright.batcher.stats import BatcherStats
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.policies import auto
+from batchwright.policies.checks import check_size, check_time
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncBatchConfig:
+    """Raises ValueError, naming the setting, for a value that makes no sense."""
+
+    max_concurrent_batches: int = 4
+    """Batches in the model at once."""
+    batch_size: int = 16
+    """Most requests in a batch."""
+    timeout_seconds: float = 30.0
+    """A request that has no answer by then gets `DeadlineExceeded`."""
+
+    def __post_init__(self) -> None:
+        check_size("max_concurrent_batches", self.max_concurrent_batches)
+        check_size("batch_size", self.batch_size)
+        check_time("timeout_seconds", self.timeout_seconds, above_zero=True)
+
+
+class _Processor:
+    """What the processors share: a batcher behind them."""
+
+    batcher: Batcher
+
+    def stats(self) -> BatcherStats:
+        """What it has done until now: a copy."""
+        return self.batcher.stats()
+
+    async def close(self, drain: bool = True) -> None:
+        """As `Batcher.close`."""
+        await self.batcher.close(drain)
+
+    async def __aenter__(self) -> Self:
+        await self.batcher.settle()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncBatchProcessor(_Processor):
+    """Keeps a model busy that computes several batches at once, such as a remote endpoint or one with replicas.
+
+    Whenever fewer than `max_concurrent_batches` are in the model, what waits goes, as under the policy "auto".
+    `batcher` is what stands behind it; `options` are those of `Batcher`.
+    """
+
+    def __init__(self, model: Model, config: AsyncBatchConfig | None = None, **options: Any) -> None:
+        self.config = config or AsyncBatchConfig()
+        self.batcher = Batcher(
+            model, auto(self.config.batch_size), concurrency=self.config.max_concurrent_batches, **options
+        )
+
+    async def start_workers(self) -> None:
+        """Settle in this event loop, to which calls from other loops and threads are then handed over.
+
+        It need not be called: the first `submit` settles where it is made.
+        """
+        await self.batcher.settle()
+
+    async def submit(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """As `Batcher.add_request`, with a deadline of `timeout_seconds` where none is nearer."""
+        limit = self.config.timeout_seconds
+        deadline = limit if deadline is None else min(deadline, limit)
+        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)
+
+
+class ParallelBatchProcessor(_Processor):
+    """Spreads batches over several copies of a model, each of which computes one at a time.
+
+    There is one queue: a replica gets its next batch when it has none, so a slow one gets less. A replica that fails is
+    taken out and its batch goes to another; it is tried again after a second, then ever more rarely. `replicas` tells
+    how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], batch_size: int = 16, *, clock: Clock | None = None, **options: Any
+    ) -> None:
+        clock = clock or MonotonicClock()
+        runner = Replicas(models, clock)
+        self.replicas = tuple(runner.replicas)
+        self.batcher = Batcher(runner, auto(batch_size), clock=clock, **options)
+
+    async def submit(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """As `Batcher.add_request`."""
+        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)

@@ -1,0 +1,55 @@
+"""Which requests are computed together, and when: pure decisions, with time as an argument. Needs no torch.
+
+A policy is an order × a shape × a timing; `policy.py` says what each answers. The functions here make the usual ones.
+"""
+
+from batchwright.policies.adaptive import TargetLatency, adaptive
+from batchwright.policies.auto import Goodput, auto
+from batchwright.policies.fair import FairShare
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.length_aware import LikeLengths, length_aware
+from batchwright.policies.policy import (
+    AtOnce,
+    BatchPolicy,
+    Dispatch,
+    Fifo,
+    Order,
+    Policy,
+    Reason,
+    Shape,
+    Timing,
+    Wait,
+)
+from batchwright.policies.priority import Urgency, priority
+from batchwright.policies.simple import BySize, MaxWait, simple
+from batchwright.policies.window import Window, window
+
+__all__ = [
+    "AtOnce",
+    "BatchPolicy",
+    "BySize",
+    "Dispatch",
+    "FairShare",
+    "Fifo",
+    "Goodput",
+    "Item",
+    "LatencyModel",
+    "LikeLengths",
+    "MaxWait",
+    "Order",
+    "Policy",
+    "Reason",
+    "Shape",
+    "TargetLatency",
+    "Timing",
+    "Urgency",
+    "Wait",
+    "Window",
+    "adaptive",
+    "auto",
+    "length_aware",
+    "priority",
+    "simple",
+    "window",
+]

@@ -1,0 +1,131 @@
+"""The default: nothing to set.
+
+The idea: dispatch whatever waits as soon as the model is free, and let requests gather while it is busy. When more wait
+than go into one batch, or their lengths differ, three questions are answered with what has been learned of the model's
+latency (`latency.py`):
+
+1. *Which belong together?* The waiting requests are divided into batches of like length that take the least model time
+   in all (`lengths.py`).
+2. *How large may each be?* As large as it can be with every request in it still in time. Those that would come too late
+   even alone and at once are left until nothing else waits.
+3. *Which goes first?* The one that costs the others the fewest deadlines while they wait for it, and of equal ones the
+   one with the most answers. So a batch that can wait lets those go first that cannot. Requests without a deadline
+   cannot miss any; they weigh against it by how long they have waited in proportion to their batch (highest response
+   ratio next), so they do not starve, and long ones not behind short ones.
+
+Priorities stand above this: the batches compared are those with the priority that comes first, aging included
+(`priority.py`), and requests of lower ones count for nothing in them. Until the model's latency is known, requests go
+in order.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchwright.policies.checks import check_size
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.lengths import capacity, divide
+from batchwright.policies.policy import Order, Policy, Timing
+from batchwright.policies.priority import Urgency
+
+_LOOK_AHEAD = 128
+"""At most so many waiting requests are looked at, and at least one batch of them."""
+
+
+@dataclass(slots=True)
+class _Candidate:
+    items: Sequence[Item]
+    full: bool
+    seconds: float
+    """Model time."""
+    slacks: list[float]
+    """How long from now each of those that count may still take, ascending."""
+    in_time: int
+    """How many of those that count have a deadline, which they keep."""
+    patience: float
+    """Response ratios of the others, summed: waiting and model time over model time."""
+
+
+class Goodput:
+    """Shape: the batch that lets the most answers be in time."""
+
+    keeps_order = False
+
+    def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
+        check_size("max_batch_size", max_batch_size)
+        if max_batch_tokens is not None:
+            check_size("max_batch_tokens", max_batch_tokens)
+        self.max_batch_size = max_batch_size
+        self.max_batch_tokens = max_batch_tokens
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
+        if latency.predict(0, 1) is None:
+            return self._first(seen)
+        hopeful = [item for item in seen if item.due - now >= (latency.predict(item.length, 1) or 0.0)]
+        if not hopeful:
+            return self._first(seen)
+        level = hopeful[0].priority
+        batches = divide(hopeful, self.max_batch_size, self.max_batch_tokens, latency)
+        candidates = [
+            self._candidate(batch, full, level, now, latency)
+            for batch, full in batches
+            if any(item.priority <= level for item in batch)
+        ]
+        best = max(candidates, key=lambda each: _worth(each, candidates)) if len(candidates) > 1 else candidates[0]
+        return best.items, best.full
+
+    def _first(self, items: Sequence[Item]) -> tuple[Sequence[Item], bool]:
+        """As many of the first as go together."""
+        longest = 0
+        for count, item in enumerate(items[: self.max_batch_size]):
+            longest = max(longest, item.length)
+            if count >= capacity(longest, self.max_batch_size, self.max_batch_tokens):
+                return items[:count], True
+        return items[: self.max_batch_size], len(items) >= self.max_batch_size
+
+    def _candidate(
+        self, batch: Sequence[Item], full: bool, level: int, now: float, latency: LatencyModel
+    ) -> _Candidate:
+        longest = max(item.length for item in batch)
+        dues = sorted(item.due for item in batch)
+        size = len(batch)
+        if dues[0] < math.inf:
+            while size > 1 and dues[len(dues) - size] - now < _seconds(latency, longest, size):
+                size -= 1
+        seconds = _seconds(latency, longest, size)
+        if size < len(batch):
+            latest = now + seconds
+            batch = [item for item in batch if item.due >= latest][:size] or batch[:1]
+            full = True
+        counted = [item for item in batch if item.priority <= level]
+        patient = [now - item.arrival for item in counted if item.due == math.inf]
+        patience = len(patient) + sum(patient) / seconds
+        slacks = sorted(item.due - now for item in counted)
+        return _Candidate(batch, full, seconds, slacks, len(counted) - len(patient), patience)
+
+
+def _seconds(latency: LatencyModel, longest: int, count: int) -> float:
+    # Never 0: it is divided by.
+    return max(latency.predict(longest * count, count) or 0.0, 1e-9)
+
+
+def _worth(mine: _Candidate, candidates: Sequence[_Candidate]) -> tuple[float, int]:
+    """What speaks for letting this one go first: patience worn out, less deadlines missed; then answers in time."""
+    lost = sum(bisect_left(other.slacks, mine.seconds + other.seconds) for other in candidates if other is not mine)
+    return mine.patience - lost, mine.in_time
+
+
+def auto(
+    max_batch_size: int = 64,
+    max_batch_tokens: int | None = None,
+    *,
+    order: Order | None = None,
+    timing: Timing | None = None,
+) -> Policy:
+    """The default. The limits are what the model can hold at once, not settings to tune."""
+    return Policy(Goodput(max_batch_size, max_batch_tokens), order=order or Urgency(), timing=timing)

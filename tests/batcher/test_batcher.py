@@ -1,0 +1,575 @@
+"""One batcher, one event loop, virtual time: who is answered what, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from batchwright import InferenceRequest, InferenceResponse, InvalidRequest, Usage
+from batchwright.batcher import (
+    AdaptiveBatcher,
+    Batcher,
+    LengthAwareBatcher,
+    PriorityBatcher,
+    SimpleBatcher,
+    TimeBasedBatcher,
+    WrongOutputs,
+)
+from batchwright.clock import ManualClock
+from batchwright.errors import BatcherClosed, Cancelled, DeadlineExceeded, GenerationError, Overloaded
+from batchwright.policies import BySize, Dispatch, FairShare, Policy, Wait
+
+from .virtual import Model, at, outcome, play
+
+
+def test_each_caller_gets_its_own_answer_with_measured_times() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=1.0)
+        async with Batcher(model, clock=clock) as batcher:
+            first, second, third = await asyncio.gather(
+                batcher.add_request("a"), at(0.25, batcher.add_request("b")), at(0.5, batcher.add_request("c"))
+            )
+        assert [response.output for response in (first, second, third)] == ["A", "B", "C"]
+        assert model.batches == [["a"], ["b", "c"]]
+        assert [first.queue_ms, second.queue_ms, third.queue_ms] == [0.0, 750.0, 500.0]
+        assert [first.latency_ms, second.latency_ms, third.latency_ms] == [1000.0, 1750.0, 1500.0]
+        assert first.finish_reason == "stop"
+        stats = batcher.stats()
+        assert (stats.requests, stats.succeeded, stats.batches, stats.occupancy) == (3, 3, 2, 1.5)
+        assert stats.reasons == {"idle": 2}
+
+    play(main)
+
+
+def test_requests_of_one_turn_go_together_though_the_model_is_free() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        async with Batcher(model, clock=clock) as batcher:
+            await asyncio.gather(*(batcher.add_request(str(i)) for i in range(5)))
+        assert model.batches == [["0", "1", "2", "3", "4"]]
+
+    play(main)
+
+
+def test_it_goes_on_after_the_queue_was_empty() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with SimpleBatcher(Model(base=0.25), 2, 1000, clock=clock) as batcher:
+            for moment in (0.0, 10.0, 20.0):
+                response = await at(moment, batcher.add_request("x"))
+                assert response.latency_ms == 1250.0
+            assert batcher.stats().reasons == {"max_wait": 3}
+
+    play(main)
+
+
+def test_a_window_is_on_time_and_takes_all_that_came_in_it() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=0.25)
+        async with TimeBasedBatcher(model, 1000, 32, clock=clock) as batcher:
+            await asyncio.gather(*(at(moment, batcher.add_request("x")) for moment in (1.0, 1.5, 1.9375, 2.5)))
+        assert list(zip(model.starts, map(len, model.batches), strict=True)) == [(2.0, 3), (3.5, 1)]
+        assert batcher.stats().reasons == {"window": 2}
+
+    play(main)
+
+
+def test_the_most_urgent_go_first() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        async with PriorityBatcher(model, 1, 0, clock=clock) as batcher:
+            await asyncio.gather(
+                batcher.add_request("now"),
+                at(0.1, batcher.add_request("usual")),
+                at(0.2, batcher.add_request(InferenceRequest("own", priority=3))),
+                at(0.3, batcher.add_request("urgent", priority=1)),
+                at(0.4, batcher.add_request(InferenceRequest("given", priority=9), 2)),
+            )
+        assert model.batches == [["now"], ["urgent"], ["given"], ["own"], ["usual"]]
+
+    play(main)
+
+
+def test_tenants_share() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        async with Batcher(model, Policy(BySize(1), order=FairShare()), clock=clock) as batcher:
+            flood = [batcher.add_request(f"a{i}", tenant="a") for i in range(4)]
+            await asyncio.gather(*flood, batcher.add_request("b", tenant="b"))
+        assert [batch[0] for batch in model.batches].index("b") == 1
+
+    play(main)
+
+
+def test_two_batches_at_once() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=1.0)
+        async with Batcher(model, Policy(BySize(2)), concurrency=2, clock=clock) as batcher:
+            await asyncio.gather(*(batcher.add_request("x") for _ in range(6)))
+        assert model.starts == [0.0, 0.0, 1.0]
+
+    play(main)
+
+
+class _Poisoned(Model):
+    """Raises for a batch with "bad" in it, and returns an error for "odd"."""
+
+    async def generate_batch(self, prompts: Any) -> list[Any]:
+        outputs = await super().generate_batch(prompts)
+        if "bad" in prompts:
+            raise ZeroDivisionError("bad prompt")
+        return outputs
+
+    def answer(self, prompt: Any) -> Any:
+        return KeyError("odd") if prompt == "odd" else prompt.upper()
+
+
+def test_only_the_poisoned_request_of_a_batch_that_raises_fails() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(_Poisoned(), clock=clock) as batcher:
+            responses = await asyncio.gather(*(batcher.add_request(p) for p in ["a", "b", "bad", "c", "d", "e"]))
+        assert [response.output for response in responses] == ["A", "B", "", "C", "D", "E"]
+        error = responses[2].error
+        assert isinstance(error, GenerationError)
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert "ZeroDivisionError: bad prompt" in str(error)
+        assert responses[2].finish_reason == "error"
+        stats = batcher.stats()
+        assert (stats.succeeded, stats.failed, stats.batches, stats.splits) == (5, 1, 1, 3)
+
+    play(main)
+
+
+def test_without_isolation_a_batch_that_raises_is_computed_once() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = _Poisoned()
+        async with Batcher(model, isolate_failures=False, clock=clock) as batcher:
+            words = await asyncio.gather(*(outcome(batcher, p) for p in ["a", "bad", "c"]))
+        assert words == ["GenerationError"] * 3
+        assert len(model.batches) == 1
+
+    play(main)
+
+
+def test_an_exception_among_the_outputs_fails_that_item_alone() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(_Poisoned(), clock=clock) as batcher:
+            assert await asyncio.gather(*(outcome(batcher, p) for p in ["a", "odd", "c"])) == [
+                "A",
+                "GenerationError",
+                "C",
+            ]
+            with pytest.raises(KeyError, match="odd"):
+                await batcher.compute("odd")
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (["one"], "1 outputs for a batch of 2"),
+        (["one", "two", "three"], "3 outputs for a batch of 2"),
+        (None, "NoneType"),
+        ("ab", "returned str"),
+        ({"a": 1, "b": 2}, "returned dict"),
+    ],
+)
+def test_a_wrong_number_of_outputs_is_an_error_for_all(result: Any, words: str) -> None:
+    async def model(prompts: list[Any]) -> Any:
+        return result
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            responses = await asyncio.gather(batcher.add_request("a"), batcher.add_request("b"))
+        for response in responses:
+            assert isinstance(response.error, WrongOutputs)
+            assert words in str(response.error)
+
+    play(main)
+
+
+def test_a_model_that_is_cancelled_inside_fails_and_hangs_nobody() -> None:
+    async def model(prompts: list[Any]) -> Any:
+        raise asyncio.CancelledError
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            assert await outcome(batcher, "a") == "GenerationError"
+            with pytest.raises(GenerationError):
+                await batcher.compute("a")
+
+    play(main)
+
+
+def test_a_cancelled_request_leaves_the_queue_and_is_not_computed() -> None:
+    async def main(clock: ManualClock) -> None:
+        model, told = Model(), list[InferenceResponse]()
+        async with Batcher(model, clock=clock) as batcher:
+            first = asyncio.create_task(batcher.add_request("first"))
+            await asyncio.sleep(0.1)
+            gone = asyncio.create_task(batcher.add_request(InferenceRequest("gone", callback=told.append)))
+            stays = asyncio.create_task(batcher.add_request("stays"))
+            await asyncio.sleep(0.1)
+            gone.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert batcher.stats().waiting == 1
+            assert (await first, await stays) is not None
+            assert gone.cancelled()
+        assert model.batches == [["first"], ["stays"]]
+        assert batcher.stats().cancelled == 1
+        assert isinstance(told[0].error, Cancelled)
+        assert told[0].finish_reason == "cancelled"
+
+    play(main)
+
+
+def test_a_request_cancelled_in_the_turn_of_its_dispatch_is_not_computed() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        async with Batcher(model, clock=clock) as batcher:
+            gone = asyncio.create_task(batcher.add_request("gone"))
+            stays = asyncio.create_task(batcher.add_request("stays"))
+            await asyncio.sleep(0)
+            gone.cancel()
+            await stays
+        assert model.batches == [["stays"]]
+
+    play(main)
+
+
+def test_a_batch_whose_callers_have_all_gone_frees_the_model() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=1000.0)
+        async with Batcher(model, clock=clock) as batcher:
+            gone = [asyncio.create_task(batcher.add_request("gone")) for _ in range(2)]
+            await asyncio.sleep(1)
+            for task in gone:
+                task.cancel()
+            model.base = 1.0
+            response = await batcher.add_request("next")
+            assert response.latency_ms == 1000.0
+
+    play(main)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_there() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=10.0)
+        async with Batcher(model, clock=clock) as batcher:
+            first = asyncio.create_task(batcher.add_request("first"))
+            await asyncio.sleep(1)
+            late = await batcher.add_request(InferenceRequest("late", deadline=2.0))
+            assert clock.now() == 3.0
+            assert isinstance(late.error, DeadlineExceeded)
+            assert "in the queue" in str(late.error)
+            assert (late.latency_ms, late.queue_ms) == (2000.0, 2000.0)
+            await first
+        assert model.batches == [["first"]]
+        assert batcher.stats().expired == 1
+
+    play(main)
+
+
+def test_a_model_that_hangs_is_given_up_at_the_deadline_and_the_next_request_is_served() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=1e6)
+        async with Batcher(model, clock=clock) as batcher:
+            words = await asyncio.gather(outcome(batcher, "a", deadline=2.0), outcome(batcher, "b", deadline=3.0))
+            assert list(words) == ["DeadlineExceeded"] * 2
+            assert clock.now() == 3.0
+            model.base = 1.0
+            assert await outcome(batcher, "c") == "C"
+
+    play(main)
+
+
+def test_certain_lateness_is_refused_at_once_with_the_prediction() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(base=0.0, each=1.0), Policy(BySize(1)), clock=clock) as batcher:
+            for _ in range(3):
+                await batcher.add_request("x")
+            queued = [asyncio.create_task(batcher.add_request("x")) for _ in range(5)]
+            await asyncio.sleep(0.5)
+            before = clock.now()
+            with pytest.raises(DeadlineExceeded, match="deadline is in 4000 ms") as refusal:
+                await batcher.add_request("x", deadline=4.0)
+            assert clock.now() == before
+            assert refusal.value.predicted_ms == pytest.approx(5500.0)
+            assert (await batcher.add_request("x", deadline=6.0)).error is None
+            await asyncio.gather(*queued)
+        assert batcher.stats().refused == 1
+
+    play(main)
+
+
+def test_a_free_model_is_asked_although_it_was_too_slow_before() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=10.0)
+        async with Batcher(model, clock=clock) as batcher:
+            for _ in range(5):
+                await batcher.add_request("x")
+            model.base = 0.5
+            assert await outcome(batcher, "x", deadline=1.0) == "X"
+
+    play(main)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(base=2.0), Policy(BySize(2)), max_waiting=4, clock=clock) as batcher:
+            running = [asyncio.create_task(batcher.add_request("x")) for _ in range(2)]
+            await asyncio.sleep(0.5)
+            waiting = [asyncio.create_task(batcher.add_request("x")) for _ in range(4)]
+            await asyncio.sleep(0.5)
+            with pytest.raises(Overloaded, match="4 requests wait, the limit is 4") as unknown:
+                await batcher.add_request("x")
+            assert unknown.value.retry_after is None
+            await asyncio.gather(*running)
+            refilled = [asyncio.create_task(batcher.add_request("x")) for _ in range(2)]
+            await asyncio.sleep(0.5)
+            with pytest.raises(Overloaded, match="try again in") as known:
+                await batcher.add_request("x")
+            # What runs takes 1.5 s more, and the four that wait two batches of 2 s.
+            assert known.value.retry_after == pytest.approx(5.5)
+            await asyncio.gather(*waiting, *refilled)
+        assert batcher.stats().overloaded == 2
+
+    play(main)
+
+
+def test_the_queue_is_bounded_by_tokens_too_and_a_single_giant_is_taken() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), max_waiting_tokens=10, clock=clock) as batcher:
+            tasks = [asyncio.create_task(outcome(batcher, "x"))]
+            await asyncio.sleep(0.1)
+            tasks += [asyncio.create_task(outcome(batcher, "x" * n)) for n in (6, 5, 4)]
+            words = await asyncio.gather(*tasks)
+            assert words == ["X", "XXXXXX", "refused: Overloaded", "XXXX"]
+            assert await outcome(batcher, "y" * 50) == "Y" * 50
+
+    play(main)
+
+
+def test_closing_computes_what_waits_even_where_the_policy_would_hold_it() -> None:
+    async def main(clock: ManualClock) -> None:
+        batcher = SimpleBatcher(Model(base=1.0), 100, 1e9, clock=clock)
+        tasks = [asyncio.create_task(outcome(batcher, "x")) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        await batcher.close()
+        assert clock.now() == 1.5
+        assert [task.result() for task in tasks] == ["X"] * 3
+        assert batcher.stats().reasons == {"drain": 1}
+        with pytest.raises(BatcherClosed):
+            await batcher.add_request("x")
+        await batcher.close()
+
+    play(main)
+
+
+def test_closing_without_draining_answers_all_at_once() -> None:
+    async def main(clock: ManualClock) -> None:
+        batcher = Batcher(Model(base=1000.0), Policy(BySize(1)), clock=clock)
+        tasks = [asyncio.create_task(outcome(batcher, "x")) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        await batcher.close(drain=False)
+        assert clock.now() == 0.5
+        assert await asyncio.gather(*tasks) == ["BatcherClosed"] * 3
+
+    play(main)
+
+
+def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Policy):
+        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+            if now < 1.0:
+                super().decide(now)
+                raise ArithmeticError("lost")
+            return super().decide(now, drain=drain)
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
+            words = await asyncio.gather(*(outcome(batcher, "x") for _ in range(5)))
+            assert list(words) == ["GenerationError"] * 5
+            assert await at(2.0, outcome(batcher, "y")) == "Y"
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_a_closed_batcher_that_was_never_used_refuses() -> None:
+    async def main(clock: ManualClock) -> None:
+        batcher = Batcher(Model(), clock=clock)
+        await batcher.close()
+        assert await outcome(batcher, "x") == "refused: BatcherClosed"
+
+    play(main)
+
+
+def test_callbacks_are_called_once_and_may_raise(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def callback(response: InferenceResponse) -> None:
+        told.append(response.output)
+        raise RuntimeError("not the caller's business")
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            requests = [InferenceRequest(word, callback=callback) for word in ("a", "b")]
+            responses = await asyncio.gather(*(batcher.add_request(request) for request in requests))
+        assert [response.output for response in responses] == ["A", "B"]
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+    assert told == ["A", "B"]
+
+
+class _Letters:
+    """A tokenizer: one token for each letter, and one more for the beginning of a text."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [0] * add_special_tokens + [ord(letter) for letter in text]
+
+
+def test_tokens_are_counted_by_the_tokenizer_of_the_model() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        model.tokenizer = _Letters()  # type: ignore[attr-defined]
+        async with Batcher(model, clock=clock) as batcher:
+            response = await batcher.add_request("two words")
+        assert (response.tokens_generated, response.usage) == (9, Usage(10, 9))
+        assert batcher.stats().tokens == 10
+        assert batcher.stats().tokens_per_second == 19.0
+
+    play(main)
+
+
+def test_a_tokenizer_that_fails_on_an_output_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Picky:
+        def encode(self, text: str) -> list[int]:
+            if text.isupper():
+                raise UnicodeError
+            return [0]
+
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        model.tokenizer = Picky()  # type: ignore[attr-defined]
+        async with Batcher(model, clock=clock) as batcher:
+            response = await batcher.add_request("word")
+        assert (response.output, response.tokens_generated, response.usage) == ("WORD", 0, Usage(1, 0))
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_without_a_tokenizer_no_tokens_are_made_up() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            response = await batcher.add_request("two words")
+            assert (response.tokens_generated, response.usage) == (0, Usage(0, 0))
+
+    play(main)
+
+
+def test_a_tokenizer_that_fails_refuses_that_request_alone() -> None:
+    def length(prompt: str) -> int:
+        return 1 if prompt == "good" else len(None)  # type: ignore[arg-type]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), length=length, clock=clock) as batcher:
+            words = await asyncio.gather(outcome(batcher, "good"), outcome(batcher, "bad"))
+        assert list(words) == ["GOOD", "refused: InvalidRequest"]
+
+    play(main)
+
+
+def test_a_model_may_take_the_requests_and_answer_with_responses() -> None:
+    class Full:
+        async def generate_batch(self, prompts: list[Any], requests: list[InferenceRequest]) -> list[Any]:
+            await asyncio.sleep(1.0)
+            return [
+                InferenceResponse("other", f"{r.prompt}{r.max_tokens}", 7, 0.0, 0.0, "length", Usage(3, 7))
+                for r in requests
+            ]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Full(), clock=clock) as batcher:
+            request = InferenceRequest("p", request_id="mine", max_tokens=7, metadata={"k": 1})
+            response = await batcher.add_request(request)
+        assert (response.request_id, response.output, response.tokens_generated) == ("mine", "p7", 7)
+        assert (response.latency_ms, response.finish_reason, response.metadata) == (1000.0, "length", {"k": 1})
+        assert batcher.stats().generated_tokens == 7
+
+    play(main)
+
+
+def test_bare_items_may_be_anything() -> None:
+    async def double(items: list[Any]) -> list[Any]:
+        return [item * 2 for item in items]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(double, clock=clock) as batcher:
+            assert await asyncio.gather(*map(batcher.compute, (4, (1,), 0.5))) == [8, (1, 1), 1.0]
+
+    play(main)
+
+
+def test_like_lengths_are_batched_and_padding_is_counted() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=0.001, each=0.01)
+        async with LengthAwareBatcher(model, 4096, 4, clock=clock) as batcher:
+            for size in (1, 2, 3):
+                await asyncio.gather(*(batcher.compute("x" * (5 * size)) for _ in range(size)))
+            await asyncio.gather(*(batcher.compute("x" * n) for n in (100, 2, 100, 2, 2, 100, 2, 100)))
+        assert [sorted(map(len, batch)) for batch in model.batches[3:]] == [[100] * 4, [2] * 4]
+        assert batcher.stats().padding_efficiency == 1.0
+
+    play(main)
+
+
+def test_adaptive_starts_small_and_grows() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=0.001)
+        async with AdaptiveBatcher(model, target_latency_ms=1000, clock=clock) as batcher:
+            await asyncio.gather(*(batcher.compute("x") for _ in range(63)))
+        assert [len(batch) for batch in model.batches] == [1, 2, 4, 8, 16, 32]
+
+    play(main)
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="model of type int"):
+        Batcher(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="policy='fastest'"):
+        Batcher(Model(), "fastest")
+    with pytest.raises(ValueError, match="concurrency=0"):
+        Batcher(Model(), concurrency=0)
+    with pytest.raises(ValueError, match="max_waiting=-1"):
+        Batcher(Model(), max_waiting=-1)
+    with pytest.raises(ValueError, match="max_waiting_tokens=0"):
+        Batcher(Model(), max_waiting_tokens=0)
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            with pytest.raises(InvalidRequest, match="prompt"):
+                await batcher.add_request([])
+            with pytest.raises(ValueError, match="deadline=0"):
+                await batcher.add_request("x", deadline=0)
+
+    play(main)
+
+
+def test_answered_deadlines_and_cancelled_requests_are_not_kept() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            for _ in range(40):
+                await asyncio.gather(*(batcher.compute("x", deadline=1e6) for _ in range(10)))
+            core = batcher._core
+            assert core is not None
+            assert len(core._deadlines) < 100
+            assert core._waiting_tokens == 0
+
+    play(main)

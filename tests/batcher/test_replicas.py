@@ -1,0 +1,170 @@
+"""Several copies of a model: who gets the next batch, and what happens to one that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchwright.batcher import ParallelBatchProcessor
+from batchwright.clock import ManualClock
+
+from .virtual import Model, at, play
+
+
+class Fallible(Model):
+    """Fails while `broken`, and for a batch with "bad" in it."""
+
+    broken = False
+
+    async def generate_batch(self, prompts: Any) -> list[Any]:
+        outputs = await super().generate_batch(prompts)
+        if self.broken or "bad" in prompts:
+            raise ConnectionError("no")
+        return outputs
+
+
+def test_a_slow_replica_gets_less_and_holds_nobody_back() -> None:
+    async def main(clock: ManualClock) -> None:
+        fast, slow = Model(base=1.0), Model(base=10.0)
+        async with ParallelBatchProcessor([slow, fast], batch_size=1, clock=clock) as processor:
+            await asyncio.gather(*(processor.submit("x") for _ in range(11)))
+            assert clock.now() == 10.0
+        assert (len(slow.batches), len(fast.batches)) == (1, 10)
+
+    play(main)
+
+
+def test_free_replicas_share_the_work() -> None:
+    async def main(clock: ManualClock) -> None:
+        models = [Model(base=1.0) for _ in range(3)]
+        async with ParallelBatchProcessor(models, clock=clock) as processor:
+            for _ in range(9):
+                await processor.submit("x")
+        assert [len(model.batches) for model in models] == [3, 3, 3]
+
+    play(main)
+
+
+def test_a_broken_replica_is_taken_out_its_batch_computed_elsewhere_and_it_is_tried_again() -> None:
+    async def main(clock: ManualClock) -> None:
+        good, bad = Fallible(base=0.125), Fallible(base=0.125)
+        bad.broken = True
+        async with ParallelBatchProcessor([bad, good], clock=clock) as processor:
+            for moment in (0.0, 0.5, 1.0, 3.0, 5.0, 6.5):
+                assert (await at(moment, processor.submit("x"))).output == "X"
+            # At 0; out for 1 s; at 3; out for 2 s; at 5.125 it would be back, at 6.5 it is tried.
+            assert bad.starts == [0.0, 3.0, 6.5]
+            bad.broken = False
+            assert (await at(20.0, processor.submit("x"))).output == "X"
+            assert bad.starts[-1] == 20.0
+            assert [replica.failures for replica in processor.replicas] == [3, 0]
+            assert processor.stats().failed == 0
+
+    play(main)
+
+
+def test_a_poisoned_request_takes_no_replica_out() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with ParallelBatchProcessor([Fallible(), Fallible()], clock=clock) as processor:
+            responses = await asyncio.gather(*(processor.submit(p) for p in ("a", "bad", "b")))
+            assert [response.error is None for response in responses] == [True, False, True]
+            assert processor.batcher._runner.slots == 2
+            assert [replica.failures for replica in processor.replicas] == [0, 0]
+
+    play(main)
+
+
+def test_the_last_replica_stays_though_it_fails() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Fallible()
+        model.broken = True
+        async with ParallelBatchProcessor([model], clock=clock) as processor:
+            assert (await processor.submit("x")).error is not None
+            model.broken = False
+            assert (await processor.submit("x")).output == "X"
+
+    play(main)
+
+
+def test_what_waits_goes_when_a_replica_is_back() -> None:
+    async def main(clock: ManualClock) -> None:
+        slow, shaky = Fallible(base=100.0), Fallible(base=0.5)
+        shaky.broken = True
+        async with ParallelBatchProcessor([shaky, slow], batch_size=1, clock=clock) as processor:
+            first = asyncio.create_task(processor.submit("first"))
+            await asyncio.sleep(0.75)
+            shaky.broken = False
+            second = await processor.submit("second")
+            # It failed at 0.5, and is back a second later.
+            assert second.latency_ms == 1250.0
+            await first
+
+    play(main)
+
+
+def test_blocking_replicas_work() -> None:
+    async def main() -> None:
+        def upper(prompts: list[str]) -> list[str]:
+            return [prompt.upper() for prompt in prompts]
+
+        async with ParallelBatchProcessor([upper, upper]) as processor:
+            responses = await asyncio.gather(*(processor.submit("x") for _ in range(40)))
+        assert {response.output for response in responses} == {"X"}
+
+    asyncio.run(main())
+
+
+def test_no_replica_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="models"):
+        ParallelBatchProcessor([])
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(
+    arrivals=st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0]), min_size=1, max_size=20),
+    speeds=st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=1, max_size=3),
+    breaks=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 0.5, 1.5, 4.0])), max_size=6),
+    batch_size=st.integers(1, 4),
+    poison=st.sets(st.integers(0, 19), max_size=3),
+)
+def test_everybody_is_answered_and_no_replica_computes_two_batches_at_once(
+    arrivals: list[float],
+    speeds: list[float],
+    breaks: list[tuple[int, float]],
+    batch_size: int,
+    poison: set[int],
+) -> None:
+    class Single(Fallible):
+        busy = False
+
+        async def generate_batch(self, prompts: Any) -> list[Any]:
+            assert not self.busy
+            self.busy = True
+            try:
+                return await super().generate_batch(prompts)
+            finally:
+                self.busy = False
+
+    async def main(clock: ManualClock) -> None:
+        models = [Single(base=speed) for speed in speeds]
+
+        async def toggle(number: int) -> None:
+            models[number % len(models)].broken ^= True
+
+        async with ParallelBatchProcessor(models, batch_size, clock=clock) as processor:
+            prompts = ["bad" if number in poison else f"p{number}" for number in range(len(arrivals))]
+            calls = [at(moment, processor.submit(p)) for moment, p in zip(arrivals, prompts, strict=True)]
+            responses, _ = await asyncio.gather(
+                asyncio.gather(*calls), asyncio.gather(*(at(moment, toggle(n)) for n, moment in breaks))
+            )
+        for prompt, response in zip(prompts, responses, strict=True):
+            assert response.error is not None or response.output == prompt.upper()
+            assert prompt != "bad" or response.error is not None
+            assert breaks or prompt == "bad" or response.error is None
+        assert not any(replica.busy for replica in processor.replicas)
+
+    play(main)

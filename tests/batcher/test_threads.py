@@ -1,0 +1,204 @@
+"""Without an event loop, with several, and with models that block: real threads, and events instead of waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from batchwright.batcher import Batcher, SimpleBatcher
+from batchwright.errors import BatcherClosed, GenerationError
+
+
+def upper(prompts: list[str]) -> list[str]:
+    return [prompt.upper() for prompt in prompts]
+
+
+class Gate:
+    """A blocking model that says when it has begun, and goes on when it may."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+        self.threads: set[str] = set()
+
+    def __call__(self, prompts: list[str]) -> list[str]:
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        self.may_end.wait()
+        return upper(prompts)
+
+
+def test_submit_works_without_an_event_loop() -> None:
+    with Batcher(upper) as batcher:
+        futures = [batcher.submit(word) for word in ("a", "b", "c")]
+        assert [future.result().output for future in futures] == ["A", "B", "C"]
+        assert batcher.submit_item("d").result() == "D"
+    with pytest.raises(BatcherClosed):
+        batcher.submit("e")
+
+
+def test_shutdown_in_an_event_loop_is_refused() -> None:
+    async def main() -> None:
+        async with Batcher(upper) as batcher:
+            with pytest.raises(RuntimeError, match="await close"):
+                batcher.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_was_submitted_before_closing_is_computed() -> None:
+    with SimpleBatcher(upper, 100, 1e9) as batcher:
+        futures = [batcher.submit(word) for word in ("a", "b")]
+    assert [future.result().output for future in futures] == ["A", "B"]
+
+
+def test_shutting_down_without_draining_answers_although_the_model_hangs() -> None:
+    gate = Gate()
+    batcher = Batcher(gate)
+    running = batcher.submit("a")
+    gate.begun.wait()
+    waiting = batcher.submit("b")
+    batcher.shutdown(drain=False)
+    assert isinstance(running.result().error, BatcherClosed)
+    assert isinstance(waiting.result().error, BatcherClosed)
+    gate.may_end.set()
+
+
+def test_a_blocking_model_runs_in_a_thread_and_the_event_loop_goes_on() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        async with Batcher(gate) as batcher:
+            first = asyncio.create_task(batcher.add_request("a"))
+            await asyncio.to_thread(gate.begun.wait)
+            second = asyncio.create_task(batcher.add_request("b"))
+            gone = asyncio.create_task(batcher.add_request("c"))
+            await asyncio.sleep(0)
+            gone.cancel()
+            gate.may_end.set()
+            assert [(await task).output for task in (first, second)] == ["A", "B"]
+
+    asyncio.run(main())
+    assert all(name.startswith("batchwright-model") for name in gate.threads)
+
+
+def test_a_cancelled_future_takes_its_request_out_of_the_queue() -> None:
+    gate, seen = Gate(), list[str]()
+
+    def model(prompts: list[str]) -> list[str]:
+        seen.extend(prompts)
+        return gate(prompts)
+
+    with Batcher(model) as batcher:
+        first = batcher.submit("a")
+        gate.begun.wait()
+        gone, last = batcher.submit("gone"), batcher.submit("b")
+        assert gone.cancel()
+        # The loop hears of things in their order: of the cancellation before the end of the batch.
+        gate.may_end.set()
+        assert (first.result().output, last.result().output) == ("A", "B")
+    assert "gone" not in seen
+
+
+def test_a_blocking_model_may_raise_anything() -> None:
+    def stops(prompts: list[str]) -> list[str]:
+        raise StopIteration
+
+    with Batcher(stops) as batcher:
+        error = batcher.submit("a").result().error
+        assert isinstance(error, GenerationError)
+        assert "StopIteration" in str(error)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            batcher.submit_item("a").result()
+
+
+def test_it_may_be_used_in_one_event_loop_after_another() -> None:
+    batcher = Batcher(upper)
+
+    async def main() -> str:
+        return (await batcher.add_request("a")).output
+
+    assert [asyncio.run(main()) for _ in range(3)] == ["A"] * 3
+    assert batcher.submit("b").result().output == "B"
+    assert asyncio.run(main()) == "A"
+    assert batcher.stats().succeeded == 5
+    batcher.shutdown()
+
+
+def test_requests_of_several_event_loops_and_threads_meet_in_one_batch() -> None:
+    gate, sizes = Gate(), list[int]()
+
+    def model(prompts: list[str]) -> list[str]:
+        sizes.append(len(prompts))
+        return gate(prompts)
+
+    async def main(batcher: Batcher, ready: threading.Barrier) -> str:
+        task = asyncio.create_task(batcher.add_request("b"))
+        await asyncio.sleep(0)
+        ready.wait()
+        return (await task).output
+
+    with Batcher(model) as batcher:
+        first = batcher.submit("a")
+        gate.begun.wait()
+        ready = threading.Barrier(3)
+        outputs: list[str] = []
+        threads = [threading.Thread(target=lambda: outputs.append(asyncio.run(main(batcher, ready)))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        gate.may_end.set()
+        for thread in threads:
+            thread.join()
+        assert first.result().output == "A"
+    assert outputs == ["B", "B"]
+    assert sizes == [1, 2]
+
+
+def test_submitting_to_the_loop_that_one_is_in_is_refused() -> None:
+    async def main() -> None:
+        async with Batcher(upper) as batcher:
+            await batcher.add_request("a")
+            with pytest.raises(RuntimeError, match="await add_request"):
+                batcher.submit("b")
+
+    asyncio.run(main())
+
+
+def test_a_batcher_that_nobody_holds_ends_with_its_thread() -> None:
+    batcher = Batcher(upper)
+    batcher.submit("a").result()
+    background = batcher._background
+    assert background is not None
+    gone = weakref.ref(batcher)
+    del batcher
+    gc.collect()
+    assert gone() is None
+    assert background.loop.is_closed()
+
+
+def test_a_batcher_in_an_event_loop_is_held_by_nothing_when_it_has_nothing_to_do() -> None:
+    async def main() -> weakref.ref[Any]:
+        batcher = Batcher(upper)
+        await batcher.compute("a", deadline=1e6)
+        return weakref.ref(batcher._core)
+
+    async def outer() -> None:
+        gone = await main()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert gone() is None
+
+    asyncio.run(outer())
+
+
+def test_torch_is_not_needed() -> None:
+    code = "import sys, batchwright.batcher, batchwright.policies; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
