@@ -59,6 +59,10 @@ class Echo:
             InferenceResponse(request.request_id, choice.text, 1, 1.0, 0.0, "stop", usage, choices=(choice,)),
         ]
 
+    def cancel(self, request_id: str) -> InferenceResponse | None:
+        self._waiting = [request for request in self._waiting if request.request_id != request_id]
+        return None
+
     def close(self) -> None:
         pass
 
@@ -185,6 +189,34 @@ def test_usage_errors_are_one_line_and_status_2(
         assert says in shown.err.replace("\n", " "), (arguments, shown.err)
         assert shown.out == ""
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_input_that_changes_meanwhile_is_not_bad_usage(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change() -> None:
+        with source.open("a") as file:
+            file.write('{"prompt": "new"}\n')
+
+    use(monkeypatch, Echo(change))
+    monkeypatch.setattr("sys.argv", ["batchwright", "run", "-q", str(source), "-o", str(tmp_path / "out.jsonl")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "changed while it was being read" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "says"),
+    [("in.jsonl -o -", ">&-", b"standard output is closed"), ("- -o out.jsonl", "<&-", b"standard input is closed")],
+)
+def test_closed_streams(source: Path, arguments: str, closed: str, says: bytes) -> None:
+    shell = f'exec "$0" run {arguments} {closed}'
+    ended = subprocess.run(["sh", "-c", shell, COMMAND], cwd=source.parent, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert b"Traceback" not in ended.stderr
 
 
 def test_help_and_version_need_no_torch() -> None:

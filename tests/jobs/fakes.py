@@ -74,6 +74,10 @@ class FakeExecutor:
                 ended.append(self._response(request))
         return ended
 
+    def cancel(self, request_id: str) -> InferenceResponse | None:
+        entry = self._running.pop(request_id, None)
+        return None if entry is None else self._response(entry[0])
+
     def _response(self, request: InferenceRequest) -> InferenceResponse:
         choices = tuple(self._choice(request, index) for index in range(request.n))
         failed = POISON in str(request.prompt)

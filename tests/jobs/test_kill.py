@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from .fakes import by_id, text_of
 COMMAND = Path(sys.executable).with_name("batchwright")
 LINES = 24
 JOBS, KILLS = 5, 4
+MOST_ATTEMPTS = 16
 POLL_SECONDS = 0.005
 
 
@@ -61,48 +64,96 @@ def texts(output: Path) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A run that nothing stopped."""
+
+    texts: dict[str, str]
+    size: int
+    """Bytes of its output."""
+    seconds: float
+    """From the start of the process to its end."""
+
+
 @pytest.fixture(scope="module")
-def whole(source: Path, smollm2_path: Path) -> tuple[dict[str, str], int]:
-    """What a run that nothing stopped writes, and how many bytes that is."""
+def whole(source: Path, smollm2_path: Path) -> Whole:
     output = source.with_name("whole.jsonl")
+    before = time.perf_counter()
     finish(start(source, output, smollm2_path))
-    return texts(output), output.stat().st_size
+    return Whole(texts(output), output.stat().st_size, time.perf_counter() - before)
 
 
-def kill_when_written(process: subprocess.Popen[bytes], path: Path, size: int) -> None:
-    """SIGKILL as soon as `path` has `size` bytes. A run that ends before that is left to its end."""
+def killed_when_written(process: subprocess.Popen[bytes], path: Path, size: int) -> bool:
+    """SIGKILL as soon as `path` has `size` bytes. False for a run that ended before that."""
     while process.poll() is None:
         if path.exists() and path.stat().st_size >= size:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             break
         time.sleep(POLL_SECONDS)
+    return was_killed(process)
+
+
+def killed_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """SIGKILL at a moment that the output does not choose. False for a run that ended before that."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    process.kill()
+    return was_killed(process)
+
+
+def was_killed(process: subprocess.Popen[bytes]) -> bool:
     _, errors = process.communicate()
     assert process.returncode in (-signal.SIGKILL, 3), errors.decode()
+    return process.returncode == -signal.SIGKILL
+
+
+def whole_lines(output: Path, written: Path) -> list[bytes]:
+    """What a run that was killed has finished. An ordered one may have moved it to its place before."""
+    held = written if written.exists() else output
+    if not held.exists():
+        return []
+    return [line for line in held.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 @pytest.mark.parametrize("seed", range(JOBS))
-def test_killed_and_resumed(
-    seed: int, source: Path, whole: tuple[dict[str, str], int], smollm2_path: Path, tmp_path: Path
-) -> None:
-    wanted, full_size = whole
-    assert len(wanted) == LINES
+def test_killed_and_resumed(seed: int, source: Path, whole: Whole, smollm2_path: Path, tmp_path: Path) -> None:
+    assert len(whole.texts) == LINES
     output = tmp_path / "out.jsonl"
     ordered = seed == JOBS - 1
     more = ["--ordered"] if ordered else []
     written = output.with_name("out.jsonl.partial") if ordered else output
     chance = random.Random(seed)
     kept: list[bytes] = []
-    for _ in range(KILLS):
-        # From where it stands, or from an empty file, to before the last line.
-        size = chance.randrange(min(sum(map(len, kept)), full_size - 1), full_size)
-        kill_when_written(start(source, output, smollm2_path, *more), written, size)
-        # An ordered run may have moved its results to their place before the signal came.
-        held = written if written.exists() else output
-        lines = [line for line in held.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        assert set(kept) <= set(lines)
-        kept = lines
+
+    def check_complete() -> None:
+        content = output.read_bytes().splitlines(keepends=True)
+        assert texts(output) == whole.texts
+        assert len(content) == LINES
+        assert set(kept) <= set(content)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.batchwright.json"]
+
+    kills = 0
+    for _ in range(MOST_ATTEMPTS):
+        process = start(source, output, smollm2_path, *more)
+        if kills % 2:
+            killed = killed_after(process, chance.random() * whole.seconds)
+        else:
+            # From where it stands, or from an empty file, to before the last line.
+            size = chance.randrange(min(sum(map(len, kept)), whole.size - 1), whole.size)
+            killed = killed_when_written(process, written, size)
+        if killed:
+            kills += 1
+            lines = whole_lines(output, written)
+            assert set(kept) <= set(lines)
+            kept = lines
+        else:
+            # It was quicker than the signal: start over, so that the kills to come hit a job with work left.
+            check_complete()
+            output.unlink()
+            kept = []
+        if kills == KILLS:
+            break
+    # So that the module has made JOBS * KILLS = 20 real ones.
+    assert kills == KILLS
     finish(start(source, output, smollm2_path, *more))
-    assert texts(output) == wanted
-    assert len(output.read_bytes().splitlines()) == LINES
-    assert set(kept) <= set(output.read_bytes().splitlines(keepends=True))
-    assert not (tmp_path / "out.jsonl.partial").exists()
+    check_complete()

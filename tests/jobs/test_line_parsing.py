@@ -98,6 +98,18 @@ def test_columns_of_ones_own_are_ignored_in_simple_lines() -> None:
     assert good({"prompt": "x", "category": "q", "label": 3}).params is DEFAULTS
 
 
+def test_columns_called_as_batch_fields_do_not_make_a_batch_line() -> None:
+    assert good({"id": 1, "url": "http://x", "method": "GET", "prompt": "a"}).prompts == ("a",)
+    assert good({"url": "http://x", "messages": MESSAGES}).chat
+
+
+def test_deadlines() -> None:
+    assert good({"prompt": "a"}).deadline is None
+    assert good({"prompt": "a", "deadline": 2}).request(0, "r").deadline == 2.0
+    assert good({"prompt": "a", "deadline_ms": 250}).request(0, "r").deadline == 0.25
+    assert good(batch({"messages": MESSAGES, "deadline_ms": 1500})).request(0, "r").deadline == 1.5
+
+
 @pytest.mark.parametrize(
     ("value", "code", "says"),
     [
@@ -136,6 +148,10 @@ def test_columns_of_ones_own_are_ignored_in_simple_lines() -> None:
         ({"messages": MESSAGES, "top_logprobs": 1}, "invalid_request", "logprobs: true"),
         ({"messages": MESSAGES, "logprobs": 3}, "invalid_request", "top_logprobs"),
         ({"prompt": "a", "priority": "high"}, "invalid_request", "priority"),
+        ({"prompt": "a", "deadline": "soon"}, "invalid_request", "deadline must be a number of seconds above 0"),
+        ({"prompt": "a", "deadline_ms": 0}, "invalid_request", "deadline_ms must be a number of milliseconds"),
+        ({"prompt": "a", "deadline_ms": 10**400}, "invalid_request", "deadline_ms"),
+        ({"prompt": "a", "deadline_ms": 1, "deadline": 1}, "invalid_request", "both deadline and deadline_ms"),
         ({"prompt": "a", "stream": True}, "unsupported_parameter", "stream"),
         ({"prompt": "a", "echo": True}, "unsupported_parameter", "echo"),
         ({"prompt": "a", "suffix": "z"}, "unsupported_parameter", "suffix"),
@@ -188,6 +204,7 @@ json_values = scalars | st.lists(scalars, max_size=3)
 names = st.sampled_from([
     "prompt", "messages", "id", "custom_id", "method", "url", "body", "temperature", "max_tokens", "stop", "n", "seed",
     "logit_bias", "logprobs", "top_logprobs", "stop_token_ids", "tools", "stream", "priority", "top_k", "min_tokens",
+    "deadline", "deadline_ms",
 ])  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchwright.engine.engine import Engine
-from batchwright.jobs.run import run
+from batchwright.jobs.run import RunInterrupted, RunProgress, run
 from batchwright.request import Prompt, SamplingParams
 
 from .fakes import by_id, read, text_of
@@ -51,6 +51,21 @@ def test_the_texts_are_those_of_the_engine(tmp_path: Path, engine: Engine) -> No
     assert results["long"]["error"]["code"] == "context_length_exceeded"
     assert results["foreign ids"]["error"]["code"] == "invalid_request"
     assert (report.succeeded, report.failed) == (4, 2)
+
+
+def test_an_engine_can_be_used_again_after_a_stop(tmp_path: Path, engine: Engine) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"Fact number {number}:"}) + "\n" for number in range(6)))
+
+    def stop(progress: RunProgress) -> None:
+        if progress.generated_tokens - generated >= 5:
+            raise KeyboardInterrupt
+
+    generated = engine.stats.generated_tokens
+    with pytest.raises(RunInterrupted):
+        run(source, tmp_path / "stopped.jsonl", executor=engine, defaults=GREEDY, progress=stop)
+    assert engine.unfinished == 0
+    assert run(source, tmp_path / "out.jsonl", executor=engine, defaults=GREEDY).succeeded == 6
 
 
 def test_the_examples_all_succeed_and_the_report_adds_up(tmp_path: Path, smollm2_path: Path) -> None:

@@ -20,7 +20,7 @@ from batchwright.jobs import run as run_module
 from batchwright.jobs.executor import EngineOptions, Executor
 from batchwright.jobs.run import RunInterrupted, run
 from batchwright.jobs.sink import Sink
-from batchwright.request import SamplingParams
+from batchwright.request import InferenceRequest, SamplingParams
 
 from .fakes import FakeExecutor, by_id, read, run_and_die
 
@@ -122,6 +122,29 @@ def test_an_interruption_keeps_what_is_finished(source: Path, whole: dict[str, A
     again = run(source, output, executor=FakeExecutor())
     assert again.resumed == report.done
     assert by_id(output) == whole
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, OSError])
+def test_an_executor_can_be_used_again_after_a_stop(
+    source: Path, whole: dict[str, Any], tmp_path: Path, raised: type[BaseException]
+) -> None:
+    def stop(number: int) -> None:
+        if number == 5:
+            raise raised
+
+    executor = FakeExecutor(on_step=stop)
+    with pytest.raises(raised):
+        run(source, tmp_path / "stopped.jsonl", executor=executor)
+    assert executor.unfinished == 0
+    run(source, tmp_path / "out.jsonl", executor=executor)
+    assert by_id(tmp_path / "out.jsonl") == whole
+
+
+def test_requests_of_others_in_the_executor_are_left_alone(source: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+    executor = FakeExecutor(slots=1)
+    executor.submit(InferenceRequest("someone else's", request_id="other"))
+    run(source, tmp_path / "out.jsonl", executor=executor)
+    assert by_id(tmp_path / "out.jsonl") == whole
 
 
 def test_finished_lines_are_not_run_again(source: Path, tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchwright.errors import InputError
+from batchwright.errors import InputBroken
+from batchwright.jobs.lines import BadLine, LineParser
+from batchwright.jobs.results import ResultEncoder
 from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.sources import Record
 from batchwright.request import SamplingParams
 
 from .fakes import FakeExecutor, by_id, read, text_of
@@ -209,6 +212,13 @@ def test_report_and_progress(tmp_path: Path) -> None:
     assert {"wall_seconds", "ttft_ms", "prefix_hit_rate", "outside_model_seconds"} <= report.to_dict().keys()
 
 
+def test_the_time_in_a_result_is_that_of_its_clock() -> None:
+    line = LineParser("txt", SamplingParams()).parse(Record(1, b"a"))
+    assert not isinstance(line, BadLine)
+    result = json.loads(ResultEncoder("k", "m", lambda: 1234.9).success(line, "a", []))
+    assert result["response"]["body"]["created"] == 1234
+
+
 def test_an_empty_input_gives_an_empty_output(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("\n\n")
     report = run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="no such model")
@@ -223,7 +233,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
             with source.open("a") as file:
                 file.write('{"prompt": "new"}\n')
 
-    with pytest.raises(InputError, match="changed"):
+    with pytest.raises(InputBroken, match="changed"):
         run(source, tmp_path / "out.jsonl", executor=FakeExecutor(on_step=change))
 
 

@@ -134,3 +134,13 @@ def test_parquet_reads_only_what_is_wanted(tmp_path: Path) -> None:
     assert [*source.records()] == [Record(1, {"a": "x", "b": 1}), Record(2, {"a": None, "b": 2})]
     with pytest.raises(InputError, match="Parquet"):
         open_source(write(tmp_path, b"PAR1 not really"), "parquet", max_line_bytes=LIMIT)
+
+
+def test_bad_parquet_values_fail_alone(tmp_path: Path) -> None:
+    texts = pa.array([b"one", b"\xff\xfe", b"three"], pa.binary()).view(pa.string())
+    days = pa.array([0, 0, 2**62], pa.int64()).view(pa.timestamp("ms"))
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"a": texts, "b": [1, 2, 3]}), path)
+    assert records(path, "parquet") == [(1, {"a": "one", "b": 1}), (2, "invalid_encoding"), (3, {"a": "three", "b": 3})]
+    pq.write_table(pa.table({"a": ["x", "y", "z"], "day": days}), path)
+    assert [number for number, content in records(path, "parquet") if content == "invalid_request"] == [3]

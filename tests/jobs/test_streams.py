@@ -76,6 +76,51 @@ def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, mon
     assert files(tmp_path) == []
 
 
+def test_overwriting_touches_nothing_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    feed(monkeypatch, CONTENT)
+    with pytest.raises(RunInterrupted):
+        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() >= {tmp_path / "out.jsonl.input"}
+
+    def load(model: str, options: EngineOptions) -> Executor:
+        raise ModelNotFound(model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "load_engine", load)
+        feed(patch, b'{"prompt": "another"}\n')
+        with pytest.raises(ModelNotFound):
+            run("-", output, overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    feed(monkeypatch, b'{"prompt": "another"}\n' * 12)
+    with pytest.raises(RunInterrupted) as caught:
+        run("-", output, overwrite=True, executor=FakeExecutor(slots=1, on_step=interrupt))
+    assert caught.value.kept_input == tmp_path / "out.jsonl.input"
+    assert caught.value.kept_input.read_bytes() == b'{"prompt": "another"}\n' * 12
+
+
+@pytest.mark.parametrize("to_stream", [False, True])
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_stream_that_is_not_read_to_its_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, to_stream: bool
+) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                raise raised
+            return super().read(8)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=Broken(CONTENT)))
+    with pytest.raises(type(raised)):
+        run("-", "-" if to_stream else tmp_path / "out.jsonl", executor=FakeExecutor())
+    assert files(tmp_path) == []
+
+
 def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

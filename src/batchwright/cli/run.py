@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -125,21 +125,16 @@ def run_command(
     from batchwright.jobs.run import RunInterrupted, run
     from batchwright.request import SamplingParams
 
-    options: EngineOptions = {}
-    if dtype is not None:
-        options["dtype"] = dtype
-    if device is not None:
-        options["device"] = device
-    if max_num_seqs is not None:
-        options["max_num_seqs"] = max_num_seqs
-    if max_batch_tokens is not None:
-        options["max_batch_tokens"] = max_batch_tokens
-    if max_model_len is not None:
-        options["max_model_len"] = max_model_len
-    if kv_memory is not None:
-        options["kv_memory"] = kv_memory
-    if no_prefix_caching:
-        options["prefix_caching"] = False
+    given = {
+        "dtype": dtype,
+        "device": device,
+        "max_num_seqs": max_num_seqs,
+        "max_batch_tokens": max_batch_tokens,
+        "max_model_len": max_model_len,
+        "kv_memory": kv_memory,
+        "prefix_caching": False if no_prefix_caching else None,
+    }
+    options = cast("EngineOptions", {name: value for name, value in given.items() if value is not None})
     try:
         defaults = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     except InvalidRequest as error:

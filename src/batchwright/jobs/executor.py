@@ -27,6 +27,10 @@ class Executor(Protocol):
         """Compute one step. Returns the responses of the requests that ended in it; failed ones have `error` set."""
         ...
 
+    def cancel(self, request_id: str) -> InferenceResponse | None:
+        """End a request at once; `step` will not return it. Its response so far, or None when there is no such."""
+        ...
+
     @property
     def unfinished(self) -> int:
         """Requests taken and not yet ended."""

@@ -14,12 +14,12 @@ _AS_THEY_ARE = frozenset({
 })  # fmt: skip
 _TRANSLATED = frozenset({
     "max_tokens", "max_completion_tokens", "stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs",
-    "priority",
+    "priority", "deadline", "deadline_ms",
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
 _IGNORED = frozenset({
-    "deadline_ms", "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
 })  # fmt: skip
 """Change nothing in the result. `model` is here because a job runs on the one model that was chosen for it."""
@@ -107,6 +107,23 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
     if "logprobs" in given or "top_logprobs" in given:
         overrides["logprobs"] = _chat_logprobs(given) if chat else _completion_logprobs(given)
     return overrides
+
+
+def deadline_seconds(body: Mapping[str, object]) -> float | None:
+    """`deadline` (in seconds) or `deadline_ms` of `body`, as seconds; None when neither is set.
+
+    Raises `InvalidRequest`.
+    """
+    given = [name for name in ("deadline", "deadline_ms") if body.get(name) is not None]
+    if not given:
+        return None
+    if len(given) == 2:
+        raise InvalidRequest("the line has both deadline and deadline_ms: give one", param="deadline")
+    name, value = given[0], body[given[0]]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        unit = "seconds" if name == "deadline" else "milliseconds"
+        raise InvalidRequest(f"{name} must be a number of {unit} above 0", param=name)
+    return value / 1000 if name == "deadline_ms" else float(value)
 
 
 def _stop(value: object) -> tuple[object, ...]:

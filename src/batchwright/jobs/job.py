@@ -10,13 +10,14 @@ from batchwright.clock import Clock
 from batchwright.errors import InputError, ResumeRefused
 from batchwright.jobs.ids import IdTable
 from batchwright.jobs.lines import ID_FIELDS, LineParser
-from batchwright.jobs.resume import Finished, scan, sync_folder, write_in_order
+from batchwright.jobs.resume import Finished, scan, write_in_order
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Source, open_source
 from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.jobs.spool import Spool, sha256_of
 from batchwright.jobs.state import JobIdentity, StateFile
 from batchwright.jobs.template import PromptTemplate
+from batchwright.models.cache import sync
 
 
 class Job:
@@ -56,7 +57,7 @@ class Job:
         self.key = self._identity.key
         """What tells this job from others in the ids of its results."""
         self._fresh = not self._resumes()
-        self._input = self._spool.keep() if self._spool is not None else Path(self.spec.input)
+        self._input = self._spool.path if self._spool is not None else Path(self.spec.input)
         self._opened = self._input.stat()
         self.parser, self.source = _reader(self.spec, self._input)
         self.total = self.source.count()
@@ -99,6 +100,9 @@ class Job:
     def begin(self) -> Sink:
         """Start writing: after the results of earlier runs, or in place of those to overwrite. Raises OSError."""
         self._begun = True
+        if self._spool is not None:
+            self._input = self._spool.keep()
+            self.parser, self.source = _reader(self.spec, self._input)
         if self._state is None:
             return Sink(sys.stdout.fileno(), "standard output", self._clock, durable=False)
         if self._fresh:
@@ -108,7 +112,7 @@ class Job:
         sink = Sink.append_to(self._working, self.finished.size, self._clock)
         if self._fresh:
             self._state.write(self._identity)
-        sync_folder(self._output.absolute().parent)
+        sync(self._output.absolute().parent)
         return sink
 
     def end(self) -> None:
@@ -117,6 +121,8 @@ class Job:
             write_in_order(self._working, self._output, self.key)
             self._working.unlink()
         if self._spool is not None:
+            # In place of one that an earlier run kept and was killed before removing, so that both go.
+            self._spool.keep()
             self._spool.remove()
 
     def check_unchanged(self) -> None:
@@ -135,7 +141,7 @@ class Job:
 
     def close(self) -> None:
         """Let go of the output. Safe to call twice."""
-        if self._spool is not None and (self.spec.to_stream or (self._fresh and not self._begun)):
+        if self._spool is not None and (self.spec.to_stream or not self._begun):
             self._spool.remove()
         if self._state is not None:
             self._state.close()

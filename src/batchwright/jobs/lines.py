@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from batchwright.errors import BatchwrightError, InvalidRequest
-from batchwright.jobs.fields import check_names, sampling_overrides
+from batchwright.jobs.fields import check_names, deadline_seconds, sampling_overrides
 from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.template import PromptTemplate
 from batchwright.request import InferenceRequest, Prompt, SamplingParams
@@ -18,7 +18,7 @@ CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 ID_FIELDS = ("custom_id", "id")
 
-_BATCH_FIELDS = frozenset({"method", "url", "body"})
+_BATCH_FIELDS = frozenset({"method", "url"})
 _BODY_FIELDS = frozenset({"prompt", "messages"})
 _SIMPLE_FIELDS = _BODY_FIELDS | frozenset(ID_FIELDS)
 _DEFAULT_PRIORITY = 5
@@ -38,10 +38,18 @@ class Line:
     """One, or several for a completion of a list of prompts."""
     params: SamplingParams
     priority: int = _DEFAULT_PRIORITY
+    deadline: float | None = None
+    """Seconds from when its requests are submitted, not from the start of the run; a line that is late fails."""
 
     def request(self, index: int, request_id: str) -> InferenceRequest:
         """The request for prompt `index`. Raises `InvalidRequest` for a prompt that is none."""
-        return InferenceRequest.of(self.prompts[index], self.params, request_id=request_id, priority=self.priority)
+        return InferenceRequest.of(
+            self.prompts[index],
+            self.params,
+            request_id=request_id,
+            priority=self.priority,
+            deadline=self.deadline,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class LineParser:
                 return self._simple_line(record.number, None, {"prompt": _decoded(content)})
             fields = _json_object(content)
             custom_id = _custom_id(fields)
-            if _BATCH_FIELDS & fields.keys():
+            if _is_batch_line(fields):
                 return self._batch_line(record.number, custom_id, fields)
             return self._simple_line(record.number, custom_id, fields)
         except InvalidRequest as error:
@@ -142,7 +150,12 @@ class LineParser:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise InvalidRequest("priority must be a whole number", param="priority")
         prompts = (_messages(body["messages"]),) if chat else _prompts(body["prompt"])
-        return Line(number, custom_id, chat, prompts, params, priority)
+        return Line(number, custom_id, chat, prompts, params, priority, deadline_seconds(body))
+
+
+def _is_batch_line(fields: Mapping[str, object]) -> bool:
+    """A simple line may have columns of its own called method or url."""
+    return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _BODY_FIELDS & fields.keys())
 
 
 def _decoded(line: bytes) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.errors import BatchwrightError, EngineClosed, InvalidRequest
 from batchwright.jobs.executor import Executor
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
@@ -50,19 +52,36 @@ class JobLoop:
     on_step: Callable[[], None] = lambda: None
     """Called between steps."""
     tally: Tally = field(default_factory=Tally)
+    unix_time: Callable[[], float] = time.time
+    """Seconds since 1970, for `created` in the results."""
     _pending: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
     _exhausted: bool = False
 
     def run(self) -> None:
-        """Until every line is finished. What is written stays written, whatever is raised."""
-        self._encoder = ResultEncoder(self.job.key, self.executor.model_name)
-        records = self.job.source.records()
-        while not self._exhausted or self.executor.unfinished:
+        """Until every line is finished.
+
+        What is written stays written, and the executor holds none of this job's requests, whatever is raised.
+        """
+        self._encoder = ResultEncoder(self.job.key, self.executor.model_name, self.unix_time)
+        try:
+            self._run(self.job.source.records())
+        finally:
+            self._withdraw()
+
+    def _run(self, records: Iterator[Record]) -> None:
+        while not self._exhausted or self._pending:
             self._feed(records)
             if self.executor.unfinished:
                 for response in self.executor.step():
                     self._take(response)
             self.on_step()
+
+    def _withdraw(self) -> None:
+        """Cancel what was submitted and is not answered: nothing, when every line is finished."""
+        # A closed executor has let go of everything; what closed it is the error to be seen.
+        with suppress(EngineClosed):
+            while self._pending:
+                self.executor.cancel(self._pending.popitem()[0])
 
     def _feed(self, records: Iterator[Record]) -> None:
         for _ in range(_LINES_BETWEEN_STEPS):
@@ -106,6 +125,9 @@ class JobLoop:
             self._finish(pending)
 
     def _take(self, response: InferenceResponse) -> None:
+        if response.request_id not in self._pending:
+            # Of a request that the owner of the executor submitted, or that was withdrawn.
+            return
         pending, index = self._pending.pop(response.request_id)
         pending.responses[index] = response
         pending.open -= 1

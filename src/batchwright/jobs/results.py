@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,10 +41,11 @@ class _OutputLine(msgspec.Struct):
 class ResultEncoder:
     """Encodes the results of one job. The `id` of each line holds the job's key and the line's number."""
 
-    def __init__(self, key: str, model_name: str) -> None:
-        """`key`: what tells this job from others, hexadecimal."""
+    def __init__(self, key: str, model_name: str, unix_time: Callable[[], float]) -> None:
+        """`key`: what tells this job from others, hexadecimal. `unix_time`: seconds since 1970, for `created`."""
         self._key = key
         self._model_name = model_name
+        self._unix_time = unix_time
         self._encoder = msgspec.json.Encoder()
 
     def failure(self, number: int, custom_id: str, error: BatchwrightError) -> bytes:
@@ -74,7 +74,7 @@ class ResultEncoder:
         return {
             "id": f"{prefix}-{self._key}-{line.number}",
             "object": kind,
-            "created": int(time.time()),
+            "created": int(self._unix_time()),
             "model": self._model_name,
             "choices": choices,
             "usage": _usage(responses),

@@ -12,6 +12,7 @@ import msgspec
 from batchwright.errors import ResumeRefused
 from batchwright.jobs.ids import IdTable
 from batchwright.jobs.results import LineFailure
+from batchwright.models.cache import sync
 
 
 class _WrittenLine(msgspec.Struct):
@@ -106,7 +107,7 @@ def write_in_order(unordered: Path, ordered: Path, key: str) -> None:
         target.flush()
         os.fsync(target.fileno())
     building.replace(ordered)
-    sync_folder(ordered.parent)
+    sync(ordered.parent)
 
 
 def _offsets(path: Path, key: str) -> array[int]:
@@ -119,12 +120,3 @@ def _offsets(path: Path, key: str) -> array[int]:
         offsets[number] = position + 1
         position += size
     return offsets
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new file in `folder` survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

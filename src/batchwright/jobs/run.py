@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InputError
+from batchwright.errors import InputBroken, InputError
 from batchwright.jobs.executor import EngineOptions, Executor, load_engine
 from batchwright.jobs.job import Job
 from batchwright.jobs.loop import JobLoop, Tally
@@ -81,6 +81,9 @@ def run(
     input or output. Results are written in the form of OpenAI's batch output as they finish, or by the order
     of the input when `ordered`. A line that cannot be answered becomes a line with an error.
 
+    A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
+    line is handed to the engine: one that is not finished by then becomes a line with the error `deadline_exceeded`.
+
     Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished.
 
     - `defaults`: sampling parameters of lines that do not set them.
@@ -89,11 +92,13 @@ def run(
     - `max_line_bytes`: a longer line is an error line.
     - `report`: a file for the report as JSON.
     - `progress`: called between steps.
-    - `executor`: something other than an engine made from `model` and `engine_options`; it is not closed.
+    - `executor`: something other than an engine made from `model` and `engine_options`; it is not closed, and holds no
+      request of this run afterwards.
 
-    Raises `InputError` when the input cannot be read as it is said to be, `ResumeRefused` when `output` belongs to
-    another job or another run is writing it, whatever loading the model raises, OSError when results cannot be
-    written, and `RunInterrupted` on KeyboardInterrupt. In each case the lines finished so far are kept.
+    Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
+    lines were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever
+    loading the model raises, OSError when results cannot be written, and `RunInterrupted` on KeyboardInterrupt. In each
+    case the lines finished so far are kept.
     """
     spec = JobSpec(
         input=os.fspath(input),
@@ -183,6 +188,8 @@ class _Run:
                 JobLoop(job, executor, sink, show, tally).run()
             self.progress(self._standing("finishing", job, tally, executor))
             job.end()
+        except InputError as error:
+            raise InputBroken(str(error)) from error
         except KeyboardInterrupt:
             interrupted = True
         loop_seconds = self.clock.now() - started

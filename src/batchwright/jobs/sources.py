@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +210,7 @@ class ParquetSource:
         with self._file() as file:
             batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=self._read)
             while (batch := self._next(batches)) is not None:
-                for row in batch.to_pylist():
+                for row in _rows_of(batch):
                     number += 1
                     yield Record(number, row)
 
@@ -237,6 +237,26 @@ class ParquetSource:
             return pq.ParquetFile(self._path)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"{self._path} cannot be read as Parquet: {error}") from error
+
+
+def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
+    try:
+        return cast("list[Mapping[str, object]]", batch.to_pylist())
+    except (ValueError, OverflowError):
+        # One value is at fault, and the other rows are wanted.
+        return (_row(batch, index) for index in range(batch.num_rows))
+
+
+def _row(batch: Any, index: int) -> Mapping[str, object] | InvalidRequest:
+    row: dict[str, object] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[index].as_py()
+        except UnicodeDecodeError:
+            return InvalidRequest(f"column {name!r} holds text that is not UTF-8", param=name, code="invalid_encoding")
+        except (ValueError, OverflowError) as error:
+            return InvalidRequest(f"column {name!r} holds a value that cannot be read: {error}", param=name)
+    return row
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ class JobSpec:
             raise InputError(f"max_line_bytes={self.max_line_bytes}: must be ≥ 1")
 
     def _check_input(self) -> None:
+        if self.input == STREAM and sys.stdin is None:
+            raise InputError("standard input is closed: name an input file")
         if self.from_stream:
             return
         path = Path(self.input)
@@ -91,6 +94,8 @@ class JobSpec:
 
     def _check_output(self) -> None:
         if self.to_stream:
+            if sys.stdout is None:
+                raise InputError("standard output is closed: name an output file")
             return
         path = Path(self.output)
         if path.is_dir():

@@ -26,7 +26,7 @@ class Spool:
     """The content of a stream that can be read only once."""
 
     def __init__(self, name: str, kept: Path | None) -> None:
-        """Reads the stream `name` (`-`: standard input) to its end. Raises OSError.
+        """Reads the stream `name` (`-`: standard input) to its end. Raises OSError. Stopped before, it leaves no file.
 
         `kept`: the path that `keep` gives it, or None for a temporary file that is never kept.
         """
@@ -36,6 +36,13 @@ class Spool:
                 self.path = Path(file.name)
         else:
             self.path = kept.with_name(kept.name + ".tmp")
+        try:
+            self.sha256 = self._read(name)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _read(self, name: str) -> str:
         digest = hashlib.sha256()
         with self.path.open("wb") as spool:
             if name == "-":
@@ -43,7 +50,7 @@ class Spool:
             else:
                 with Path(name).open("rb") as stream:
                     _copy(stream, spool, digest)
-        self.sha256 = digest.hexdigest()
+        return digest.hexdigest()
 
     def keep(self) -> Path:
         """Let it outlive this run, in place of the one of an earlier run. Returns its path from now on."""
