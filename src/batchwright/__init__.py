@@ -18,6 +18,7 @@ from batchwright.errors import (
     DownloadError,
     EngineClosed,
     GenerationError,
+    InputBroken,
     InputError,
     InvalidRequest,
     MissingExtra,
@@ -27,6 +28,7 @@ from batchwright.errors import (
     OutOfMemory,
     Overloaded,
     ResumeRefused,
+    RunFailed,
     UnsupportedModel,
 )
 from batchwright.request import (
@@ -85,6 +87,7 @@ __all__ = [
     "GenerationError",
     "InferenceRequest",
     "InferenceResponse",
+    "InputBroken",
     "InputError",
     "InvalidRequest",
     "LengthAwareBatcher",
@@ -101,6 +104,7 @@ __all__ = [
     "PriorityBatcher",
     "Prompt",
     "ResumeRefused",
+    "RunFailed",
     "RunInterrupted",
     "RunProgress",
     "RunReport",

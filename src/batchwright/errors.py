@@ -142,6 +142,12 @@ class InputBroken(BatchwrightError):
     code = "input_broken"
 
 
+class RunFailed(BatchwrightError):
+    """A run that could not go on, such as on a full disk; what it finished is kept."""
+
+    code = "run_failed"
+
+
 class ResumeRefused(BatchwrightError):
     """An output exists, but belongs to another input or to other parameters."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from batchwright.engine.engine import Engine
+from batchwright.errors import ResumeRefused
 from batchwright.jobs.run import RunInterrupted, RunProgress, run
 from batchwright.request import Prompt, SamplingParams
 
@@ -105,3 +107,20 @@ def test_the_table_example(tmp_path: Path, engine: Engine) -> None:
         "notebook",
         "bell",
     ]
+
+def test_a_model_that_was_replaced_under_its_path_is_another_model(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    """A run with other weights would mix their answers with those that are there."""
+    model = tmp_path / "model"
+    shutil.copytree(smollm2_path, model)
+    source, output = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("One\nTwo\n")
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    run(source, output, model=str(model), defaults=params, kv_memory="20MB")
+    assert run(source, output, model=str(model), defaults=params).resumed == 2
+    with (model / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1000, 2)
+        weights.write(bytes(500))
+    with pytest.raises(ResumeRefused, match="the files of the model"):
+        run(source, output, model=str(model), defaults=params)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from batchwright.cli.progress import progress_view
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, RunFailed
 from batchwright.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -161,7 +161,13 @@ def run_command(
         except RunInterrupted as interruption:
             _show_interruption(console, interruption, quiet)
             raise typer.Exit(stop.exit_status) from None
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else f", writing {output}"
+            reason = f"{error.strerror or error}{where}"
+            raise RunFailed(f"{reason}. Finished lines are kept: mend this, then run the same command again") from error
         except KeyboardInterrupt:
+            if not quiet:
+                console.print("Interrupted before anything was computed.", highlight=False)
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
         _show(console, result)

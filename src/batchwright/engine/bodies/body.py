@@ -41,10 +41,10 @@ class ModelBody(ABC):
         """Logits [R, vocab] of the rows in `batch.logit_rows`; keys and values of all rows go to the caches."""
 
     def rows_for(self, tokens: int) -> int:
-        """Rows that go through the matrix products for a step of `tokens`: on the CPU a single row is computed twice.
+        """Rows that go through the matrix products for a step of `tokens`.
 
-        One row by itself takes other kernels, which round differently; two keep what a sequence computes alone bitwise
-        equal to what it computes in company.
+        On the CPU some products of a single row are computed twice: one row by itself takes kernels that round
+        differently, and a sequence must compute alone what it computes in company.
         """
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
 
