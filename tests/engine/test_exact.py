@@ -55,13 +55,12 @@ def test_alone_with_a_warm_prefix_cache(
     assert engine.stats.cached_tokens - before == sum((len(prompts[index]) - 1) // 16 * 16 for index in chosen)
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize(("body", "prefix_caching"), [("fused", True), ("fused", False), ("transformers", True)])
 def test_steps_of_64_tokens(
-    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], prefix_caching: bool
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
 ) -> None:
-    engine = make_engine(max_batch_tokens=64, prefix_caching=prefix_caching)
-    some = [index for index, prompt in enumerate(prompts) if prefix_caching or len(prompt) < 300]
-    assert outputs(engine, [prompts[index] for index in some]) == [expected[index] for index in some]
+    engine = make_engine(body=body, max_batch_tokens=64, prefix_caching=prefix_caching)
+    assert outputs(engine, prompts) == expected
     assert (engine.stats.cached_tokens > 0) == prefix_caching
 
 
@@ -75,6 +74,15 @@ def test_kv_so_small_that_sequences_are_preempted(
     assert outputs(engine, [prompts[index] for index in short]) == [expected[index] for index in short]
     assert engine.stats.preemptions > 0
     assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 10
+
+
+def test_kv_for_little_more_than_the_longest_prompt(
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    bytes_per_token = 30 * 2 * 3 * 64 * 4
+    engine = make_engine(kv_memory=bytes_per_token * 16 * 96)
+    assert outputs(engine, prompts) == expected
+    assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks == 96
 
 
 @pytest.mark.parametrize("body", ["fused", "transformers"])

@@ -108,9 +108,8 @@ def test_the_table_example(tmp_path: Path, engine: Engine) -> None:
         "bell",
     ]
 
-def test_a_model_that_was_replaced_under_its_path_is_another_model(
-    smollm2_path: Path, tmp_path: Path
-) -> None:
+
+def test_a_model_that_was_replaced_under_its_path_is_another_model(smollm2_path: Path, tmp_path: Path) -> None:
     """A run with other weights would mix their answers with those that are there."""
     model = tmp_path / "model"
     shutil.copytree(smollm2_path, model)
