@@ -53,7 +53,7 @@ class Job:
             kept = None if self.spec.to_stream else self._output.with_name(self._output.name + ".input")
             self._spool = Spool(self.spec.input, kept)
         sha256 = self._spool.sha256 if self._spool is not None else sha256_of(Path(self.spec.input))
-        self._identity = JobIdentity(sha256, self.spec.input, self.spec.parameters())
+        self._identity = JobIdentity(sha256, self.spec.input, self.spec.parameters(), self.spec.model_files)
         self.key = self._identity.key
         """What tells this job from others in the ids of its results."""
         self._fresh = not self._resumes()

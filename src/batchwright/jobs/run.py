@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InputBroken, InputError
+from batchwright.errors import BatchwrightError, InputBroken, InputError
 from batchwright.jobs.executor import EngineOptions, Executor, load_engine
 from batchwright.jobs.job import Job
 from batchwright.jobs.loop import JobLoop, Tally
@@ -112,11 +112,8 @@ def run(
         ordered=ordered,
         overwrite=overwrite,
         max_line_bytes=max_line_bytes,
-        engine_parameters={
-            **{name: engine_options.get(name) for name in _CHANGE_RESULTS},
-            # A model that was replaced under its name or path is another model.
-            "model_files": fingerprint(model) if executor is None else None,
-        },
+        engine_parameters={name: engine_options.get(name) for name in _CHANGE_RESULTS},
+        model_files=_model_files(model) if executor is None else None,
     )
     report_path = None if report is None else Path(report)
     _check_report(report_path, spec)
@@ -129,6 +126,14 @@ def run(
         report_path=report_path,
     )
     return job_run.carry_out()
+
+
+def _model_files(model: str) -> str | None:
+    """None when there is no such model, which matters only if it is to be loaded."""
+    try:
+        return fingerprint(model)
+    except (BatchwrightError, OSError):
+        return None
 
 
 def _check_report(path: Path | None, spec: JobSpec) -> None:

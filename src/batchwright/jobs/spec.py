@@ -35,6 +35,8 @@ class JobSpec:
     max_line_bytes: int = 2**20
     engine_parameters: dict[str, Any] = field(default_factory=dict)
     """Options of the engine that change results."""
+    model_files: str | None = None
+    """See `JobIdentity`."""
 
     @property
     def to_stream(self) -> bool:

@@ -26,6 +26,8 @@ class JobIdentity:
     """For people only: the same input under another name is the same input."""
     parameters: Mapping[str, Any]
     """JSON values by name, sampling defaults included."""
+    model_files: str | None = None
+    """What tells the model from another one under the same name or path; None when it cannot be told."""
 
     @property
     def key(self) -> str:
@@ -40,10 +42,10 @@ class JobIdentity:
             found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
         for name in sorted({*self.parameters, *saved.parameters}):
             now, then = self.parameters.get(name), saved.parameters.get(name)
-            if now != then and name == "model_files":
-                found.append("the files of the model")
-            elif now != then:
+            if now != then:
                 found.append(f"{name} (then {json.dumps(then)}, now {json.dumps(now)})")
+        if None not in (self.model_files, saved.model_files) and self.model_files != saved.model_files:
+            found.append("the files of the model")
         return found
 
 
@@ -91,7 +93,8 @@ class StateFile:
                     f"{self.path} was written by another version of batchwright: finish the job with that, "
                     "or start over with --overwrite"
                 )
-            return JobIdentity(content["input"]["sha256"], content["input"]["name"], content["parameters"])
+            name, sha256 = content["input"]["name"], content["input"]["sha256"]
+            return JobIdentity(sha256, name, content["parameters"], content.get("model_files"))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -102,6 +105,7 @@ class StateFile:
             "job": identity.key,
             "input": {"name": identity.input_name, "sha256": identity.input_sha256},
             "parameters": identity.parameters,
+            "model_files": identity.model_files,
         }
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(content, indent=2).encode() + b"\n", 0)
