@@ -43,20 +43,27 @@ from batchwright.request import (
 )
 
 if TYPE_CHECKING:
+    from batchwright.backends.encoder import Encoder, EncoderStats
+    from batchwright.backends.transformers import StaticGenerator
     from batchwright.batcher import (
         AdaptiveBatcher,
         AsyncBatchConfig,
         AsyncBatchProcessor,
         Batcher,
         BatcherStats,
+        ContinuousBatcher,
+        ContinuousStats,
         LengthAwareBatcher,
+        MemoryEfficientBatcher,
         ParallelBatchProcessor,
         PriorityBatcher,
         SimpleBatcher,
+        StreamingBatchProcessor,
         TimeBasedBatcher,
         WrongOutputs,
         batched,
     )
+    from batchwright.batcher.prometheus import export_metrics
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.engine.engine import Engine
     from batchwright.engine.stats import EngineStats
@@ -79,8 +86,12 @@ __all__ = [
     "Cancelled",
     "Choice",
     "ContextLengthExceeded",
+    "ContinuousBatcher",
+    "ContinuousStats",
     "DeadlineExceeded",
     "DownloadError",
+    "Encoder",
+    "EncoderStats",
     "Engine",
     "EngineClosed",
     "EngineStats",
@@ -91,6 +102,7 @@ __all__ = [
     "InputError",
     "InvalidRequest",
     "LengthAwareBatcher",
+    "MemoryEfficientBatcher",
     "MissingExtra",
     "ModelCacheError",
     "ModelNotFound",
@@ -110,7 +122,9 @@ __all__ = [
     "RunReport",
     "SamplingParams",
     "SimpleBatcher",
+    "StaticGenerator",
     "StreamEvent",
+    "StreamingBatchProcessor",
     "TimeBasedBatcher",
     "TokenLogprob",
     "UnsupportedModel",
@@ -118,6 +132,7 @@ __all__ = [
     "WrongOutputs",
     "__version__",
     "batched",
+    "export_metrics",
     "run",
 ]
 
@@ -127,17 +142,25 @@ _LAZY = {
     "AsyncBatchProcessor": "batchwright.batcher",
     "Batcher": "batchwright.batcher",
     "BatcherStats": "batchwright.batcher",
+    "ContinuousBatcher": "batchwright.batcher",
+    "ContinuousStats": "batchwright.batcher",
     "LengthAwareBatcher": "batchwright.batcher",
+    "MemoryEfficientBatcher": "batchwright.batcher",
     "ParallelBatchProcessor": "batchwright.batcher",
     "PriorityBatcher": "batchwright.batcher",
     "SimpleBatcher": "batchwright.batcher",
+    "StreamingBatchProcessor": "batchwright.batcher",
     "TimeBasedBatcher": "batchwright.batcher",
     "WrongOutputs": "batchwright.batcher",
     "batched": "batchwright.batcher",
+    "export_metrics": "batchwright.batcher.prometheus",
     "BucketedPadding": "batchwright.padding",
     "PackedSequences": "batchwright.padding",
     "PaddingConfig": "batchwright.padding",
     "PaddingOptimizer": "batchwright.padding",
+    "Encoder": "batchwright.backends.encoder",
+    "EncoderStats": "batchwright.backends.encoder",
+    "StaticGenerator": "batchwright.backends.transformers",
     "AsyncEngine": "batchwright.engine.async_engine",
     "Engine": "batchwright.engine.engine",
     "EngineStats": "batchwright.engine.stats",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _GROWTH = 1.02
@@ -33,7 +34,7 @@ class Histogram:
             return
         self.total += value
         self.maximum = max(self.maximum, value)
-        bucket = math.ceil(math.log(value) / _LOG_GROWTH)
+        bucket = _bucket(value)
         self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
 
     @property
@@ -58,6 +59,23 @@ class Histogram:
                 return min(middle, self.maximum)
         return self.maximum
 
+    def at_most(self, bounds: Sequence[float]) -> list[int]:
+        """For each of ascending `bounds` (> 0) how many values are at most that, and last how many there are.
+
+        Values up to 2% above a bound may be counted with it; one that equals it always is.
+        """
+        counts, seen = [], self._zeros
+        # A copy: the owner may be counting in another thread.
+        buckets = sorted(self._buckets.items())
+        position = 0
+        for bound in bounds:
+            last = _bucket(bound)
+            while position < len(buckets) and buckets[position][0] <= last:
+                seen += buckets[position][1]
+                position += 1
+            counts.append(seen)
+        return [*counts, seen + sum(number for _, number in buckets[position:])]
+
     def summary(self) -> dict[str, float | None]:
         """`{"mean", "p50", "p90", "p99", "max"}`, in the unit of the values; None where empty."""
         return {
@@ -67,3 +85,7 @@ class Histogram:
             "p99": self.percentile(99),
             "max": self.maximum if self.count else None,
         }
+
+
+def _bucket(value: float) -> int:
+    return math.ceil(math.log(value) / _LOG_GROWTH)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
@@ -62,38 +63,25 @@ class SamplingParams:
     """Go on past the model's end-of-text token (benchmarks)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
-        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        if type(self.stop) is not tuple:
+            stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
+            object.__setattr__(self, "stop", stop)
+        if type(self.stop_token_ids) is not tuple:
+            object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        self._check_counts()
-        self._check_reals()
-        self._check_stops()
-
-    def _check_counts(self) -> None:
-        _require_int("max_tokens", self.max_tokens, low=1)
-        _require_int("min_tokens", self.min_tokens, low=0)
+        values = self.__dict__
+        for name, default, check in _CHECKS:
+            # Most fields are left as they are, and requests are made by the thousand.
+            if (value := values[name]) is not default:
+                check(name, value)
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens={_shown(self.min_tokens)}: must be ≤ max_tokens={_shown(self.max_tokens)}",
                 param="min_tokens",
             )
-        _require_int("top_k", self.top_k, low=0, high=2**31 - 1)
-        _require_int("n", self.n, low=1, high=128)
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs, low=0, high=MAX_TOP_LOGPROBS)
-        if self.seed is not None:
-            _require_int("seed", self.seed, low=-(2**63), high=2**64 - 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos={_shown(self.ignore_eos)}: must be true or false", param="ignore_eos")
-
-    def _check_reals(self) -> None:
-        _require_real("temperature", self.temperature, low=0.0, high=10.0)
-        _require_real("top_p", self.top_p, low=0.0, high=1.0, above_low=True)
-        _require_real("min_p", self.min_p, low=0.0, high=1.0)
-        _require_real("repetition_penalty", self.repetition_penalty, low=0.01, high=10.0)
-        _require_real("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
-        _require_real("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        if self.stop or self.stop_token_ids or self.logit_bias:
+            self._check_stops()
 
     def _check_stops(self) -> None:
         for text in self.stop:
@@ -103,10 +91,6 @@ class SamplingParams:
                 )
         for token in self.stop_token_ids:
             _require_int("stop_token_ids", token, low=0)
-        if not isinstance(self.logit_bias, Mapping):
-            raise InvalidRequest(
-                f"logit_bias={_shown(self.logit_bias)}: must map token ids to numbers", param="logit_bias"
-            )
         for token, bias in self.logit_bias.items():
             _require_int("logit_bias", token, low=0)
             _require_real("logit_bias", bias, low=-100.0, high=100.0)
@@ -122,7 +106,7 @@ class InferenceRequest(SamplingParams):
     """One prompt with its sampling parameters and its place in the queue."""
 
     prompt: Prompt
-    request_id: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True)
+    request_id: str = field(default_factory=lambda: _new_id(), kw_only=True)
     priority: int = field(default=5, kw_only=True)
     """Lower is sooner."""
     deadline: float | None = field(default=None, kw_only=True)
@@ -220,6 +204,14 @@ class StreamEvent:
     response: InferenceResponse | None = None
 
 
+def _new_id() -> str:
+    """The hex digits of a random UUID (version 4)."""
+    digits = bytearray(os.urandom(16))
+    digits[6] = digits[6] & 0x0F | 0x40
+    digits[8] = digits[8] & 0x3F | 0x80
+    return digits.hex()
+
+
 def _as_tuple(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
     if value is None:
         return ()
@@ -243,6 +235,16 @@ def _require_real(name: str, value: object, *, low: float, high: float | None = 
         raise InvalidRequest(
             f"{name}={_shown(value)}: must be {_range(low, high, '>' if above_low else '≥')}", param=name
         )
+
+
+def _require_mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name}={_shown(value)}: must map token ids to numbers", param=name)
+
+
+def _require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}={_shown(value)}: must be true or false", param=name)
 
 
 def _shown(value: object) -> str:
@@ -282,3 +284,23 @@ def _check_prompt(prompt: object) -> None:
                 f"messages[{position}]={_shown(message)}: must be an object with a role (and usually content)",
                 param=f"messages[{position}]",
             )
+
+
+_RANGES: dict[str, Callable[[str, object], None]] = {
+    "max_tokens": partial(_require_int, low=1),
+    "min_tokens": partial(_require_int, low=0),
+    "temperature": partial(_require_real, low=0.0, high=10.0),
+    "top_p": partial(_require_real, low=0.0, high=1.0, above_low=True),
+    "top_k": partial(_require_int, low=0, high=2**31 - 1),
+    "min_p": partial(_require_real, low=0.0, high=1.0),
+    "repetition_penalty": partial(_require_real, low=0.01, high=10.0),
+    "presence_penalty": partial(_require_real, low=-2.0, high=2.0),
+    "frequency_penalty": partial(_require_real, low=-2.0, high=2.0),
+    "logit_bias": _require_mapping,
+    "seed": partial(_require_int, low=-(2**63), high=2**64 - 1),
+    "n": partial(_require_int, low=1, high=128),
+    "logprobs": partial(_require_int, low=0, high=MAX_TOP_LOGPROBS),
+    "ignore_eos": _require_bool,
+}
+_CHECKS = [(each.name, each.default, _RANGES[each.name]) for each in fields(SamplingParams) if each.name in _RANGES]
+"""Of each field that has a range: its name, its default, which needs no checking, and the check."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -16,11 +15,10 @@ from batchwright.batcher import (
     PriorityBatcher,
     SimpleBatcher,
     TimeBasedBatcher,
-    WrongOutputs,
 )
 from batchwright.clock import ManualClock
-from batchwright.errors import BatcherClosed, Cancelled, DeadlineExceeded, GenerationError, Overloaded
-from batchwright.policies import BySize, Dispatch, FairShare, Policy, Wait
+from batchwright.errors import BatcherClosed, Cancelled, DeadlineExceeded, Overloaded
+from batchwright.policies import BySize, FairShare, Policy, auto
 
 from .virtual import Model, at, outcome, play
 
@@ -50,28 +48,6 @@ def test_requests_of_one_turn_go_together_though_the_model_is_free() -> None:
         async with Batcher(model, clock=clock) as batcher:
             await asyncio.gather(*(batcher.add_request(str(i)) for i in range(5)))
         assert model.batches == [["0", "1", "2", "3", "4"]]
-
-    play(main)
-
-
-def test_it_goes_on_after_the_queue_was_empty() -> None:
-    async def main(clock: ManualClock) -> None:
-        async with SimpleBatcher(Model(base=0.25), 2, 1000, clock=clock) as batcher:
-            for moment in (0.0, 10.0, 20.0):
-                response = await at(moment, batcher.add_request("x"))
-                assert response.latency_ms == 1250.0
-            assert batcher.stats().reasons == {"max_wait": 3}
-
-    play(main)
-
-
-def test_a_window_is_on_time_and_takes_all_that_came_in_it() -> None:
-    async def main(clock: ManualClock) -> None:
-        model = Model(base=0.25)
-        async with TimeBasedBatcher(model, 1000, 32, clock=clock) as batcher:
-            await asyncio.gather(*(at(moment, batcher.add_request("x")) for moment in (1.0, 1.5, 1.9375, 2.5)))
-        assert list(zip(model.starts, map(len, model.batches), strict=True)) == [(2.0, 3), (3.5, 1)]
-        assert batcher.stats().reasons == {"window": 2}
 
     play(main)
 
@@ -109,97 +85,6 @@ def test_two_batches_at_once() -> None:
         async with Batcher(model, Policy(BySize(2)), concurrency=2, clock=clock) as batcher:
             await asyncio.gather(*(batcher.add_request("x") for _ in range(6)))
         assert model.starts == [0.0, 0.0, 1.0]
-
-    play(main)
-
-
-class _Poisoned(Model):
-    """Raises for a batch with "bad" in it, and returns an error for "odd"."""
-
-    async def generate_batch(self, prompts: Any) -> list[Any]:
-        outputs = await super().generate_batch(prompts)
-        if "bad" in prompts:
-            raise ZeroDivisionError("bad prompt")
-        return outputs
-
-    def answer(self, prompt: Any) -> Any:
-        return KeyError("odd") if prompt == "odd" else prompt.upper()
-
-
-def test_only_the_poisoned_request_of_a_batch_that_raises_fails() -> None:
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(_Poisoned(), clock=clock) as batcher:
-            responses = await asyncio.gather(*(batcher.add_request(p) for p in ["a", "b", "bad", "c", "d", "e"]))
-        assert [response.output for response in responses] == ["A", "B", "", "C", "D", "E"]
-        error = responses[2].error
-        assert isinstance(error, GenerationError)
-        assert isinstance(error.__cause__, ZeroDivisionError)
-        assert "ZeroDivisionError: bad prompt" in str(error)
-        assert responses[2].finish_reason == "error"
-        stats = batcher.stats()
-        assert (stats.succeeded, stats.failed, stats.batches, stats.splits) == (5, 1, 1, 3)
-
-    play(main)
-
-
-def test_without_isolation_a_batch_that_raises_is_computed_once() -> None:
-    async def main(clock: ManualClock) -> None:
-        model = _Poisoned()
-        async with Batcher(model, isolate_failures=False, clock=clock) as batcher:
-            words = await asyncio.gather(*(outcome(batcher, p) for p in ["a", "bad", "c"]))
-        assert words == ["GenerationError"] * 3
-        assert len(model.batches) == 1
-
-    play(main)
-
-
-def test_an_exception_among_the_outputs_fails_that_item_alone() -> None:
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(_Poisoned(), clock=clock) as batcher:
-            assert await asyncio.gather(*(outcome(batcher, p) for p in ["a", "odd", "c"])) == [
-                "A",
-                "GenerationError",
-                "C",
-            ]
-            with pytest.raises(KeyError, match="odd"):
-                await batcher.compute("odd")
-
-    play(main)
-
-
-@pytest.mark.parametrize(
-    ("result", "words"),
-    [
-        (["one"], "1 outputs for a batch of 2"),
-        (["one", "two", "three"], "3 outputs for a batch of 2"),
-        (None, "NoneType"),
-        ("ab", "returned str"),
-        ({"a": 1, "b": 2}, "returned dict"),
-    ],
-)
-def test_a_wrong_number_of_outputs_is_an_error_for_all(result: Any, words: str) -> None:
-    async def model(prompts: list[Any]) -> Any:
-        return result
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(model, clock=clock) as batcher:
-            responses = await asyncio.gather(batcher.add_request("a"), batcher.add_request("b"))
-        for response in responses:
-            assert isinstance(response.error, WrongOutputs)
-            assert words in str(response.error)
-
-    play(main)
-
-
-def test_a_model_that_is_cancelled_inside_fails_and_hangs_nobody() -> None:
-    async def model(prompts: list[Any]) -> Any:
-        raise asyncio.CancelledError
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(model, clock=clock) as batcher:
-            assert await outcome(batcher, "a") == "GenerationError"
-            with pytest.raises(GenerationError):
-                await batcher.compute("a")
 
     play(main)
 
@@ -270,19 +155,6 @@ def test_a_deadline_that_passes_in_the_queue_is_answered_then_and_there() -> Non
             await first
         assert model.batches == [["first"]]
         assert batcher.stats().expired == 1
-
-    play(main)
-
-
-def test_a_model_that_hangs_is_given_up_at_the_deadline_and_the_next_request_is_served() -> None:
-    async def main(clock: ManualClock) -> None:
-        model = Model(base=1e6)
-        async with Batcher(model, clock=clock) as batcher:
-            words = await asyncio.gather(outcome(batcher, "a", deadline=2.0), outcome(batcher, "b", deadline=3.0))
-            assert list(words) == ["DeadlineExceeded"] * 2
-            assert clock.now() == 3.0
-            model.base = 1.0
-            assert await outcome(batcher, "c") == "C"
 
     play(main)
 
@@ -382,24 +254,6 @@ def test_closing_without_draining_answers_all_at_once() -> None:
     play(main)
 
 
-def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
-    class Faulty(Policy):
-        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
-            if now < 1.0:
-                super().decide(now)
-                raise ArithmeticError("lost")
-            return super().decide(now, drain=drain)
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
-            words = await asyncio.gather(*(outcome(batcher, "x") for _ in range(5)))
-            assert list(words) == ["GenerationError"] * 5
-            assert await at(2.0, outcome(batcher, "y")) == "Y"
-
-    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
-        play(main)
-
-
 def test_a_closed_batcher_that_was_never_used_refuses() -> None:
     async def main(clock: ManualClock) -> None:
         batcher = Batcher(Model(), clock=clock)
@@ -407,24 +261,6 @@ def test_a_closed_batcher_that_was_never_used_refuses() -> None:
         assert await outcome(batcher, "x") == "refused: BatcherClosed"
 
     play(main)
-
-
-def test_callbacks_are_called_once_and_may_raise(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[str] = []
-
-    def callback(response: InferenceResponse) -> None:
-        told.append(response.output)
-        raise RuntimeError("not the caller's business")
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(Model(), clock=clock) as batcher:
-            requests = [InferenceRequest(word, callback=callback) for word in ("a", "b")]
-            responses = await asyncio.gather(*(batcher.add_request(request) for request in requests))
-        assert [response.output for response in responses] == ["A", "B"]
-
-    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
-        play(main)
-    assert told == ["A", "B"]
 
 
 class _Letters:
@@ -447,41 +283,11 @@ def test_tokens_are_counted_by_the_tokenizer_of_the_model() -> None:
     play(main)
 
 
-def test_a_tokenizer_that_fails_on_an_output_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
-    class Picky:
-        def encode(self, text: str) -> list[int]:
-            if text.isupper():
-                raise UnicodeError
-            return [0]
-
-    async def main(clock: ManualClock) -> None:
-        model = Model()
-        model.tokenizer = Picky()  # type: ignore[attr-defined]
-        async with Batcher(model, clock=clock) as batcher:
-            response = await batcher.add_request("word")
-        assert (response.output, response.tokens_generated, response.usage) == ("WORD", 0, Usage(1, 0))
-
-    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
-        play(main)
-
-
 def test_without_a_tokenizer_no_tokens_are_made_up() -> None:
     async def main(clock: ManualClock) -> None:
         async with Batcher(Model(), clock=clock) as batcher:
             response = await batcher.add_request("two words")
             assert (response.tokens_generated, response.usage) == (0, Usage(0, 0))
-
-    play(main)
-
-
-def test_a_tokenizer_that_fails_refuses_that_request_alone() -> None:
-    def length(prompt: str) -> int:
-        return 1 if prompt == "good" else len(None)  # type: ignore[arg-type]
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(Model(), length=length, clock=clock) as batcher:
-            words = await asyncio.gather(outcome(batcher, "good"), outcome(batcher, "bad"))
-        assert list(words) == ["GOOD", "refused: InvalidRequest"]
 
     play(main)
 
@@ -551,6 +357,14 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         Batcher(Model(), max_waiting=-1)
     with pytest.raises(ValueError, match="max_waiting_tokens=0"):
         Batcher(Model(), max_waiting_tokens=0)
+    with pytest.raises(TypeError, match="policy of type function"):
+        Batcher(Model(), auto)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="batch_size=0"):
+        SimpleBatcher(Model(), 0)
+    with pytest.raises(ValueError, match="max_wait_ms=-1"):
+        PriorityBatcher(Model(), max_wait_ms=-1)
+    with pytest.raises(ValueError, match="window_ms=nan"):
+        TimeBasedBatcher(Model(), float("nan"))
 
     async def main(clock: ManualClock) -> None:
         async with Batcher(Model(), clock=clock) as batcher:

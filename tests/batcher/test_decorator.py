@@ -127,6 +127,14 @@ def test_threads_that_call_first_at_once_share_one_batcher() -> None:
 def test_what_cannot_be_decorated_is_refused() -> None:
     with pytest.raises(TypeError, match="function that makes one"):
         batched(simple(2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_waiting=0"):
+        batched(max_waiting=0)
+    with pytest.raises(ValueError, match="max_batch_size=0"):
+        batched(policy=lambda: simple(0))
+    with pytest.raises(TypeError, match="policy of type int"):
+        batched(policy=lambda: 5)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="batch_size"):
+        batched(batch_size=8)
     with pytest.raises(TypeError, match="must decorate a function"):
         batched()(5)  # type: ignore[call-overload]
 

@@ -22,6 +22,7 @@ from batchwright.policies import (
     Goodput,
     LikeLengths,
     MaxWait,
+    Memory,
     Order,
     Policy,
     Shape,
@@ -29,6 +30,7 @@ from batchwright.policies import (
     Timing,
     Urgency,
     Window,
+    WithinMemory,
 )
 
 from .virtual import play
@@ -40,6 +42,7 @@ SHAPES: list[Callable[[], Shape]] = [
     lambda: Goodput(4, 60),
     lambda: TargetLatency(2.0, inner=BySize(4)),
     lambda: TargetLatency(2.0, min_batch_size=2, inner=Goodput(4)),
+    lambda: WithinMemory(Memory(0.7, 1000), LikeLengths(4, 60)),
 ]
 TIMINGS: list[Callable[[], Timing]] = [AtOnce, lambda: MaxWait(1.0), lambda: Window(0.75)]
 

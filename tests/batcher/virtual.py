@@ -1,59 +1,17 @@
-"""An event loop whose time is a number: it jumps to the next timer when there is nothing else to do. No test waits."""
+"""A model and callers for tests in virtual time (`batchwright.testing`). No test waits."""
 
 from __future__ import annotations
 
 import asyncio
-import selectors
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from batchwright.batcher import Batcher
-from batchwright.clock import ManualClock
+from batchwright.testing import Stuck, VirtualLoop, play
+
+__all__ = ["Model", "Stuck", "VirtualLoop", "at", "outcome", "play"]
 
 T = TypeVar("T")
-
-
-class Stuck(Exception):
-    """Nothing is left to do, and the test is not over: somebody waits for ever."""
-
-
-class _Selector(selectors.SelectSelector):
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__()
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready:
-            if timeout is None:
-                raise Stuck
-            self._clock.advance(max(0.0, timeout))
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time is that of `clock`, which moves when all are waiting."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        super().__init__(_Selector(self.clock))
-
-    def time(self) -> float:
-        return self.clock.now()
-
-
-def play(main: Callable[[ManualClock], Coroutine[Any, Any, T]]) -> T:
-    """Run `main` in virtual time. Raises `Stuck` when it waits for something that will never happen."""
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main(loop.clock))
-    finally:
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.close()
 
 
 class Model:

@@ -48,12 +48,15 @@ def test_a_noisy_law_is_found_within_the_noise() -> None:
         assert model.predict(cells, count) == pytest.approx(0.02 + 2e-5 * cells, rel=0.1)
 
 
-def test_batches_all_alike_give_their_own_time_and_grow_in_proportion() -> None:
+def test_batches_all_alike_give_their_own_time_and_one_larger_batch_the_rest() -> None:
     model = LatencyModel()
     for _ in range(50):
         model.observe(1000, 10, 0.5)
     assert model.predict(1000, 10) == pytest.approx(0.5)
-    assert model.predict(2000, 20) == pytest.approx(1.0)
+    # Nothing speaks against a larger batch, so that one is tried.
+    assert model.predict(2000, 20) == pytest.approx(0.5)
+    model.observe(2000, 20, 0.9)
+    assert model.predict(3000, 30) == pytest.approx(1.3)
 
 
 @_QUICK

@@ -1,8 +1,10 @@
 """Batching of single requests in front of any model function, on asyncio. Needs no torch."""
 
 from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.continuous import ContinuousBatcher, TokenModel
 from batchwright.batcher.decorator import AsyncBatched, SyncBatched, batched
-from batchwright.batcher.model import BatchModel, Model, RequestModel, WrongOutputs
+from batchwright.batcher.memory import MemoryEfficientBatcher
+from batchwright.batcher.model import BatchModel, Model, RequestModel, StepModel, StreamModel, WrongOutputs
 from batchwright.batcher.named import (
     AdaptiveBatcher,
     LengthAwareBatcher,
@@ -12,6 +14,8 @@ from batchwright.batcher.named import (
 )
 from batchwright.batcher.processor import AsyncBatchConfig, AsyncBatchProcessor, ParallelBatchProcessor
 from batchwright.batcher.stats import BatcherStats
+from batchwright.batcher.streaming import StreamingBatchProcessor
+from batchwright.batcher.token_stats import ContinuousStats
 
 __all__ = [
     "AdaptiveBatcher",
@@ -21,14 +25,21 @@ __all__ = [
     "BatchModel",
     "Batcher",
     "BatcherStats",
+    "ContinuousBatcher",
+    "ContinuousStats",
     "LengthAwareBatcher",
+    "MemoryEfficientBatcher",
     "Model",
     "ParallelBatchProcessor",
     "PriorityBatcher",
     "RequestModel",
     "SimpleBatcher",
+    "StepModel",
+    "StreamModel",
+    "StreamingBatchProcessor",
     "SyncBatched",
     "TimeBasedBatcher",
+    "TokenModel",
     "WrongOutputs",
     "batched",
 ]

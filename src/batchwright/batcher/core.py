@@ -21,15 +21,22 @@ import heapq
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
+from batchwright.batcher.computation import Computer, Group
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
-from batchwright.batcher.model import Runner, WrongOutputs
+from batchwright.batcher.model import Runner
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
-from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, Overloaded
+from batchwright.errors import (
+    BatcherClosed,
+    DeadlineExceeded,
+    GenerationError,
+    InvalidRequest,
+    Overloaded,
+)
 from batchwright.policies import BatchPolicy, Dispatch, Reason
 
 _log = logging.getLogger("batchwright.batcher")
@@ -50,18 +57,6 @@ class Limits:
     """Whether a batch that raises is halved until the request that is to blame is alone."""
 
 
-@dataclass(slots=True, eq=False)
-class _Group:
-    """A batch in the model."""
-
-    entries: list[Entry]
-    wanted: int
-    """How many of them still wait for an answer."""
-    ends: float
-    """When it is expected to end, or a time in the past."""
-    task: asyncio.Task[None] | None = field(default=None)
-
-
 class Core:
     """One queue, one policy, one model, in one event loop."""
 
@@ -79,10 +74,10 @@ class Core:
         self.clock = clock
         self._runner = runner
         self._policy = policy
-        self._measure = measure
         self._limits = limits
         self._stats = stats
-        self._groups: set[_Group] = set()
+        self._computer = Computer(runner, policy, measure, clock, stats, isolate=limits.isolate)
+        self._groups: set[Group] = set()
         self._queued: set[Entry] = set()
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._waiting_tokens = 0
@@ -95,21 +90,30 @@ class Core:
         """When the timer calls `_turn`."""
         self._closing = False
         self._emptied: list[asyncio.Future[None]] = []
+        stats.memory_limit_mb = policy.memory_limit_mb
 
     @property
     def is_empty(self) -> bool:
         return not self._groups and not self._queued
 
     def enter(self, entry: Entry) -> None:
-        """Take a new entry. Raises `BatcherClosed`, `Overloaded`, and `DeadlineExceeded` for one certain to be late."""
+        """Take a new entry.
+
+        Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, and `DeadlineExceeded`
+        for one certain to be late.
+        """
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
         self._check_room(entry)
-        self._policy.add(entry)
+        try:
+            self._policy.add(entry)
+        except InvalidRequest:
+            self._stats.too_large += 1
+            raise
         if entry.due < math.inf:
             try:
                 self._check_hope(entry)
-            except DeadlineExceeded:
+            except Exception:
                 self._policy.remove(entry)
                 raise
             self._remember(entry)
@@ -149,7 +153,11 @@ class Core:
         self._queued.clear()
         self._waiting_tokens = 0
         for entry in queued:
-            self._policy.remove(entry)
+            try:
+                self._policy.remove(entry)
+            except Exception:
+                # It may be a faulty policy from which all is taken; each entry is to be answered none the less.
+                _log.exception("the policy failed to let go of a request")
         return queued
 
     def _abort(self) -> None:
@@ -253,8 +261,12 @@ class Core:
             while len(self._groups) < self._runner.slots:
                 decision = self._policy.decide(now, drain=self._closing)
                 if not isinstance(decision, Dispatch):
+                    if len(self._policy) < len(self._queued):
+                        raise RuntimeError(f"{len(self._queued)} requests wait, it knows of {len(self._policy)}")
                     ask_again = decision.until
                     break
+                if not decision.items:
+                    raise RuntimeError("it dispatched a batch without requests")
                 self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
         except Exception as error:
             _log.exception("the policy failed; what waits is answered with an error")
@@ -309,10 +321,8 @@ class Core:
         if not live:
             return
         stats = self._stats
-        stats.batches += 1
-        stats.items += len(live)
-        stats.reasons[reason.value] = stats.reasons.get(reason.value, 0) + 1
-        group = _Group(live, len(live), now + (expected or 0.0))
+        stats.count_batch(reason.value, len(live))
+        group = Group(live, len(live), now + (expected or 0.0))
         for entry in live:
             entry.started = now
             entry.group = group
@@ -322,10 +332,10 @@ class Core:
         # One that is cancelled before its first step never runs.
         group.task.add_done_callback(lambda _: self._end(group, None))
 
-    async def _run(self, group: _Group) -> None:
+    async def _run(self, group: Group) -> None:
         error: BaseException | None = None
         try:
-            await self._compute(group.entries)
+            await self._computer.compute(group)
         except asyncio.CancelledError:
             raise
         except BaseException as raised:
@@ -335,7 +345,7 @@ class Core:
             # In the turn of the answers: whoever is answered finds the slot free.
             self._end(group, error)
 
-    def _end(self, group: _Group, error: BaseException | None) -> None:
+    def _end(self, group: Group, error: BaseException | None) -> None:
         """Everybody has an answer, and the slot is free. The second time it does nothing."""
         if group not in self._groups:
             return
@@ -345,58 +355,12 @@ class Core:
                 entry.fail(error, now, self._stats)
             else:
                 self._fail_closed(entry, now)
-        group.entries = []
         self._groups.discard(group)
         self._wake()
-
-    async def _compute(self, entries: Sequence[Entry]) -> None:
-        live = [entry for entry in entries if entry.waits_for_answer]
-        if not live:
-            return
-        begin = self.clock.now()
-        try:
-            outputs = await self._runner.run([entry.prompt for entry in live], [entry.request for entry in live])
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The model itself was cancelled inside; that is a failure like any other.
-            await self._failed(live, error)
-        except Exception as error:
-            await self._failed(live, error)
-        else:
-            self._succeeded(live, outputs, begin)
-
-    def _succeeded(self, entries: list[Entry], outputs: list[object], begin: float) -> None:
-        now = self.clock.now()
-        seconds, stats = now - begin, self._stats
-        tokens = sum(entry.length for entry in entries)
-        cells = max(entry.length for entry in entries) * len(entries)
-        stats.tokens += tokens
-        stats.cells += cells
-        stats.model_seconds += seconds
-        stats.model_ms.add(seconds * 1e3)
-        for entry, output in zip(entries, outputs, strict=True):
-            self._answered(entry)
-            entry.succeed(output, now, self._measure, stats)
-        self._policy.observe(cells, tokens, len(entries), seconds)
-
-    async def _failed(self, entries: list[Entry], error: BaseException) -> None:
-        """Everybody fails, or, where one request may be to blame, the batch is halved and tried again."""
-        if len(entries) == 1 or isinstance(error, WrongOutputs) or not self._limits.isolate:
-            now = self.clock.now()
-            for entry in entries:
-                self._answered(entry)
-                entry.fail(error, now, self._stats)
-            return
-        self._stats.splits += 1
-        middle = len(entries) // 2
-        await self._compute(entries[:middle])
-        await self._compute(entries[middle:])
-
-    def _answered(self, entry: Entry) -> None:
-        if entry.waits_for_answer:
-            entry.group.wanted -= 1
+        if group.fitted or group.failed:
+            self._policy.learn_memory(group.fitted, group.failed)
+            self._stats.memory_limit_mb = self._policy.memory_limit_mb
+        group.entries, group.fitted, group.failed = [], [], []
 
     def _fail_closed(self, entry: Entry, now: float) -> None:
         entry.fail(BatcherClosed("the batcher was closed before the request was finished"), now, self._stats)

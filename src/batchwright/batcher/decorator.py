@@ -93,6 +93,8 @@ class Decorator:
     def __init__(self, policy: Callable[[], BatchPolicy] | None, options: dict[str, Any]) -> None:
         self._policy = policy
         self._options = options
+        # What is wrong with the settings is said where they stand, not at the first call.
+        self._batcher(list)
 
     @overload
     def __call__(self, function: Callable[[list[In]], Awaitable[Sequence[Out]]]) -> AsyncBatched[In, Out]: ...
@@ -122,7 +124,7 @@ def batched(policy: Callable[[], BatchPolicy] | None = None, **options: Any) -> 
 
     `policy` makes a policy from `batchwright.policies` (`policy=lambda: length_aware(8192)`), the default being "auto";
     `options` are those of `Batcher`. A sync function is called from threads and blocks them. On a method, each instance
-    has a batcher of its own, which ends with the instance.
+    has a batcher of its own, which ends with the instance. Raises what `Batcher` raises for its options.
     """
     if policy is not None and (not callable(policy) or hasattr(policy, "decide")):
         raise TypeError("policy: give a function that makes one, since each batcher needs its own: lambda: simple(8)")

@@ -37,7 +37,8 @@ class Entry(Item):
         due: float,
         tenant: Hashable,
     ) -> None:
-        super().__init__(arrival, length, priority=priority, due=due, tenant=tenant)
+        max_tokens = 0 if request is None else request.max_tokens
+        super().__init__(arrival, length, priority=priority, due=due, tenant=tenant, max_tokens=max_tokens)
         self.future = future
         self.prompt = prompt
         self.request = request
@@ -51,19 +52,22 @@ class Entry(Item):
         return not self.future.done()
 
     def succeed(self, output: Any, now: float, measure: Measure, stats: BatcherStats) -> None:
-        """Answer with what the model gave. An exception among the outputs is a failure."""
+        """Answer with what the model gave. An exception is a failure, and so is a response with an error."""
         if self.future.done():
             return
         if isinstance(output, BaseException):
             self.fail(output, now, stats)
             return
-        stats.succeeded += 1
-        stats.latency_ms.add((now - self.arrival) * 1e3)
         if self.request is None:
+            self._count_success(now, stats)
             self.future.set_result(output)
             return
         response = self._response(self.request, output, now, measure)
         stats.generated_tokens += response.tokens_generated
+        if response.error is None:
+            self._count_success(now, stats)
+        else:
+            stats.failed += 1
         self._answer(self.request, response)
 
     def fail(self, error: BaseException, now: float, stats: BatcherStats) -> None:
@@ -83,6 +87,10 @@ class Entry(Item):
         if self.request is not None and self.request.callback is not None:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))
+
+    def _count_success(self, now: float, stats: BatcherStats) -> None:
+        stats.succeeded += 1
+        stats.latency_ms.add((now - self.arrival) * 1e3)
 
     def _fail(self, error: BaseException, now: float, finish_reason: FinishReason) -> None:
         if self.request is not None:
@@ -122,22 +130,32 @@ class Entry(Item):
     def _failure(
         self, request: InferenceRequest, error: BatchwrightError, now: float, finish_reason: FinishReason
     ) -> InferenceResponse:
-        latency_ms, queue_ms = self._times(now)
-        return InferenceResponse(
-            request_id=request.request_id,
-            output="",
-            tokens_generated=0,
-            latency_ms=latency_ms,
-            queue_ms=queue_ms,
-            finish_reason=finish_reason,
-            usage=Usage(0, 0),
-            error=error,
-            metadata=request.metadata,
-        )
+        return failed_response(request, error, finish_reason, *self._times(now))
 
     def _times(self, now: float) -> tuple[float, float]:
         until = now if self.started is None else self.started
         return (now - self.arrival) * 1e3, (until - self.arrival) * 1e3
+
+
+def failed_response(
+    request: InferenceRequest,
+    error: BatchwrightError,
+    finish_reason: FinishReason = "error",
+    latency_ms: float = 0.0,
+    queue_ms: float = 0.0,
+) -> InferenceResponse:
+    """The answer to a request of which nothing was computed."""
+    return InferenceResponse(
+        request_id=request.request_id,
+        output="",
+        tokens_generated=0,
+        latency_ms=latency_ms,
+        queue_ms=queue_ms,
+        finish_reason=finish_reason,
+        usage=Usage(0, 0),
+        error=error,
+        metadata=request.metadata,
+    )
 
 
 def _public(error: BaseException) -> BatchwrightError:

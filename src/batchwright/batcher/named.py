@@ -8,6 +8,7 @@ from typing import Any
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.model import Model
 from batchwright.policies import adaptive, length_aware, priority, simple, window
+from batchwright.policies.checks import check_size, check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 
@@ -19,7 +20,8 @@ class SimpleBatcher(Batcher):
     """
 
     def __init__(self, model: Model, batch_size: int = 8, max_wait_ms: float = 100, **options: Any) -> None:
-        super().__init__(model, simple(batch_size, max_wait_ms / 1e3), **options)
+        check_size("batch_size", batch_size)
+        super().__init__(model, simple(batch_size, _seconds("max_wait_ms", max_wait_ms)), **options)
 
 
 class TimeBasedBatcher(Batcher):
@@ -30,7 +32,7 @@ class TimeBasedBatcher(Batcher):
     """
 
     def __init__(self, model: Model, window_ms: float = 50, max_batch_size: int = 32, **options: Any) -> None:
-        super().__init__(model, window(window_ms / 1e3, max_batch_size), **options)
+        super().__init__(model, window(_seconds("window_ms", window_ms), max_batch_size), **options)
 
 
 class AdaptiveBatcher(Batcher):
@@ -48,7 +50,9 @@ class AdaptiveBatcher(Batcher):
         target_latency_ms: float = 100,
         **options: Any,
     ) -> None:
-        super().__init__(model, adaptive(target_latency_ms / 1e3, min_batch_size, max_batch_size), **options)
+        super().__init__(
+            model, adaptive(_seconds("target_latency_ms", target_latency_ms), min_batch_size, max_batch_size), **options
+        )
 
 
 class PriorityBatcher(Batcher):
@@ -60,7 +64,8 @@ class PriorityBatcher(Batcher):
     """
 
     def __init__(self, model: Model, batch_size: int = 16, max_wait_ms: float = 100, **options: Any) -> None:
-        super().__init__(model, priority(batch_size, max_wait_ms / 1e3), **options)
+        check_size("batch_size", batch_size)
+        super().__init__(model, priority(batch_size, _seconds("max_wait_ms", max_wait_ms)), **options)
 
     async def add_request(
         self,
@@ -85,3 +90,9 @@ class LengthAwareBatcher(Batcher):
 
     def __init__(self, model: Model, max_batch_tokens: int = 4096, max_batch_size: int = 32, **options: Any) -> None:
         super().__init__(model, length_aware(max_batch_tokens, max_batch_size), **options)
+
+
+def _seconds(name: str, milliseconds: float) -> float:
+    """The policies take seconds. Raises ValueError under the name that the caller knows."""
+    check_time(name, milliseconds)
+    return milliseconds / 1e3

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.front import Front
 from batchwright.batcher.model import Model
 from batchwright.batcher.replicas import Replicas
 from batchwright.batcher.stats import BatcherStats
@@ -15,6 +16,8 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.policies import auto
 from batchwright.policies.checks import check_size, check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+
+_BatcherT = TypeVar("_BatcherT", bound="Front[Any, Any, *tuple[Any, ...]]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,29 @@ class AsyncBatchConfig:
         check_time("timeout_seconds", self.timeout_seconds, above_zero=True)
 
 
-class _Processor:
+class Processor(Generic[_BatcherT]):
     """What the processors share: a batcher behind them."""
 
-    batcher: Batcher
+    batcher: _BatcherT
+
+    async def submit(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """As `add_request` of the batcher."""
+        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)
 
     def stats(self) -> BatcherStats:
         """What it has done until now: a copy."""
-        return self.batcher.stats()
+        stats: BatcherStats = self.batcher.stats()
+        return stats
 
     async def close(self, drain: bool = True) -> None:
-        """As `Batcher.close`."""
+        """As `close` of the batcher."""
         await self.batcher.close(drain)
 
     async def __aenter__(self) -> Self:
@@ -57,7 +72,7 @@ class _Processor:
         await self.close()
 
 
-class AsyncBatchProcessor(_Processor):
+class AsyncBatchProcessor(Processor[Batcher]):
     """Keeps a model busy that computes several batches at once, such as a remote endpoint or one with replicas.
 
     Whenever fewer than `max_concurrent_batches` are in the model, what waits goes, as under the policy "auto".
@@ -85,13 +100,13 @@ class AsyncBatchProcessor(_Processor):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """As `Batcher.add_request`, with a deadline of `timeout_seconds` where none is nearer."""
+        """As `add_request` of the batcher, with a deadline of `timeout_seconds` where none is nearer."""
         limit = self.config.timeout_seconds
         deadline = limit if deadline is None else min(deadline, limit)
-        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)
+        return await super().submit(request, priority=priority, deadline=deadline, tenant=tenant)
 
 
-class ParallelBatchProcessor(_Processor):
+class ParallelBatchProcessor(Processor[Batcher]):
     """Spreads batches over several copies of a model, each of which computes one at a time.
 
     There is one queue: a replica gets its next batch when it has none, so a slow one gets less. A replica that fails is
@@ -106,14 +121,3 @@ class ParallelBatchProcessor(_Processor):
         runner = Replicas(models, clock)
         self.replicas = tuple(runner.replicas)
         self.batcher = Batcher(runner, auto(batch_size), clock=clock, **options)
-
-    async def submit(
-        self,
-        request: InferenceRequest | Prompt,
-        *,
-        priority: int | None = None,
-        deadline: float | None = None,
-        tenant: Hashable = None,
-    ) -> InferenceResponse:
-        """As `Batcher.add_request`."""
-        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)

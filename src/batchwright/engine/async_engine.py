@@ -46,12 +46,17 @@ class _Reader:
 class AsyncEngine:
     """Many coroutines, one engine. Takes the arguments of `Engine`, and raises what it raises.
 
-    Making one loads the model, which blocks: in a running program use `await asyncio.to_thread(AsyncEngine, …)`.
+    Making one loads the model, which blocks: in a running program use `await asyncio.to_thread(AsyncEngine, …)`. An
+    `Engine` in place of the model is taken over: from then on it belongs to this one, and is closed with it.
     """
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
-        self._engine = Engine(model, **options)
+    def __init__(self, model: str | Path | Engine = DEFAULT_MODEL, **options: Any) -> None:
+        if isinstance(model, Engine) and options:
+            raise ValueError(f"{next(iter(options))}: the engine that is given has its own; leave it out")
+        self._engine = model if isinstance(model, Engine) else Engine(model, **options)
         self.model_name = self._engine.model_name
+        self.max_model_len = self._engine.max_model_len
+        """Tokens of prompt and output together, at most."""
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False

@@ -90,6 +90,11 @@ class Engine:
         return self._stats
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return self.core.max_model_len
+
+    @property
     def unfinished(self) -> int:
         """Requests submitted and not ended."""
         return self.core.unfinished

@@ -9,6 +9,7 @@ from batchwright.policies.fair import FairShare
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.length_aware import LikeLengths, length_aware
+from batchwright.policies.memory import Memory, WithinMemory, within_memory
 from batchwright.policies.policy import (
     AtOnce,
     BatchPolicy,
@@ -37,6 +38,7 @@ __all__ = [
     "LatencyModel",
     "LikeLengths",
     "MaxWait",
+    "Memory",
     "Order",
     "Policy",
     "Reason",
@@ -46,10 +48,12 @@ __all__ = [
     "Urgency",
     "Wait",
     "Window",
+    "WithinMemory",
     "adaptive",
     "auto",
     "length_aware",
     "priority",
     "simple",
     "window",
+    "within_memory",
 ]

@@ -13,7 +13,7 @@ class Item:
     `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
     """
 
-    __slots__ = ("arrival", "due", "key", "length", "ordinal", "priority", "release", "tenant")
+    __slots__ = ("arrival", "due", "key", "length", "max_tokens", "ordinal", "priority", "release", "tenant")
 
     def __init__(
         self,
@@ -23,6 +23,7 @@ class Item:
         priority: int = 5,
         due: float = math.inf,
         tenant: Hashable = None,
+        max_tokens: int = 0,
     ) -> None:
         self.arrival = arrival
         self.length = length
@@ -31,6 +32,8 @@ class Item:
         self.due = due
         self.tenant = tenant
         """Whose share of the model it takes, where a policy shares it out."""
+        self.max_tokens = max_tokens
+        """How many tokens may be generated for it."""
         self.key = 0.0
         """Its place in the queue, lower first. Set once, by the order, when it enters."""
         self.release = -math.inf

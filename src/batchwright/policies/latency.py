@@ -9,16 +9,18 @@ cell of the padded rectangle costs, γ what a request costs whatever its length.
 - Coefficients below 0 would make a larger batch look faster. All seven ways of leaving some out are solved, and the
   best one without a negative coefficient is taken; with three unknowns this is exact, and cheap.
 - The sums can say less than three coefficients need, for instance when all batches were alike. Then the fit that needs
-  fewer of them is kept, padded tokens first: to believe in proportion is the cautious error.
-- A batch far from its prediction (a pause for garbage collection, a cold cache) is left out. When such batches come one
-  after another it is the model that has changed: what was learned is let go, and learned anew.
+  fewer of them is kept, α first: to believe that a larger batch costs nothing more is put right by the next one, but
+  nobody who believes in proportion ever tries one.
+- A batch far from its prediction (a pause for garbage collection, a cold cache) is left out, unless none was so large
+  before: then the prediction was a guess. When such batches come one after another it is the model that has changed:
+  what was learned is let go, and learned anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SUBSETS: tuple[tuple[int, ...], ...] = ((1,), (2,), (0,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
+_SUBSETS: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
 """Which of the three coefficients are in use; the first of equally good ones is taken."""
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
@@ -63,10 +65,11 @@ class LatencyModel:
     def observe(self, cells: int, count: int, seconds: float) -> None:
         """A batch of `count` items, padded to `cells` tokens in all, took `seconds`."""
         seconds = max(seconds, _SHORTEST)
+        is_larger = count > self.largest_count or cells > self.largest_cells
         self.largest_count = max(self.largest_count, count)
         self.largest_cells = max(self.largest_cells, cells)
         expected = self.predict(cells, count)
-        if expected is not None:
+        if expected is not None and not is_larger:
             error = abs(expected - seconds) / max(expected, seconds)
             if self._is_outlier(error):
                 self.rejected += 1

@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
@@ -75,7 +75,7 @@ class BatchPolicy(Protocol):
         ...
 
     def add(self, item: Item) -> None:
-        """A request has arrived."""
+        """A request has arrived. Raises `InvalidRequest` for one that no batch can hold."""
         ...
 
     def remove(self, item: Item) -> bool:
@@ -99,6 +99,15 @@ class BatchPolicy(Protocol):
 
         None when nothing is known. The estimate for an item is on the low side: it is used to refuse.
         """
+        ...
+
+    @property
+    def memory_limit_mb(self) -> float | None:
+        """What a batch may take of memory now, where batches are fitted into it; else None."""
+        ...
+
+    def learn_memory(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        """Of one batch and the parts that it was divided into: which were computed, and which ran out of memory."""
         ...
 
 
@@ -132,6 +141,22 @@ class Shape(Protocol):
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         """Some of `items` (at least one, in the order in which they are to be served), and whether they are full."""
+        ...
+
+
+@runtime_checkable
+class MemoryBound(Protocol):
+    """A shape that fits batches into memory: the policy checks arrivals with it, and tells it how batches fared."""
+
+    @property
+    def memory_limit_mb(self) -> float: ...
+
+    def check(self, item: Item) -> None:
+        """Raises `InvalidRequest` for an item that does not fit even alone."""
+        ...
+
+    def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        """As `BatchPolicy.learn_memory`."""
         ...
 
 
@@ -175,6 +200,7 @@ class Policy:
         self.shape = shape
         self.timing: Timing = timing or AtOnce()
         self.latency = LatencyModel()
+        self._memory = _memory_bound(shape)
         self._queue = Queue()
         self._padding = 1.0
         """Padded tokens for each token, in recent batches."""
@@ -186,7 +212,13 @@ class Policy:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def memory_limit_mb(self) -> float | None:
+        return None if self._memory is None else self._memory.memory_limit_mb
+
     def add(self, item: Item) -> None:
+        if self._memory is not None:
+            self._memory.check(item)
         item.key = self.order.key(item)
         item.release = self.timing.release(item)
         self._queue.add(item)
@@ -218,6 +250,10 @@ class Policy:
         if tokens:
             self._padding += (cells / tokens - self._padding) * 0.1
 
+    def learn_memory(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        if self._memory is not None:
+            self._memory.learn(fitted, failed)
+
     def seconds(self, cells: int, count: int) -> float | None:
         return self.latency.predict(cells, count)
 
@@ -242,3 +278,10 @@ class Policy:
             if latest < until:
                 return latest, Reason.DEADLINE
         return until, reason
+
+
+def _memory_bound(shape: Shape | None) -> MemoryBound | None:
+    """The one among `shape` and those that it is wrapped around."""
+    while shape is not None and not isinstance(shape, MemoryBound):
+        shape = getattr(shape, "inner", None)
+    return shape

@@ -1,0 +1,1 @@
+"""Request-level batching compared: the same requests and the same model for every library."""

@@ -1,0 +1,1 @@
+"""Batching servers compared over HTTP, in real time."""

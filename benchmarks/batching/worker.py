@@ -1,0 +1,139 @@
+"""A process that measures one system, in the environment that has its library.
+
+    PYTHONPATH=src:. .bench/batched/bin/python -m benchmarks.batching.worker peer_batched
+
+It says a line of JSON that describes the system (`Ready`), then reads lines, each a `Run`, and answers each with a
+`Result` or `{"error": ...}`. Nothing here or in what it imports needs more than the standard library and batchwright.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from benchmarks.batching.device import Cost
+from benchmarks.batching.goodput import by_decile, in_time
+from benchmarks.batching.replay import measure
+from benchmarks.batching.workload import Workload, draw
+
+
+class Ready(TypedDict):
+    system: str
+    version: str
+    options: list[dict[str, Any]]
+    """The published grid; the first is the library as it comes."""
+
+
+class Run(TypedDict):
+    """What to measure. `cost` and `workload` hold the fields of `Cost` and of `Workload`."""
+
+    system: str
+    options: dict[str, Any]
+    cost: dict[str, Any]
+    workload: dict[str, Any]
+    rate: float
+    count: int
+    seed: int
+    trace: str | None
+    virtual: bool
+
+
+class Result(TypedDict):
+    """Jobs whose caller went away count nowhere but in `mean_size`. Times in seconds; None: there was no answer."""
+
+    in_time: float
+    """The share answered right within the SLO."""
+    deciles: list[float]
+    """`in_time` of each tenth by length, the shortest first."""
+    answered: float
+    """The share answered right at all."""
+    latencies: dict[str, float | None]
+    """Of all jobs, at "0.5", "0.9", "0.99", "1"."""
+    urgent: dict[str, float | None]
+    """Of the interactive ones alone; empty where there are none."""
+    batches: int
+    mean_size: float
+    seconds: float
+    """From the first arrival to the last answer."""
+    busy: float
+    """That the device computed."""
+    cpu: float
+    """Of this process."""
+
+
+SHARES = (0.5, 0.9, 0.99, 1.0)
+
+
+def quantiles(latencies: Sequence[float]) -> dict[str, float | None]:
+    """The latency within which each of `SHARES` of them lies; None where that is infinite. Empty for none."""
+    ranked = sorted(latencies)
+    found = {f"{share:g}": ranked[math.ceil(share * len(ranked)) - 1] for share in SHARES if ranked}
+    return {share: value if math.isfinite(value) else None for share, value in found.items()}
+
+
+def run(spec: Run) -> Result:
+    """Measure one system once. Raises what `measure` does."""
+    cost, trace = Cost(**spec["cost"]), spec["trace"]
+    jobs = draw(
+        Workload(**spec["workload"]),
+        spec["count"],
+        spec["rate"],
+        spec["seed"],
+        cost.alone,
+        Path(trace) if trace else None,
+    )
+    began = time.process_time()
+    outcomes = measure(spec["system"], spec["options"], cost, jobs, virtual=spec["virtual"])
+    cpu = time.process_time() - began
+    kept = [
+        (latency, job.urgent)
+        for job, latency, counted in zip(jobs, outcomes.latencies, outcomes.counted, strict=True)
+        if counted
+    ]
+    return {
+        "in_time": in_time(jobs, outcomes),
+        "deciles": by_decile(jobs, outcomes),
+        "answered": sum(math.isfinite(latency) for latency, _ in kept) / len(kept),
+        "latencies": quantiles([latency for latency, _ in kept]),
+        "urgent": quantiles([latency for latency, urgent in kept if urgent]),
+        "batches": outcomes.batches,
+        "mean_size": outcomes.mean_size,
+        "seconds": outcomes.seconds,
+        "busy": outcomes.busy,
+        "cpu": cpu,
+    }
+
+
+def main() -> None:
+    """Answer runs until the other side hangs up."""
+    # Libraries print; what they print must not come between the answers.
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(message: Mapping[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    system = sys.argv[1]
+    # Imported here, while the clocks are the real ones: a library that keeps one from its import must not keep a
+    # virtual one that stands still after its run.
+    module = importlib.import_module(f"benchmarks.batching.systems.{system}")
+    options = [dict(each) for each in module.OPTIONS]
+    say({"system": system, "version": getattr(module, "VERSION", ""), "options": options})
+    for line in sys.stdin:
+        try:
+            say(run(json.loads(line)))
+        except Exception:
+            say({"error": traceback.format_exc()})
+
+
+if __name__ == "__main__":
+    main()

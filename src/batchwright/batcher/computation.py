@@ -1,0 +1,153 @@
+"""One batch in the model: computed, or tried again in smaller parts until what is to blame is alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batchwright.batcher.entry import Entry
+from batchwright.batcher.exhaustion import let_go, ran_out_of_memory
+from batchwright.batcher.lengths import Measure
+from batchwright.batcher.model import Runner
+from batchwright.batcher.stats import BatcherStats
+from batchwright.clock import Clock
+from batchwright.errors import OutOfMemory
+from batchwright.policies import BatchPolicy
+from batchwright.request import InferenceResponse
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A batch in the model."""
+
+    entries: list[Entry]
+    wanted: int
+    """How many of them still wait for an answer."""
+    ends: float
+    """When it is expected to end, or a time in the past."""
+    task: asyncio.Task[None] | None = None
+    fitted: list[list[Entry]] = field(default_factory=list)
+    """The parts that were computed: all of it together, where nothing went wrong."""
+    failed: list[list[Entry]] = field(default_factory=list)
+    """The parts for which memory ran out."""
+
+
+class Computer:
+    """Computes groups with a model. What fails is halved: all of it with `isolate`, else only what is too large."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        policy: BatchPolicy,
+        measure: Measure,
+        clock: Clock,
+        stats: BatcherStats,
+        *,
+        isolate: bool,
+    ) -> None:
+        self._runner = runner
+        self._policy = policy
+        self._measure = measure
+        self._clock = clock
+        self._stats = stats
+        self._isolate = isolate
+
+    async def compute(self, group: Group) -> None:
+        """Answer all of `group`. Raises what is no failure of the model: being cancelled, an error in here."""
+        await self._compute(group, group.entries)
+
+    async def _compute(self, group: Group, entries: Sequence[Entry]) -> None:
+        live = [entry for entry in entries if entry.waits_for_answer]
+        if live:
+            for part in await self._attempt(group, live):
+                await self._compute(group, part)
+
+    async def _attempt(self, group: Group, entries: list[Entry]) -> list[list[Entry]]:
+        """Compute `entries` together. What is returned is to be computed again, in these parts; the rest is answered.
+
+        It is not computed again in here: the error is then still held, and with it what the model was at.
+        """
+        begin = self._clock.now()
+        try:
+            outputs = await self._runner.run([entry.prompt for entry in entries], [entry.request for entry in entries])
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The model itself was cancelled inside; that is a failure like any other.
+            return self._failed(group, entries, error)
+        except Exception as error:
+            return self._failed(group, entries, error)
+        return self._succeeded(group, entries, outputs, begin)
+
+    def _succeeded(self, group: Group, entries: list[Entry], outputs: list[object], begin: float) -> list[list[Entry]]:
+        now = self._clock.now()
+        seconds, stats = now - begin, self._stats
+        tokens = sum(entry.length for entry in entries)
+        cells = max(entry.length for entry in entries) * len(entries)
+        stats.tokens += tokens
+        stats.cells += cells
+        stats.model_seconds += seconds
+        stats.model_ms.add(seconds * 1e3)
+        retries = len(entries) > 1 and self._retries(memory=True)
+        short, again = False, list[Entry]()
+        for entry, output in zip(entries, outputs, strict=True):
+            if isinstance(output, (BaseException, InferenceResponse)) and ran_out_of_memory(output):
+                short = True
+                if retries:
+                    again.append(entry)
+                    continue
+                if isinstance(output, BaseException):
+                    output = _alone(output, entries)
+            self._answered(entry)
+            entry.succeed(output, now, self._measure, stats)
+        if not short:
+            group.fitted.append(entries)
+            self._policy.observe(cells, tokens, len(entries), seconds)
+            return []
+        stats.out_of_memory += 1
+        group.failed.append(entries)
+        # Those that are to be tried again are fewer than they were, if not by half.
+        return self._halves(again) if 2 * len(again) > len(entries) else [again]
+
+    def _failed(self, group: Group, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
+        """Everybody fails, or, where one request or the size may be to blame, the batch is tried again in halves."""
+        memory = ran_out_of_memory(error)
+        if memory:
+            let_go(error)
+            self._stats.out_of_memory += 1
+            group.failed.append(entries)
+        if len(entries) > 1 and self._retries(memory=memory):
+            return self._halves(entries)
+        if memory:
+            error = _alone(error, entries)
+        now = self._clock.now()
+        for entry in entries:
+            self._answered(entry)
+            entry.fail(error, now, self._stats)
+        return []
+
+    def _retries(self, *, memory: bool) -> bool:
+        return self._isolate or (memory and self._policy.memory_limit_mb is not None)
+
+    def _halves(self, entries: list[Entry]) -> list[list[Entry]]:
+        self._stats.splits += 1
+        middle = len(entries) // 2
+        return [entries[:middle], entries[middle:]]
+
+    def _answered(self, entry: Entry) -> None:
+        if entry.waits_for_answer:
+            entry.group.wanted -= 1
+
+
+def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:
+    """What is to be said of a lack of memory: that nothing smaller can be tried, where that is so."""
+    if len(entries) > 1 or isinstance(error, OutOfMemory):
+        return error
+    failure = OutOfMemory(
+        f"memory ran out with this request alone ({type(error).__name__}: {error}): shorten it, lower max_tokens, or "
+        "give the model more memory"
+    )
+    failure.__cause__ = error
+    return failure

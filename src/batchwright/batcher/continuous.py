@@ -1,0 +1,305 @@
+"""`ContinuousBatcher`: requests join and leave a batch between two tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from batchwright.batcher.core import Limits
+from batchwright.batcher.front import Front, time_allowed
+from batchwright.batcher.handover import HandoverCore
+from batchwright.batcher.lengths import Measure
+from batchwright.batcher.model import Call, RequestStepModel, RequestStreamModel, StepModel, StreamModel
+from batchwright.batcher.sequence import Listener, Sequence
+from batchwright.batcher.steps import StepCore
+from batchwright.batcher.streams import StreamCore
+from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.batcher.token_stats import ContinuousStats
+from batchwright.clock import Clock
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
+from batchwright.policies import Order
+from batchwright.policies.checks import check_size
+from batchwright.policies.slots import Slots
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+
+if TYPE_CHECKING:
+    from batchwright.engine.async_engine import AsyncEngine
+    from batchwright.engine.engine import Engine
+
+TokenModel: TypeAlias = (
+    "StepModel | RequestStepModel | StreamModel | RequestStreamModel | AsyncEngine | Engine | str | Path"
+)
+"""What can be computed token by token: a model with steps or streams, an engine, or the model of one to be made."""
+
+_BATCH_SIZE = 32
+_SEQUENCE_LENGTH = 2048
+
+
+class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int, float, Hashable, Listener | None]):
+    """Batches token by token: a request joins as soon as a slot is free, and leaves with its last token.
+
+        async with ContinuousBatcher(model) as batcher:
+            response = await batcher.add_request("Why is the sky blue?")
+
+    Use it where outputs differ in length: a batch computed as a whole lasts as long as its longest output, and whoever
+    comes meanwhile waits for its end. `model` is one of
+
+    - a model with `generate_step(prompts, partial_outputs)`, which gives one token for each prompt, `""` at its end;
+    - a model with `generate_stream_batch(prompts)`: its batches are fixed, so free slots get a batch of their own;
+    - an `AsyncEngine`, an `Engine`, which then belongs to the batcher, or the name or path of a model to make one for:
+      then this is the engine's own loop. Making one loads the model, which blocks: in a running program use
+      `await asyncio.to_thread(ContinuousBatcher, "name")`.
+
+    Settings:
+
+    - `max_batch_size`: slots. `order` decides who gets a free one; by default the priority, with aging, and deadlines.
+    - `max_sequence_length`: prompt and output together. A prompt that leaves no room for a token is refused with
+      `ContextLengthExceeded`, an output ends there with "length". A prompt's length is that of its tokens if the model
+      has a `tokenizer` or they are token ids, else of its characters; `length` measures it otherwise.
+    - `max_waiting`, `max_waiting_tokens`: what the queue holds; more is refused with `Overloaded`.
+    - `isolate_failures`: take a step that raised again in halves, so that only the request that is to blame fails.
+
+    An engine that is made gets the first two as `max_num_seqs` and `max_model_len`. One that is given has its own: they
+    may be left out or repeated, and other values are refused with ValueError, as are settings that only the other
+    models need. A given `AsyncEngine` is not closed with the batcher.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel,
+        max_batch_size: int = _BATCH_SIZE,
+        max_sequence_length: int = _SEQUENCE_LENGTH,
+        *,
+        order: Order | None = None,
+        max_waiting: int = 10_000,
+        max_waiting_tokens: int | None = None,
+        isolate_failures: bool = True,
+        length: Callable[[Any], int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(ContinuousStats(), clock)
+        check_size("max_batch_size", max_batch_size)
+        check_size("max_sequence_length", max_sequence_length)
+        check_size("max_waiting", max_waiting)
+        if max_waiting_tokens is not None:
+            check_size("max_waiting_tokens", max_waiting_tokens)
+        self._max_length = max_sequence_length
+        self._call: Call | None = None
+        self._engine: AsyncEngine | None = None
+        self._owns_engine = False
+        slots = places = max_batch_size
+        if callable(step := getattr(model, "generate_step", None)):
+            self._call = Call(step, threads=1)
+            self._core_in: Callable[..., TokenCore] = partial(StepCore, self._call)
+        elif callable(stream := getattr(model, "generate_stream_batch", None)):
+            self._call = Call(stream, threads=max_batch_size)
+            self._core_in = partial(StreamCore, self._call)
+        else:
+            _require_own(
+                order=order,
+                max_waiting_tokens=max_waiting_tokens,
+                length=length,
+                isolate_failures=None if isolate_failures else False,
+            )
+            self._engine = _engine(model, max_batch_size, max_sequence_length)
+            self._owns_engine = self._engine is not model
+            self._core_in = partial(HandoverCore, self._engine)
+            places = self._engine.stats.max_num_seqs
+            slots = places + max_waiting
+            self._before = replace(self._engine.stats)
+        self._measure = Measure(getattr(model, "tokenizer", None), length)
+        self._shared = Shared(
+            Slots(slots, order),
+            places,
+            Limits(max_waiting, max_waiting_tokens, isolate_failures),
+            self._clock,
+            self._stats,
+        )
+
+    async def stream(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> AsyncGenerator[str]:
+        """Have one request computed and give its text as it comes, usually token by token.
+
+        Text that may be the beginning of a stop string is held back. Raises as `add_request`, and the error of a
+        request that fails, after the text that there was. Leaving the iterator early cancels the request.
+        """
+        pieces = _Pieces()
+        answer = asyncio.create_task(self._ask(request, priority, deadline, tenant, pieces.put))
+        answer.add_done_callback(pieces.end)
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            response = await answer
+            if response.error is not None:
+                raise response.error
+        finally:
+            if not answer.done():
+                answer.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await answer
+
+    def start(
+        self, request: InferenceRequest, listener: Listener | None = None, *, deadline: float | None = None
+    ) -> asyncio.Future[InferenceResponse]:
+        """Take a request here and now, in the event loop to which this belongs; the future is its answer.
+
+        `listener` is told each piece of its text, and last the response. Cancelling the future cancels the request.
+        Raises as `add_request`, and RuntimeError in another event loop.
+        """
+        here = asyncio.get_running_loop()
+        core = self._settled(here)
+        if core.loop is not here:
+            raise RuntimeError("the batcher belongs to another event loop: call it there, or use another batcher")
+        allowed = time_allowed(request.deadline, deadline)
+        future: asyncio.Future[InferenceResponse] = here.create_future()
+        sequence = self._entry(future, self._clock.now(), request, request.priority, allowed, None, listener)
+        core.enter(sequence)
+        future.add_done_callback(lambda _: core.leave(sequence))
+        return future
+
+    def stats(self) -> ContinuousStats:
+        """What it has done until now: a copy. Over an engine, batches are the engine's steps since this was made."""
+        stats = super().stats()
+        if self._engine is not None:
+            now, before = self._engine.stats, self._before
+            stats.batches = now.steps - before.steps
+            stats.items = now.occupancy_sum - before.occupancy_sum
+            stats.model_seconds = now.model_seconds - before.model_seconds
+        return stats
+
+    def _ask(
+        self,
+        request: InferenceRequest | Prompt,
+        priority: int | None,
+        deadline: float | None,
+        tenant: Hashable,
+        listener: Listener | None = None,
+    ) -> Coroutine[Any, Any, InferenceResponse]:
+        if not isinstance(request, InferenceRequest):
+            request = InferenceRequest(request)
+        allowed = time_allowed(request.deadline, deadline)
+        return self._answer(request, request.priority if priority is None else priority, allowed, tenant, listener)
+
+    def _make(self, loop: asyncio.AbstractEventLoop) -> TokenCore:
+        return self._core_in(loop, self._shared)
+
+    def _entry(
+        self,
+        future: asyncio.Future[Any],
+        now: float,
+        request: InferenceRequest,
+        priority: int,
+        allowed: float,
+        tenant: Hashable,
+        listener: Listener | None,
+    ) -> Sequence:
+        length, most = 1, request.max_tokens
+        if self._engine is None:
+            length = self._measure.length(request.prompt)
+            room = self._max_length - length
+            if room < 1:
+                raise ContextLengthExceeded(
+                    f"prompt of length {length}: max_sequence_length={self._max_length} leaves no room for a token; "
+                    "shorten it, allow more, or say with length= how to measure it"
+                )
+            if request.n != 1:
+                raise InvalidRequest(
+                    f"n={request.n}: the model computes one completion of a prompt; submit it several times", param="n"
+                )
+            most = min(most, room)
+        return Sequence(
+            future,
+            request,
+            now,
+            length,
+            priority,
+            now + allowed,
+            tenant,
+            most=most,
+            measure=self._measure,
+            listener=listener,
+        )
+
+    def _waiting(self) -> int:
+        return self._shared.waiting
+
+    async def _release(self) -> None:
+        if self._call is not None:
+            self._call.close()
+        if self._engine is not None and self._owns_engine:
+            await self._engine.close()
+
+
+class _Pieces:
+    """Pieces of text on their way from the event loop of the batcher to that of the reader."""
+
+    def __init__(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def put(self, piece: str | InferenceResponse) -> None:
+        """Called in the event loop of the batcher. A reader's loop that has been closed no longer wants to know."""
+        if isinstance(piece, InferenceResponse):
+            return
+        if asyncio.get_running_loop() is self._home:
+            self._queue.put_nowait(piece)
+        else:
+            with contextlib.suppress(RuntimeError):
+                self._home.call_soon_threadsafe(self._queue.put_nowait, piece)
+
+    def end(self, answer: object) -> None:
+        """Called in the event loop of the reader, after all pieces."""
+        self._queue.put_nowait(None)
+
+    async def get(self) -> str | None:
+        """The next piece; None at the end."""
+        return await self._queue.get()
+
+
+def is_engine(model: object) -> bool:
+    """Whether it is an engine, told by its methods: asking for the class would import torch."""
+    steps = hasattr(model, "generate_step") or hasattr(model, "generate_stream_batch")
+    return not steps and hasattr(model, "generate") and hasattr(model, "stream")
+
+
+def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncEngine:
+    """The engine that is given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
+    if isinstance(model, (str, Path)):
+        from batchwright import AsyncEngine
+
+        return AsyncEngine(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
+    if not is_engine(model):
+        raise TypeError(
+            f"model of type {type(model).__name__}: must have generate_step(prompts, partial_outputs) or "
+            "generate_stream_batch(prompts), or be an engine or the name of a model for one"
+        )
+    for name, value, default, own, setting in (
+        ("max_batch_size", max_batch_size, _BATCH_SIZE, model.stats.max_num_seqs, "max_num_seqs"),
+        ("max_sequence_length", max_sequence_length, _SEQUENCE_LENGTH, model.max_model_len, "max_model_len"),
+    ):
+        if value not in (default, own):
+            raise ValueError(f"{name}={value}: the engine was made with {setting}={own}; leave it out, or change that")
+    if inspect.iscoroutinefunction(model.generate):
+        given: AsyncEngine = model
+        return given
+    from batchwright import AsyncEngine
+
+    return AsyncEngine(model)
+
+
+def _require_own(**settings: object) -> None:
+    for name, value in settings.items():
+        if value is not None:
+            raise ValueError(f"{name}: an engine sees to that itself; leave it out")

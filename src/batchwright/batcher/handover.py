@@ -1,0 +1,86 @@
+"""Token by token over an engine, which has slots, a queue and an order of its own: all is handed to it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.errors import GenerationError, InvalidRequest
+from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
+
+if TYPE_CHECKING:
+    from batchwright.engine.async_engine import AsyncEngine
+
+_SOONEST = 1e-6
+"""Seconds: a request has to be given some time."""
+
+
+class HandoverCore(TokenCore):
+    """One task for each request in the engine."""
+
+    def __init__(self, engine: AsyncEngine, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        super().__init__(loop, shared)
+        self._engine = engine
+
+    def _wake(self) -> None:
+        for sequence in cast("list[Sequence]", self._slots.fill()):
+            sequence.group = self.loop.create_task(self._run(sequence))
+            sequence.group.add_done_callback(partial(self._end, sequence))
+
+    def _watch(self, sequence: Sequence) -> None:
+        """The engine knows of the deadline, and has the text that there is when it passes."""
+
+    def _left(self, sequence: Sequence) -> None:
+        if sequence.group is not None:
+            sequence.group.cancel()
+
+    def _end(self, sequence: Sequence, task: asyncio.Task[None]) -> None:
+        sequence.group = None
+        if sequence.waits_for_answer or not task.cancelled():
+            self._ended_early(task, [sequence])
+
+    async def _run(self, sequence: Sequence) -> None:
+        try:
+            response = await self._respond(sequence)
+        except InvalidRequest as error:
+            if sequence.waits_for_answer:
+                self._stats.requests -= 1
+                self._free(sequence)
+                sequence.refuse(error, self._clock.now())
+        except Exception as error:
+            self._fail([sequence], error)
+        else:
+            if sequence.waits_for_answer:
+                self._free(sequence)
+                self._learn((response.latency_ms - response.queue_ms) / 1e3)
+                sequence.conclude(response, self._clock.now(), self._stats)
+
+    async def _respond(self, sequence: Sequence) -> InferenceResponse:
+        request = self._handed(sequence)
+        if not sequence.is_heard:
+            return await self._engine.generate(request)
+        events = cast("AsyncGenerator[StreamEvent]", self._engine.stream(request))
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if event.index == 0:
+                    sequence.hear(event.text)
+                if event.response is not None:
+                    return event.response
+        raise GenerationError("the engine ended the stream of the request without a response")
+
+    def _handed(self, sequence: Sequence) -> InferenceRequest:
+        """The request as this call wants it. Its callback is called by us, in our event loop."""
+        left = sequence.due - self._clock.now()
+        return replace(
+            cast(InferenceRequest, sequence.request),
+            priority=sequence.priority,
+            deadline=None if left == math.inf else max(left, _SOONEST),
+            callback=None,
+        )

@@ -1,0 +1,175 @@
+"""One request that grows token by token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TypeAlias
+
+from batchwright.batcher.entry import Entry
+from batchwright.batcher.lengths import Measure
+from batchwright.batcher.token_stats import ContinuousStats
+from batchwright.engine.stops import StopStrings
+from batchwright.errors import BatchwrightError, DeadlineExceeded
+from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
+
+Listener: TypeAlias = Callable[[str | InferenceResponse], None]
+"""Is told each piece of text, and last the response, in the event loop of the batcher. It must not raise."""
+
+
+class Sequence(Entry):
+    """A prompt and the tokens that the model has added to it. The answer holds the text also where it failed."""
+
+    __slots__ = (
+        "_first_at",
+        "_given",
+        "_last_at",
+        "_listener",
+        "_measure",
+        "_most",
+        "_stops",
+        "generated",
+        "raw",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        future: asyncio.Future[InferenceResponse],
+        request: InferenceRequest,
+        arrival: float,
+        length: int,
+        priority: int,
+        due: float,
+        tenant: Hashable,
+        *,
+        most: int,
+        measure: Measure,
+        listener: Listener | None,
+    ) -> None:
+        super().__init__(future, request.prompt, request, arrival, length, priority, due, tenant)
+        self.raw = ""
+        """All tokens so far: what the model is given to go on from."""
+        self.generated = 0
+        """How many."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Rings at its deadline. Set by the core."""
+        self._most = most
+        self._measure = measure
+        self._listener = listener
+        self._stops = StopStrings(request.stop) if request.stop else None
+        self._given = ""
+        """What has become certain of the text; kept only where stop strings make it differ from `raw`."""
+        self._first_at: float | None = None
+        self._last_at = arrival
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody wants its text as it comes."""
+        return self._listener is not None
+
+    def accept(self, token: str, now: float, stats: ContinuousStats) -> FinishReason | None:
+        """Take the next token; empty: there is none any more. Why it has ended with it, or None."""
+        if not token:
+            self._give(self._held())
+            return "stop"
+        self.generated += 1
+        self._last_at = now
+        if self._first_at is None:
+            self._first_at = now
+            stats.ttft_ms.add((now - self.arrival) * 1e3)
+        self.raw += token
+        piece, stopped = token, False
+        if self._stops is not None and self.request is not None:
+            piece, stopped = self._stops.push(token, armed=self.generated >= self.request.min_tokens)
+        ended: FinishReason | None = None
+        if stopped:
+            ended = "stop"
+        elif self.generated >= self._most:
+            ended = "length"
+            piece += self._held()
+        self._give(piece)
+        return ended
+
+    def hear(self, piece: str) -> None:
+        """Pass a piece of text on to whoever wants it as it comes."""
+        if piece and self._listener is not None:
+            self._listener(piece)
+
+    def finish(self, reason: FinishReason, now: float, stats: ContinuousStats) -> None:
+        """Answer with what there is, which is all."""
+        if self._first_at is not None and self.generated > 1:
+            stats.tpot_ms.add((self._last_at - self._first_at) / (self.generated - 1) * 1e3)
+        self.succeed(reason, now, self._measure, stats)
+
+    def refuse(self, error: BatchwrightError, now: float) -> None:
+        """Raise `error` for the caller: the request was not taken after all."""
+        if self.request is None or self.future.done():
+            return
+        self.future.set_exception(error)
+        if self._listener is not None:
+            self._listener(self._failure(self.request, error, now, "error"))
+
+    def conclude(self, response: InferenceResponse, now: float, stats: ContinuousStats) -> None:
+        """Answer with the response of an engine, which has counted and measured for itself."""
+        if self.request is None or self.future.done():
+            return
+        if response.error is not None:
+            if isinstance(response.error, DeadlineExceeded):
+                stats.expired += 1
+            else:
+                stats.failed += 1
+            self._answer(self.request, self._response(self.request, response, now, self._measure))
+            return
+        stats.queue_ms.add(response.queue_ms)
+        stats.tokens += response.usage.prompt_tokens
+        stats.cells += response.usage.prompt_tokens
+        if response.ttft_ms is not None:
+            stats.ttft_ms.add(response.ttft_ms)
+            if response.tokens_generated > 1:
+                stats.tpot_ms.add((response.latency_ms - response.ttft_ms) / (response.tokens_generated - 1))
+        self.succeed(response, now, self._measure, stats)
+
+    def _give(self, piece: str) -> None:
+        if self._stops is not None:
+            self._given += piece
+        self.hear(piece)
+
+    def _held(self) -> str:
+        return "" if self._stops is None else self._stops.flush()
+
+    def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        super()._answer(request, response)
+        if self._listener is not None:
+            self._listener(response)
+
+    def _response(
+        self, request: InferenceRequest, output: FinishReason | InferenceResponse, now: float, measure: Measure
+    ) -> InferenceResponse:
+        if isinstance(output, InferenceResponse):
+            return replace(output, latency_ms=(now - self.arrival) * 1e3)
+        return self._full(request, now, output, None)
+
+    def _failure(
+        self, request: InferenceRequest, error: BatchwrightError, now: float, finish_reason: FinishReason
+    ) -> InferenceResponse:
+        return self._full(request, now, finish_reason, error)
+
+    def _full(
+        self, request: InferenceRequest, now: float, reason: FinishReason, error: BatchwrightError | None
+    ) -> InferenceResponse:
+        latency_ms, queue_ms = self._times(now)
+        began = error is None or self.generated
+        return InferenceResponse(
+            request_id=request.request_id,
+            output=self.raw if self._stops is None else self._given,
+            tokens_generated=self.generated,
+            latency_ms=latency_ms,
+            queue_ms=queue_ms,
+            finish_reason=reason,
+            usage=Usage(self._measure.prompt_tokens(self.prompt, self.length) if began else 0, self.generated),
+            error=error,
+            ttft_ms=None if self._first_at is None else (self._first_at - self.arrival) * 1e3,
+            metadata=request.metadata,
+        )

@@ -1,0 +1,109 @@
+"""Token by token over a model that computes one step at a time: `generate_step(prompts, partial_outputs)`.
+
+While anything waits or is computed, one task takes steps: it fills the free slots, has the model compute one token for
+each sequence that has a slot, and hands the tokens out. Between two steps the event loop has its turn, so that those
+who come, and those who go, do so before the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from batchwright.batcher.model import Call, WrongOutputs, checked_outputs
+from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.token_core import Shared, TokenCore
+
+
+class StepCore(TokenCore):
+    """The loop of steps."""
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        super().__init__(loop, shared)
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+        self._computing: set[Sequence] = set()
+        """In the model now, and still wanted."""
+        self._dropping = False
+        """The call of the model was cancelled, because nobody waited for it any more."""
+
+    def _wake(self) -> None:
+        if self._task is None:
+            self._task = self.loop.create_task(self._run())
+            # One that is cancelled before its first step never runs.
+            self._task.add_done_callback(self._end)
+
+    def _left(self, sequence: Sequence) -> None:
+        if sequence in self._computing:
+            self._computing.discard(sequence)
+            if not self._computing and self._task is not None and (self._closing or not self._call.in_thread):
+                self._dropping = True
+                self._task.cancel()
+
+    async def _run(self) -> None:
+        while not self.is_empty:
+            self._place()
+            live = cast(list[Sequence], list(self._slots.live))
+            begin = self._clock.now()
+            parts = [live]
+            while parts:
+                part = [sequence for sequence in parts.pop() if sequence.waits_for_answer]
+                if part:
+                    parts += await self._step(part)
+            self._count_step(len(live), len(live), self._clock.now() - begin)
+            await asyncio.sleep(0)
+        self._task = None
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """Somebody else ended the task, or a fault of ours: nobody is left without an answer."""
+        if task is self._task:
+            self._task = None
+            self._ended_early(task)
+
+    async def _step(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+        """Compute one token for each. What is returned is to be computed again, in these parts, the last one first."""
+        try:
+            tokens = await self._tokens(sequences)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The model itself was cancelled inside; that is a failure like any other.
+            return self._failed(sequences, error)
+        except Exception as error:
+            return self._failed(sequences, error)
+        now = self._clock.now()
+        for sequence, token in zip(sequences, tokens, strict=False):
+            self._accept(sequence, token, now)
+        return []
+
+    async def _tokens(self, sequences: list[Sequence]) -> list[Any]:
+        """What the model gives; nothing when nobody waits for it any more."""
+        self._computing = set(sequences)
+        try:
+            result = await self._call(
+                [sequence.prompt for sequence in sequences],
+                [sequence.raw for sequence in sequences],
+                requests=[sequence.request for sequence in sequences],
+            )
+        except (Exception, asyncio.CancelledError):
+            if not self._dropped():
+                raise
+            return []
+        finally:
+            self._computing = set()
+        return [] if self._dropped() else checked_outputs(result, len(sequences))
+
+    def _dropped(self) -> bool:
+        """Whether the call was cancelled by us, and by nobody else."""
+        dropped, self._dropping = self._dropping, False
+        return dropped and self._task is not None and self._task.uncancel() == 0
+
+    def _failed(self, sequences: list[Sequence], error: BaseException) -> list[list[Sequence]]:
+        """All fail, or, where one may be to blame, those to compute again in halves."""
+        if len(sequences) == 1 or isinstance(error, WrongOutputs) or not self._shared.limits.isolate:
+            self._fail(sequences, error)
+            return []
+        self._stats.splits += 1
+        middle = len(sequences) // 2
+        return [sequences[middle:], sequences[:middle]]

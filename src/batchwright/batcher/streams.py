@@ -1,0 +1,146 @@
+"""Token by token over a model that streams whole batches: `generate_stream_batch(prompts)`.
+
+Such a batch is fixed once it has started. So when sequences end, the slots that they leave are filled by another batch
+of those who wait, which is started beside the ones that run: never more live sequences than slots, and a slow sequence
+holds nobody back. A batch whose sequences have all ended is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+from batchwright.batcher.model import Call, WrongOutputs, checked_outputs
+from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.token_core import Shared, TokenCore
+
+_END = object()
+
+
+class _Stream:
+    """A batch in the model."""
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.task: asyncio.Task[None] | None = None
+        self.in_thread = False
+        """Then it cannot be cancelled while it computes."""
+        self.begun = False
+        """Tokens have come, so it cannot be begun anew."""
+
+    @property
+    def wanted(self) -> int:
+        """How many of its sequences still wait for an answer."""
+        return sum(sequence.waits_for_answer for sequence in self.sequences)
+
+
+class StreamCore(TokenCore):
+    """Streams side by side."""
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        super().__init__(loop, shared)
+        self._call = call
+        self._pumping = False
+        """`_pump` is about to be called."""
+
+    def _wake(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        placed = self._place()
+        if placed:
+            self._start(list(placed))
+
+    def _left(self, sequence: Sequence) -> None:
+        stream = sequence.group
+        if stream is not None and not stream.wanted and (self._closing or not stream.in_thread):
+            stream.task.cancel()
+
+    def _start(self, sequences: list[Sequence]) -> None:
+        stream = _Stream(sequences)
+        for sequence in sequences:
+            sequence.group = stream
+        stream.task = self.loop.create_task(self._run(stream))
+        stream.task.add_done_callback(partial(self._end, stream))
+
+    def _end(self, stream: _Stream, task: asyncio.Task[None]) -> None:
+        """Usually all have been answered. A sequence and its stream hold each other no longer."""
+        mine = [sequence for sequence in stream.sequences if sequence.group is stream]
+        for sequence in mine:
+            sequence.group = None
+        if any(sequence.waits_for_answer for sequence in mine) or not task.cancelled():
+            self._ended_early(task, mine)
+
+    async def _run(self, stream: _Stream) -> None:
+        try:
+            await self._read(stream)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The model itself was cancelled inside; that is a failure like any other.
+            self._failed(stream, error)
+        except Exception as error:
+            self._failed(stream, error)
+        else:
+            now = self._clock.now()
+            for sequence in stream.sequences:
+                self._accept(sequence, "", now)
+
+    async def _read(self, stream: _Stream) -> None:
+        """Hand the tokens out until the iterator ends, or nobody waits for more."""
+        begin, size = self._clock.now(), stream.wanted
+        async with contextlib.aclosing(self._lists(stream)) as lists:
+            async for tokens in lists:
+                stream.begun = True
+                now = self._clock.now()
+                self._count_step(size, len(self._slots.live), now - begin)
+                for sequence, token in zip(stream.sequences, tokens, strict=True):
+                    if token is not None:
+                        self._accept(sequence, token, now)
+                # Those who come, those who go and those who read have their turn, also where the model never waits.
+                await asyncio.sleep(0)
+                begin, size = self._clock.now(), stream.wanted
+                if not size:
+                    break
+
+    async def _lists(self, stream: _Stream) -> AsyncGenerator[list[Any]]:
+        """What the model gives, each with one entry for each sequence. Raises what it raises, and `WrongOutputs`."""
+        count = len(stream.sequences)
+        found = await self._call(
+            [sequence.prompt for sequence in stream.sequences],
+            requests=[sequence.request for sequence in stream.sequences],
+        )
+        if isinstance(found, Iterator):
+            stream.in_thread = True
+            while (tokens := await self._call.in_own_thread(partial(next, found, _END))) is not _END:
+                yield checked_outputs(tokens, count)
+        elif isinstance(found, AsyncIterator):
+            try:
+                async for tokens in found:
+                    yield checked_outputs(tokens, count)
+            finally:
+                if isinstance(found, AsyncGenerator):
+                    await found.aclose()
+        else:
+            raise WrongOutputs(
+                f"generate_stream_batch returned {type(found).__name__}: it must return an async iterator of lists"
+            )
+
+    def _failed(self, stream: _Stream, error: BaseException) -> None:
+        """All fail, or, where one may be to blame and no token has come, halves are begun anew."""
+        live = [sequence for sequence in stream.sequences if sequence.waits_for_answer]
+        isolate = self._shared.limits.isolate and not stream.begun and not isinstance(error, WrongOutputs)
+        if len(live) < 2 or not isolate:
+            self._fail(live, error)
+            return
+        self._stats.splits += 1
+        middle = len(live) // 2
+        self._start(live[:middle])
+        self._start(live[middle:])

@@ -1,0 +1,224 @@
+"""What the token-level loops have in common: slots, deadlines, and an answer for everybody.
+
+A core lives in one asyncio event loop, like the one in `core.py`, and needs no locks for the same reason. What holds,
+whatever the model does:
+
+- Each sequence is answered exactly once, or its caller has gone. It leaves its slot, or the queue, in that moment, and
+  the slot is given on before the next step.
+- A model call that nobody waits for any more is cancelled, where the model can be.
+- Nothing is kept alive when there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Any, cast
+
+from batchwright.batcher.core import Limits
+from batchwright.batcher.model import WrongOutputs
+from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.token_stats import ContinuousStats
+from batchwright.clock import Clock
+from batchwright.errors import BatcherClosed, DeadlineExceeded, Overloaded
+from batchwright.policies import Item
+from batchwright.policies.slots import Slots
+
+_log = logging.getLogger("batchwright.batcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What outlives a core, when its batcher moves to another event loop."""
+
+    slots: Slots
+    places: int
+    """Sequences that are computed at once; those beyond them wait."""
+    limits: Limits
+    clock: Clock
+    stats: ContinuousStats
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return max(0, len(self.slots) - self.places)
+
+
+class TokenCore(ABC):
+    """The slots of one model in one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+        self.loop = loop
+        self._shared = shared
+        self._slots = shared.slots
+        self._clock = shared.clock
+        self._stats = shared.stats
+        self._closing = False
+        self._emptied: list[asyncio.Future[None]] = []
+        self._stay: float | None = None
+        """Seconds for which a sequence keeps its slot, of late."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._slots)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Take a new sequence. Raises `BatcherClosed` and `Overloaded`."""
+        if self._closing:
+            raise BatcherClosed("the batcher is closed: it takes no more requests")
+        self._check_room(sequence)
+        self._slots.add(sequence)
+        self._stats.requests += 1
+        if sequence.due < math.inf:
+            self._watch(sequence)
+        self._wake()
+
+    def leave(self, sequence: Sequence) -> None:
+        """The caller of `sequence` has gone: it frees its slot."""
+        if not sequence.future.cancelled():
+            # It was answered before its caller could know.
+            return
+        self._stats.cancelled += 1
+        self._free(sequence)
+        sequence.abandon(self._clock.now())
+        self._left(sequence)
+
+    async def close(self, *, drain: bool) -> None:
+        """Compute what is here to its end, or with `drain` off answer it with `BatcherClosed`."""
+        self._closing = True
+        if not drain:
+            self._fail_all(BatcherClosed("the batcher was closed before the request was finished"))
+        if not self.is_empty:
+            emptied = self.loop.create_future()
+            self._emptied.append(emptied)
+            await emptied
+
+    def empty(self) -> list[Item]:
+        """Take everybody out, without an answer."""
+        return self._slots.clear()
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Somebody has come, or a slot has become free: see to it that those who wait are placed. Called often."""
+
+    @abstractmethod
+    def _left(self, sequence: Sequence) -> None:
+        """`sequence`, which may be in the model, is not wanted any more; it is out of the slots."""
+
+    def _watch(self, sequence: Sequence) -> None:
+        """See to it that `sequence` is answered at its deadline."""
+        sequence.timer = self.loop.call_later(max(0.0, sequence.due - self._clock.now()), self._late, sequence)
+
+    def _place(self) -> List[Sequence]:
+        """Fill the slots; those who got one."""
+        placed = cast("List[Sequence]", self._slots.fill())
+        if placed:
+            now, stats = self._clock.now(), self._stats
+            for sequence in placed:
+                sequence.started = now
+                stats.queue_ms.add((now - sequence.arrival) * 1e3)
+                stats.tokens += sequence.length
+                stats.cells += sequence.length
+        return placed
+
+    def _count_step(self, size: int, taken: int, seconds: float) -> None:
+        """A step of `size` sequences took the model `seconds`, while `taken` slots were taken."""
+        stats = self._stats
+        stats.count_batch("full" if taken >= self._slots.size else "idle", size)
+        stats.model_seconds += seconds
+        stats.model_ms.add(seconds * 1e3)
+
+    def _accept(self, sequence: Sequence, token: Any, now: float) -> None:
+        """What the model gave for one sequence: its next token, an empty one at its end, or an exception."""
+        if sequence.future.done():
+            return
+        if isinstance(token, str):
+            reason = sequence.accept(token, now, self._stats)
+            if reason is not None:
+                self._free(sequence)
+                if sequence.started is not None:
+                    self._learn(now - sequence.started)
+                sequence.finish(reason, now, self._stats)
+        elif isinstance(token, BaseException):
+            self._fail([sequence], token)
+        else:
+            self._fail(
+                [sequence],
+                WrongOutputs(
+                    f"the model returned {type(token).__name__} for a token: it must be text, or an exception"
+                ),
+            )
+
+    def _learn(self, stay: float) -> None:
+        self._stay = stay if self._stay is None else self._stay + (stay - self._stay) * 0.1
+
+    def _fail(self, sequences: Iterable[Sequence], error: BaseException) -> None:
+        now = self._clock.now()
+        for sequence in sequences:
+            if sequence.waits_for_answer:
+                self._free(sequence)
+                sequence.fail(error, now, self._stats)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Answer everybody with this, and leave the model."""
+        everybody = cast(list[Sequence], self._slots.clear())
+        self._fail(everybody, error)
+        for sequence in everybody:
+            self._left(sequence)
+
+    def _ended_early(self, task: asyncio.Task[None], sequences: Iterable[Sequence] | None = None) -> None:
+        """A task of ours was ended by somebody else, or by a fault: those it should have answered (or all) get one."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("computing failed outside of the model", exc_info=error)
+        reason = error or BatcherClosed("the event loop ended the batcher before the request was finished")
+        if sequences is None:
+            self._fail_all(reason)
+        else:
+            self._fail(sequences, reason)
+
+    def _late(self, sequence: Sequence) -> None:
+        if sequence.waits_for_answer:
+            where = "in the queue" if sequence.started is None else "in the model"
+            allowed = (sequence.due - sequence.arrival) * 1e3
+            self._free(sequence)
+            error = DeadlineExceeded(f"its deadline of {allowed:.4g} ms passed {where}")
+            sequence.expire(error, self._clock.now(), self._stats)
+            self._left(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self._slots.remove(sequence)
+        if sequence.timer is not None:
+            sequence.timer.cancel()
+            sequence.timer = None
+        if self.is_empty:
+            for emptied in self._emptied:
+                if not emptied.done():
+                    emptied.set_result(None)
+            self._emptied.clear()
+        else:
+            self._wake()
+
+    def _check_room(self, sequence: Sequence) -> None:
+        waiting, limits = self._shared.waiting, self._shared.limits
+        tokens = self._slots.waiting_length
+        if len(self._slots) < self._shared.places:
+            return
+        if waiting >= limits.waiting:
+            reason = f"{waiting} requests wait, the limit is {limits.waiting}"
+        elif limits.waiting_tokens is not None and waiting and tokens + sequence.length > limits.waiting_tokens:
+            reason = (
+                f"requests of {tokens} tokens wait and this one has {sequence.length}, the limit is "
+                f"{limits.waiting_tokens}"
+            )
+        else:
+            return
+        self._stats.overloaded += 1
+        after = None if self._stay is None else self._stay * max(1.0, waiting / self._shared.places)
+        advice = "try again later" if after is None else f"try again in {after:.3g} s"
+        raise Overloaded(f"the queue is full: {reason}; {advice}", retry_after=after)

@@ -1,0 +1,158 @@
+"""Batches that fit in memory.
+
+The idea: a batch is a rectangle that is padded to its longest prompt and grows by as many tokens as its longest answer
+may have, so it needs
+
+    MB = (longest prompt + most max_tokens) · items / tokens_per_mb
+
+and the most requests go together that keep this within the limit. The formula is an estimate, so the limit in use is
+learned: when a batch ran out of memory all the same, it falls to three quarters of the smallest size that failed, and
+grows back by a two-hundredth of the limit that was set with every batch that fitted and used at least half of it. It
+never exceeds what was set. A size that failed while a larger one fitted says something of a request, not of the size,
+and so does a request that failed alone: neither lowers the limit.
+
+A request that exceeds the limit by itself is refused when it comes. One that exceeds the limit in use only goes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.errors import ContextLengthExceeded
+from batchwright.policies.checks import check_time
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.policy import Order, Policy, Shape, Timing
+from batchwright.policies.priority import Urgency
+
+_FALL = 0.75
+_GROWTH = 0.005
+"""Of the limit that was set, with every batch that fitted."""
+_LOOK_AHEAD = 4
+"""So many times the leading requests that fit are looked at."""
+_SEEN_AT_LEAST = 128
+
+
+class Memory:
+    """How many MB a batch needs, how many there are, and what was learned of both.
+
+    `max_memory_mb` is what batches may take, `tokens_per_mb` how many tokens of a padded batch one MB holds. Raises
+    ValueError, naming the setting, for one that is not a finite number above 0.
+    """
+
+    def __init__(self, max_memory_mb: float = 8000, tokens_per_mb: float = 1000) -> None:
+        check_time("max_memory_mb", max_memory_mb, above_zero=True)
+        check_time("tokens_per_mb", tokens_per_mb, above_zero=True)
+        self.max_memory_mb = float(max_memory_mb)
+        self.tokens_per_mb = tokens_per_mb
+        self.limit_mb = self.max_memory_mb
+        """The limit in use."""
+
+    def megabytes(self, longest: int, most_generated: int, count: int) -> float:
+        """What `count` requests need, with a longest prompt and a greatest `max_tokens` in tokens."""
+        return (longest + most_generated) * count / self.tokens_per_mb
+
+    def estimate(self, items: Sequence[Item]) -> float:
+        """What a batch of `items` needs, in MB; 0 for none."""
+        longest = max((item.length for item in items), default=0)
+        return self.megabytes(longest, max((item.max_tokens for item in items), default=0), len(items))
+
+    def leading(self, items: Sequence[Item]) -> int:
+        """How many of the first of `items` fit together into the limit in use: at least one, if there is any."""
+        longest = generated = 0
+        for count, item in enumerate(items, 1):
+            longest = max(longest, item.length)
+            generated = max(generated, item.max_tokens)
+            if self.megabytes(longest, generated, count) > self.limit_mb and count > 1:
+                return count - 1
+        return len(items)
+
+    def admits(self, item: Item) -> bool:
+        """Whether `item` fits alone into the limit that was set."""
+        return self.megabytes(item.length, item.max_tokens, 1) <= self.max_memory_mb
+
+    def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        """Of one batch and the parts that it was divided into: which were computed, and which ran out of memory."""
+        most = max(map(self.estimate, fitted), default=0.0)
+        too_much = [size for part in failed if len(part) > 1 and (size := self.estimate(part)) > most]
+        if too_much:
+            self.limit_mb = min(self.limit_mb, max(most, _FALL * min(too_much)))
+        elif 2 * most >= self.limit_mb:
+            self.limit_mb = min(self.max_memory_mb, self.limit_mb + _GROWTH * self.max_memory_mb)
+
+
+class WithinMemory:
+    """Shape: as many as fit in `memory` of those that another shape chose; without another, of those that wait.
+
+    The first in order always goes. Where the other shape keeps the order, the first ones that fit go with it; otherwise
+    those that make the batch the least larger, so like lengths, and nobody less urgent than it before all who are not.
+    """
+
+    max_batch_tokens: int | None
+
+    def __init__(self, memory: Memory, inner: Shape | None = None) -> None:
+        self.memory = memory
+        self.inner = inner
+        self.keeps_order = inner is not None and inner.keeps_order
+        self.max_batch_tokens = None if inner is None else inner.max_batch_tokens
+
+    @property
+    def max_batch_size(self) -> int:
+        most = max(1, int(self.memory.limit_mb * self.memory.tokens_per_mb))
+        return most if self.inner is None else min(most, self.inner.max_batch_size)
+
+    @property
+    def memory_limit_mb(self) -> float:
+        return self.memory.limit_mb
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        full = False
+        if self.inner is not None:
+            items, full = self.inner.choose(items, now, latency)
+        leading = self.memory.leading(items)
+        if leading == len(items) or self.keeps_order:
+            return items[:leading], full or leading < len(items)
+        return self._like_the_first(items[: max(_LOOK_AHEAD * leading, _SEEN_AT_LEAST)]), True
+
+    def check(self, item: Item) -> None:
+        """Raises `ContextLengthExceeded` for an item that exceeds the limit even alone."""
+        if self.memory.admits(item):
+            return
+        memory = self.memory
+        alone = memory.megabytes(item.length, item.max_tokens, 1)
+        raise ContextLengthExceeded(
+            f"prompt: with {item.length} tokens and up to {item.max_tokens} to generate it needs an estimated "
+            f"{alone:.6g} MB alone, max_memory_mb is {memory.max_memory_mb:.6g}: shorten it, lower max_tokens, or "
+            "raise max_memory_mb"
+        )
+
+    def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        self.memory.learn(fitted, failed)
+
+    def _like_the_first(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The largest batch with the first of `items`, in their order; nearly, where what they generate differs."""
+        first = items[0]
+
+        def growth(index: int) -> tuple[bool, int]:
+            item = items[index]
+            row = max(first.length, item.length) + max(first.max_tokens, item.max_tokens)
+            return item.priority > first.priority, row
+
+        nearest = sorted(range(len(items)), key=growth)
+        chosen = nearest[: self.memory.leading([items[index] for index in nearest])]
+        return [items[index] for index in sorted(chosen)]
+
+
+def within_memory(
+    max_memory_mb: float = 8000,
+    tokens_per_mb: float = 1000,
+    *,
+    inner: Shape | None = None,
+    order: Order | None = None,
+    timing: Timing | None = None,
+) -> Policy:
+    """The most requests that fit into `max_memory_mb`, most urgent first; of those that `inner` chose, if it is given.
+
+    `tokens_per_mb` is how many tokens of a padded batch one MB holds.
+    """
+    return Policy(WithinMemory(Memory(max_memory_mb, tokens_per_mb), inner), order=order or Urgency(), timing=timing)

@@ -1,0 +1,234 @@
+"""What becomes of requests when the model, the policy, a tokenizer or a callback fails: nobody else is concerned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from batchwright import InferenceRequest, InferenceResponse, Usage
+from batchwright.batcher import Batcher, WrongOutputs
+from batchwright.clock import ManualClock
+from batchwright.errors import GenerationError
+from batchwright.policies import BySize, Dispatch, Policy, Wait
+
+from .virtual import Model, at, outcome, play
+
+
+class _Poisoned(Model):
+    """Raises for a batch with "bad" in it, and returns an error for "odd"."""
+
+    async def generate_batch(self, prompts: Any) -> list[Any]:
+        outputs = await super().generate_batch(prompts)
+        if "bad" in prompts:
+            raise ZeroDivisionError("bad prompt")
+        return outputs
+
+    def answer(self, prompt: Any) -> Any:
+        return KeyError("odd") if prompt == "odd" else prompt.upper()
+
+
+def test_only_the_poisoned_request_of_a_batch_that_raises_fails() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(_Poisoned(), clock=clock) as batcher:
+            responses = await asyncio.gather(*(batcher.add_request(p) for p in ["a", "b", "bad", "c", "d", "e"]))
+        assert [response.output for response in responses] == ["A", "B", "", "C", "D", "E"]
+        error = responses[2].error
+        assert isinstance(error, GenerationError)
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert "ZeroDivisionError: bad prompt" in str(error)
+        assert responses[2].finish_reason == "error"
+        stats = batcher.stats()
+        assert (stats.succeeded, stats.failed, stats.batches, stats.splits) == (5, 1, 1, 3)
+
+    play(main)
+
+
+def test_without_isolation_a_batch_that_raises_is_computed_once() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = _Poisoned()
+        async with Batcher(model, isolate_failures=False, clock=clock) as batcher:
+            words = await asyncio.gather(*(outcome(batcher, p) for p in ["a", "bad", "c"]))
+        assert words == ["GenerationError"] * 3
+        assert len(model.batches) == 1
+
+    play(main)
+
+
+def test_an_exception_among_the_outputs_fails_that_item_alone() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(_Poisoned(), clock=clock) as batcher:
+            assert await asyncio.gather(*(outcome(batcher, p) for p in ["a", "odd", "c"])) == [
+                "A",
+                "GenerationError",
+                "C",
+            ]
+            with pytest.raises(KeyError, match="odd"):
+                await batcher.compute("odd")
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ([], "0 outputs for a batch of 1"),
+        (["one", "two", "three"], "3 outputs for a batch of 1"),
+        (None, "NoneType"),
+        ("a", "returned str"),
+        ({"a": 1}, "returned dict"),
+    ],
+)
+def test_outputs_that_are_no_list_with_one_for_each_prompt_are_an_error(result: Any, words: str) -> None:
+    async def model(prompts: list[Any]) -> Any:
+        return result
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            responses = await asyncio.gather(batcher.add_request("a"), batcher.add_request("b"))
+        for response in responses:
+            assert isinstance(response.error, WrongOutputs)
+            assert words in str(response.error)
+
+    play(main)
+
+
+def test_only_the_request_for_which_the_model_returns_nothing_fails() -> None:
+    async def model(prompts: list[str]) -> list[str]:
+        return [prompt.upper() for prompt in prompts if prompt]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            assert await asyncio.gather(*(outcome(batcher, p) for p in ("a", "", "b", "c"))) == [
+                "A",
+                "WrongOutputs",
+                "B",
+                "C",
+            ]
+
+    play(main)
+
+
+def test_a_model_that_is_cancelled_inside_fails_and_hangs_nobody() -> None:
+    async def model(prompts: list[Any]) -> Any:
+        raise asyncio.CancelledError
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            assert await outcome(batcher, "a") == "GenerationError"
+            with pytest.raises(GenerationError):
+                await batcher.compute("a")
+
+    play(main)
+
+
+def test_a_model_that_hangs_is_given_up_at_the_deadline_and_the_next_request_is_served() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = Model(base=1e6)
+        async with Batcher(model, clock=clock) as batcher:
+            words = await asyncio.gather(outcome(batcher, "a", deadline=2.0), outcome(batcher, "b", deadline=3.0))
+            assert list(words) == ["DeadlineExceeded"] * 2
+            assert clock.now() == 3.0
+            model.base = 1.0
+            assert await outcome(batcher, "c") == "C"
+
+    play(main)
+
+
+def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Policy):
+        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+            if now < 1.0:
+                super().decide(now)
+                raise ArithmeticError("lost")
+            return super().decide(now, drain=drain)
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
+            words = await asyncio.gather(*(outcome(batcher, "x") for _ in range(5)))
+            assert list(words) == ["GenerationError"] * 5
+            assert await at(2.0, outcome(batcher, "y")) == "Y"
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_shape_that_loses_requests_leaves_nobody_without_an_answer(
+    keeps: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Losing(BySize):
+        def choose(self, items: Any, now: float, latency: Any) -> Any:
+            # The queue itself, which is emptied by taking the batch; or no batch at all.
+            return (items if keeps else []), False
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), Policy(Losing(2)), clock=clock) as batcher:
+            assert await asyncio.gather(*(outcome(batcher, "x") for _ in range(3))) == ["GenerationError"] * 3
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_callbacks_are_called_once_and_may_raise(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def callback(response: InferenceResponse) -> None:
+        told.append(response.output)
+        raise RuntimeError("not the caller's business")
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            requests = [InferenceRequest(word, callback=callback) for word in ("a", "b")]
+            responses = await asyncio.gather(*(batcher.add_request(request) for request in requests))
+        assert [response.output for response in responses] == ["A", "B"]
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+    assert told == ["A", "B"]
+
+
+def test_a_tokenizer_that_fails_on_an_output_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Picky:
+        def encode(self, text: str) -> list[int]:
+            if text.isupper():
+                raise UnicodeError
+            return [0]
+
+    async def main(clock: ManualClock) -> None:
+        model = Model()
+        model.tokenizer = Picky()  # type: ignore[attr-defined]
+        async with Batcher(model, clock=clock) as batcher:
+            response = await batcher.add_request("word")
+        assert (response.output, response.tokens_generated, response.usage) == ("WORD", 0, Usage(1, 0))
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_a_tokenizer_that_fails_refuses_that_request_alone() -> None:
+    def length(prompt: str) -> int:
+        return 1 if prompt == "good" else len(None)  # type: ignore[arg-type]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), length=length, clock=clock) as batcher:
+            words = await asyncio.gather(outcome(batcher, "good"), outcome(batcher, "bad"))
+        assert list(words) == ["GOOD", "refused: InvalidRequest"]
+
+    play(main)
+
+
+def test_a_response_with_an_error_is_a_failure() -> None:
+    class Answering:
+        async def generate_batch(self, prompts: list[Any], requests: list[InferenceRequest]) -> list[Any]:
+            error = GenerationError("no")
+            return [InferenceResponse("", "", 0, 0.0, 0.0, "error", Usage(1, 0), error=error) for _ in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Answering(), clock=clock) as batcher:
+            assert await outcome(batcher, "x") == "GenerationError"
+        assert (batcher.stats().succeeded, batcher.stats().failed) == (0, 1)
+
+    play(main)

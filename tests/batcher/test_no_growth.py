@@ -1,0 +1,87 @@
+"""100,000 requests through each batcher leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from batchwright.batcher import (
+    AdaptiveBatcher,
+    AsyncBatchProcessor,
+    Batcher,
+    LengthAwareBatcher,
+    MemoryEfficientBatcher,
+    ParallelBatchProcessor,
+    PriorityBatcher,
+    SimpleBatcher,
+    TimeBasedBatcher,
+)
+from batchwright.clock import ManualClock
+
+from .virtual import play
+
+REQUESTS = 100_000
+CALLERS = 200
+WARM_UP = 20
+"""Requests of each caller before anything is counted: tables, histograms and pools have found their sizes by then."""
+ALLOWED = 1000
+"""Blocks of memory, among 80,000 requests: one for every 80 of them would be found."""
+
+
+async def _model(items: list[str]) -> list[str]:
+    await asyncio.sleep(0.01)
+    return items
+
+
+Make = Callable[[ManualClock], Batcher | AsyncBatchProcessor | ParallelBatchProcessor]
+
+BATCHERS: dict[str, Make] = {
+    "simple": lambda clock: SimpleBatcher(_model, 64, 10, clock=clock),
+    "window": lambda clock: TimeBasedBatcher(_model, 10, 64, clock=clock),
+    "adaptive": lambda clock: AdaptiveBatcher(_model, max_batch_size=64, clock=clock),
+    "priority": lambda clock: PriorityBatcher(_model, 64, 10, clock=clock),
+    "length_aware": lambda clock: LengthAwareBatcher(_model, 4096, 64, clock=clock),
+    "memory": lambda clock: MemoryEfficientBatcher(_model, 4, 1000, clock=clock),
+    "auto": lambda clock: Batcher(_model, clock=clock),
+    "async": lambda clock: AsyncBatchProcessor(_model, clock=clock),
+    "parallel": lambda clock: ParallelBatchProcessor([_model, _model], 64, clock=clock),
+}
+
+
+@pytest.mark.parametrize("name", BATCHERS)
+def test_100_000_requests_leave_nothing_behind(name: str) -> None:
+    async def main(clock: ManualClock) -> tuple[int, int]:
+        made = BATCHERS[name](clock)
+        batcher = made if isinstance(made, Batcher) else made.batcher
+        async with made:
+            await _call(batcher.compute, WARM_UP)
+            before = _allocated()
+            await _call(batcher.compute, REQUESTS // CALLERS - WARM_UP)
+            grown = _allocated() - before
+        return batcher.stats().succeeded, grown
+
+    succeeded, grown = play(main)
+    assert succeeded == REQUESTS
+    assert grown < ALLOWED
+
+
+async def _call(compute: Callable[..., Awaitable[Any]], times: int) -> None:
+    """Requests of different lengths, priorities and deadlines, as many at a time as there are callers."""
+
+    async def caller(number: int) -> None:
+        item, priority = "x" * (10 + number % 7 * 9), number % 10
+        deadline = 1e3 + number if number % 4 == 0 else None
+        for _ in range(times):
+            await compute(item, priority=priority, deadline=deadline)
+
+    await asyncio.gather(*map(caller, range(CALLERS)))
+
+
+def _allocated() -> int:
+    gc.collect()
+    return sys.getallocatedblocks()
