@@ -387,3 +387,14 @@ def test_answered_deadlines_and_cancelled_requests_are_not_kept() -> None:
             assert core._waiting_tokens == 0
 
     play(main)
+
+
+def test_a_function_may_call_its_prompts_requests() -> None:
+    async def model(requests: list[str]) -> list[str]:
+        return [text.upper() for text in requests]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            assert await batcher.compute("a") == "A"
+
+    play(main)

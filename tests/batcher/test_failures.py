@@ -41,7 +41,51 @@ def test_only_the_poisoned_request_of_a_batch_that_raises_fails() -> None:
         assert "ZeroDivisionError: bad prompt" in str(error)
         assert responses[2].finish_reason == "error"
         stats = batcher.stats()
-        assert (stats.succeeded, stats.failed, stats.batches, stats.splits) == (5, 1, 1, 3)
+        assert (stats.succeeded, stats.failed, stats.batches, stats.splits) == (5, 1, 6, 2)
+
+    play(main)
+
+
+def test_those_who_wait_do_not_wait_for_the_search_in_a_failed_batch() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = _Poisoned()
+        async with Batcher(model, Policy(BySize(4)), clock=clock) as batcher:
+            suspects = [asyncio.create_task(batcher.compute(p)) for p in ["a", "bad", "c", "d"]]
+            fresh = [asyncio.create_task(at(0.5 + i, batcher.compute(f"fresh {i}"))) for i in range(8)]
+            await asyncio.gather(*fresh)
+            # One part of the failed batch went between, and no more while others waited.
+            assert model.batches[:3] == [["a", "bad", "c", "d"], ["a", "bad"], ["fresh 0", "fresh 1"]]
+            assert clock.now() == 9.0
+            words = await asyncio.gather(*suspects, return_exceptions=True)
+        assert [words[0], *words[2:]] == ["A", "C", "D"]
+        assert isinstance(words[1], ZeroDivisionError)
+        reasons = batcher.stats().reasons
+        assert reasons["retry"] == len(model.batches) - reasons["idle"] - reasons["full"]
+
+    play(main)
+
+
+def test_a_suspect_that_would_be_late_is_answered_and_not_computed_again() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = _Poisoned()
+        async with Batcher(model, clock=clock) as batcher:
+            assert await batcher.compute("first") == "FIRST"
+            prompts = ["a", "bad", "c", "d"]
+            words = await asyncio.gather(*(outcome(batcher, p, deadline=2.5) for p in prompts))
+            assert list(words) == ["DeadlineExceeded"] * 4
+            assert model.batches[1:] == [prompts, ["a", "bad"]]
+            assert clock.now() == 3.0
+
+    play(main)
+
+
+def test_closing_at_once_answers_the_suspects_too() -> None:
+    async def main(clock: ManualClock) -> None:
+        batcher = Batcher(_Poisoned(), clock=clock)
+        calls = [asyncio.create_task(outcome(batcher, p)) for p in ["a", "bad", "c", "d"]]
+        await asyncio.sleep(1.5)
+        await batcher.close(drain=False)
+        assert await asyncio.gather(*calls) == ["BatcherClosed"] * 4
 
     play(main)
 

@@ -244,6 +244,6 @@ def test_the_summary_of_nothing_and_of_trouble() -> None:
         "3 requests: 2 failed, 1 waiting",
         "no batch has been dispatched",
         "not taken: 1 certain to be late, 2 too large",
-        "batches tried again: 4 halved after a failure, 3 out of memory",
+        "batches tried again: 4 divided after a failure, 3 out of memory",
         "memory for a batch: 7.5 MB now",
     ]

@@ -31,7 +31,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
 
     - `concurrency`: batches in the model at once.
     - `max_waiting`, `max_waiting_tokens`: what the queue holds; more is refused with `Overloaded`.
-    - `isolate_failures`: compute a batch that raised again in halves, so that only the request that is to blame fails.
+    - `isolate_failures`: compute a batch that raised again in parts, so that only the request that is to blame fails.
     - `length`: measures a prompt; by default its tokens where the model has a `tokenizer`, else its `len`.
 
     It belongs to the event loop in which it is first used. Calls from other threads and loops are handed over to it,

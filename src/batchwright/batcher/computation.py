@@ -1,4 +1,4 @@
-"""One batch in the model: computed, or tried again in smaller parts until what is to blame is alone."""
+"""One batch in the model: computed, found to hold a request that is to blame, or halved until it fits in memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
 from batchwright.policies import BatchPolicy
+from batchwright.policies.search import Search
 from batchwright.request import InferenceResponse
 
 
@@ -26,7 +27,16 @@ class Group:
     """How many of them still wait for an answer."""
     ends: float
     """When it is expected to end, or a time in the past."""
+    begins: float
+    search: Search[Entry] | None = None
+    """Whose part it is, where it is one of a batch that failed."""
+    is_charged: bool = False
+    """It is such a part, and was computed although others waited."""
     task: asyncio.Task[None] | None = None
+    suspects: list[Entry] = field(default_factory=list)
+    """One of these is to blame for a failure. They have no answer yet."""
+    is_to_blame: bool = False
+    """It failed, and not for lack of memory."""
     fitted: list[list[Entry]] = field(default_factory=list)
     """The parts that were computed: all of it together, where nothing went wrong."""
     failed: list[list[Entry]] = field(default_factory=list)
@@ -34,7 +44,7 @@ class Group:
 
 
 class Computer:
-    """Computes groups with a model. What fails is halved: all of it with `isolate`, else only what is too large."""
+    """Computes groups with a model. What does not fit in memory is halved; with `isolate`, what fails has suspects."""
 
     def __init__(
         self,
@@ -54,7 +64,10 @@ class Computer:
         self._isolate = isolate
 
     async def compute(self, group: Group) -> None:
-        """Answer all of `group`. Raises what is no failure of the model: being cancelled, an error in here."""
+        """Answer all of `group` but its suspects.
+
+        Raises what is no failure of the model: being cancelled, an error in here.
+        """
         await self._compute(group, group.entries)
 
     async def _compute(self, group: Group, entries: Sequence[Entry]) -> None:
@@ -112,16 +125,22 @@ class Computer:
         return self._halves(again) if 2 * len(again) > len(entries) else [again]
 
     def _failed(self, group: Group, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
-        """Everybody fails, or, where one request or the size may be to blame, the batch is tried again in halves."""
+        """Everybody fails, unless one request or the size may be to blame."""
         memory = ran_out_of_memory(error)
         if memory:
             let_go(error)
             self._stats.out_of_memory += 1
             group.failed.append(entries)
         if len(entries) > 1 and self._retries(memory=memory):
-            return self._halves(entries)
+            if memory:
+                return self._halves(entries)
+            self._stats.splits += 1
+            group.is_to_blame = True
+            group.suspects += entries
+            return []
         if memory:
             error = _alone(error, entries)
+        group.is_to_blame |= not memory
         now = self._clock.now()
         for entry in entries:
             self._answered(entry)

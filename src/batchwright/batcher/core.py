@@ -11,6 +11,9 @@ What holds, whatever the policy and the model do:
   by its caller, or when the core is closed; the first three are looked at before every dispatch.
 - A batch frees its slot when its model call ends, however it ends. A batch whose callers have all gone is cancelled,
   where the model can be.
+- The requests of a batch that failed are computed again in parts, as `policies/search.py` says, beside those that wait:
+  a free slot goes to a part when nothing else can go, and otherwise for `_RETRY_SHARE` of the time that others had. So
+  one bad request does not stop everybody. A suspect that would be late is not computed again.
 - The policy is asked whenever something has changed while the model could take a batch, and at the time it said.
 """
 
@@ -20,6 +23,7 @@ import asyncio
 import heapq
 import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -38,9 +42,11 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.policies import BatchPolicy, Dispatch, Reason
+from batchwright.policies.search import Search
 
 _log = logging.getLogger("batchwright.batcher")
 
+_RETRY_SHARE = 0.1
 _DONE_KEPT = 64
 """Answered entries that the deadlines may hold beside twice those that are not."""
 
@@ -54,7 +60,7 @@ class Limits:
     waiting_tokens: int | None
     """Their lengths in all."""
     isolate: bool
-    """Whether a batch that raises is halved until the request that is to blame is alone."""
+    """Whether a batch that raises is computed again in parts, until the request that is to blame is alone."""
 
 
 class Core:
@@ -78,6 +84,9 @@ class Core:
         self._stats = stats
         self._computer = Computer(runner, policy, measure, clock, stats, isolate=limits.isolate)
         self._groups: set[Group] = set()
+        self._searches: deque[Search[Entry]] = deque()
+        self._retry_time = 0.0
+        """Seconds that parts of failed batches may take from those that wait."""
         self._queued: set[Entry] = set()
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._waiting_tokens = 0
@@ -89,12 +98,14 @@ class Core:
         self._rings = math.inf
         """When the timer calls `_turn`."""
         self._closing = False
+        self._aborted = False
+        """Closing, and nothing is computed any more."""
         self._emptied: list[asyncio.Future[None]] = []
         stats.memory_limit_mb = policy.memory_limit_mb
 
     @property
     def is_empty(self) -> bool:
-        return not self._groups and not self._queued
+        return not self._groups and not self._queued and not self._searches
 
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
@@ -148,7 +159,9 @@ class Core:
         self._arm(math.inf)
 
     def empty(self) -> list[Entry]:
-        """Take everything out of the queue, without an answer."""
+        """Take out everything that is not in the model, without an answer."""
+        suspects = [entry for search in self._searches for entry in search.left()]
+        self._searches.clear()
         queued = sorted(self._queued, key=lambda entry: entry.arrival)
         self._queued.clear()
         self._waiting_tokens = 0
@@ -158,14 +171,15 @@ class Core:
             except Exception:
                 # It may be a faulty policy from which all is taken; each entry is to be answered none the less.
                 _log.exception("the policy failed to let go of a request")
-        return queued
+        return [*suspects, *queued]
 
     def _abort(self) -> None:
         now = self.clock.now()
+        self._aborted = True
         for entry in self.empty():
             self._fail_closed(entry, now)
         for group in list(self._groups):
-            for entry in group.entries:
+            for entry in (*group.entries, *(group.search.left() if group.search is not None else ())):
                 self._fail_closed(entry, now)
             if group.task is not None:
                 group.task.cancel()
@@ -226,7 +240,9 @@ class Core:
 
     @property
     def _unanswered(self) -> int:
-        return len(self._queued) + sum(group.wanted for group in self._groups)
+        searches = [*self._searches, *(group.search for group in self._groups if group.search is not None)]
+        suspects = sum(len(search.left()) for search in searches)
+        return len(self._queued) + suspects + sum(group.wanted for group in self._groups)
 
     def _wake(self) -> None:
         if not self._pumping:
@@ -259,8 +275,12 @@ class Core:
         ask_again = math.inf
         try:
             while len(self._groups) < self._runner.slots:
+                if self._retry_time > 0.0 and self._retry(now):
+                    continue
                 decision = self._policy.decide(now, drain=self._closing)
                 if not isinstance(decision, Dispatch):
+                    if self._retry(now):
+                        continue
                     if len(self._policy) < len(self._queued):
                         raise RuntimeError(f"{len(self._queued)} requests wait, it knows of {len(self._policy)}")
                     ask_again = decision.until
@@ -305,8 +325,8 @@ class Core:
                 self._queued.discard(entry)
                 self._policy.remove(entry)
                 self._waiting_tokens -= entry.length
-                # What is left may now be asked about anew, and a closing core may be empty.
-                self._wake()
+            # What is left may now be asked about anew, and a closing core may be empty.
+            self._wake()
             return
         group.wanted -= 1
         if not group.wanted and not self._runner.in_thread and group.task is not None:
@@ -314,19 +334,45 @@ class Core:
 
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
         live = [entry for entry in entries if entry.waits_for_answer]
-        longest = max((entry.length for entry in live), default=0)
-        expected = self._policy.seconds(longest * len(live), len(live))
         self._queued.difference_update(entries)
         self._waiting_tokens -= sum(entry.length for entry in entries)
         if not live:
             return
-        stats = self._stats
-        stats.count_batch(reason.value, len(live))
-        group = Group(live, len(live), now + (expected or 0.0))
         for entry in live:
             entry.started = now
+            self._stats.queue_ms.add((now - entry.arrival) * 1e3)
+        self._launch(live, reason, now)
+
+    def _retry(self, now: float) -> bool:
+        """Compute a part of a batch that failed. False when there is none."""
+        while self._searches:
+            search = self._searches.popleft()
+            for entry in search.left():
+                self._give_up(entry, now)
+            part = search.part(lambda entry: entry.waits_for_answer)
+            if part:
+                self._launch(part, Reason.RETRY, now, search)
+                return True
+        return False
+
+    def _give_up(self, entry: Entry, now: float) -> None:
+        """A suspect that would be late even if it were computed at once is answered."""
+        alone = self._policy.seconds(entry.length, 1) or 0.0
+        if entry.due < now + alone and entry.waits_for_answer:
+            late = DeadlineExceeded(
+                f"its batch failed, and its deadline of {(entry.due - entry.arrival) * 1e3:.4g} ms leaves no time to "
+                "compute it again",
+                predicted_ms=(now + alone - entry.arrival) * 1e3,
+            )
+            entry.expire(late, now, self._stats)
+
+    def _launch(self, entries: list[Entry], reason: Reason, now: float, search: Search[Entry] | None = None) -> None:
+        expected = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries))
+        self._stats.count_batch(reason.value, len(entries))
+        group = Group(entries, len(entries), now + (expected or 0.0), now, search)
+        group.is_charged = search is not None and bool(self._queued)
+        for entry in entries:
             entry.group = group
-            stats.queue_ms.add((now - entry.arrival) * 1e3)
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
         # One that is cancelled before its first step never runs.
@@ -350,17 +396,41 @@ class Core:
         if group not in self._groups:
             return
         now = self.clock.now()
+        suspects = set(group.suspects) if error is None and not self._aborted else set()
         for entry in group.entries:
             if error is not None:
                 entry.fail(error, now, self._stats)
+            elif entry in suspects:
+                entry.group = None
             else:
                 self._fail_closed(entry, now)
         self._groups.discard(group)
+        self._suspect(group, group.suspects if suspects else [])
+        self._account(group, now - group.begins)
         self._wake()
         if group.fitted or group.failed:
             self._policy.learn_memory(group.fitted, group.failed)
             self._stats.memory_limit_mb = self._policy.memory_limit_mb
         group.entries, group.fitted, group.failed = [], [], []
+
+    def _suspect(self, group: Group, suspects: list[Entry]) -> None:
+        """Go on with the search of which `group` was a part, or begin one for its suspects."""
+        search = group.search
+        if search is not None and not self._aborted:
+            if group.is_to_blame:
+                search.failed()
+                suspects = []
+            else:
+                search.succeeded()
+            self._searches.appendleft(search)
+        if suspects:
+            self._searches.append(Search(suspects))
+
+    def _account(self, group: Group, seconds: float) -> None:
+        if group.search is None:
+            self._retry_time = min(self._retry_time + _RETRY_SHARE * seconds, seconds)
+        elif group.is_charged:
+            self._retry_time -= seconds
 
     def _fail_closed(self, entry: Entry, now: float) -> None:
         entry.fail(BatcherClosed("the batcher was closed before the request was finished"), now, self._stats)

@@ -178,8 +178,9 @@ def _takes_requests(call: Callable[..., Any]) -> bool:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
         return False
-    # By name only: `**kwargs` may belong to a wrapper of something that does not take it.
-    return "requests" in parameters
+    # By name only: `**kwargs` may belong to a wrapper of something that does not take it. The first takes the prompts,
+    # whatever it is called.
+    return "requests" in list(parameters)[1:]
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

@@ -41,7 +41,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 _COUNTERS = {
     "requests": ("requests", "Requests taken into the queue."),
-    "splits": ("splits", "Batches that failed and were computed again in two halves."),
+    "splits": ("splits", "Batches that failed and were computed again in parts."),
     "out_of_memory": ("out_of_memory", "Batches, and halves of them, for which memory ran out."),
     "tokens": ("tokens", "Lengths of the computed requests, without padding."),
     "cells": ("padded_tokens", "Lengths of the computed requests, with padding."),

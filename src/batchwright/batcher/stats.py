@@ -14,6 +14,7 @@ _WHY: dict[str, str] = {
     Reason.WINDOW: "the window had ended",
     Reason.DEADLINE: "a deadline would have been missed by waiting longer",
     Reason.DRAIN: "the batcher was closing",
+    Reason.RETRY: "parts of batches that failed, to find the request that is to blame",
 }
 
 
@@ -24,7 +25,7 @@ class BatcherStats:
     waiting: int = 0
     """Now, in the queue."""
     running: int = 0
-    """Now, in the model."""
+    """Now, in the model, or to be computed again because their batch failed."""
     requests: int = 0
     """Taken into the queue."""
     succeeded: int = 0
@@ -47,7 +48,7 @@ class BatcherStats:
     items_by_reason: dict[str, int] = field(default_factory=dict)
     """Requests in those batches."""
     splits: int = 0
-    """Batches that failed and were computed again in two halves."""
+    """Batches that failed and were computed again in parts."""
     out_of_memory: int = 0
     """Batches, and halves of them, for which memory ran out."""
     memory_limit_mb: float | None = None
@@ -136,7 +137,7 @@ class BatcherStats:
         )
         if refused:
             lines.append(f"not taken: {refused}")
-        again = _listed({"halved after a failure": self.splits, "out of memory": self.out_of_memory})
+        again = _listed({"divided after a failure": self.splits, "out of memory": self.out_of_memory})
         if again:
             lines.append(f"batches tried again: {again}")
         if self.memory_limit_mb is not None:

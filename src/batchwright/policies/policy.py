@@ -45,6 +45,8 @@ class Reason(StrEnum):
     """Waiting longer would have missed a deadline."""
     DRAIN = "drain"
     """The batcher was closing."""
+    RETRY = "retry"
+    """It is a part of a batch that failed, computed again to find the request that is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
