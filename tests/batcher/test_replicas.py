@@ -123,6 +123,11 @@ def test_no_replica_at_all_is_refused() -> None:
         ParallelBatchProcessor([])
 
 
+def test_concurrency_is_the_number_of_models() -> None:
+    with pytest.raises(TypeError, match="give more models"):
+        ParallelBatchProcessor([Model()], concurrency=2)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(
     arrivals=st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0, 5.0]), min_size=1, max_size=20),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.policies import BySize, Dispatch, FairShare, Item, Order, Policy, Urgency
+from batchwright.policies import BySize, Dispatch, FairShare, Item, Order, Policy, Urgency, auto, length_aware
 from batchwright.policies.queue import Queue
 
 _QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -140,3 +141,22 @@ def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple
         if model:
             assert queue.oldest is model[0]
             assert [queue.rank(item) for item in queue.items] == list(range(len(queue)))
+
+
+@pytest.mark.parametrize("policy", [auto(16, order=FairShare()), length_aware(None, 16, order=FairShare())])
+def test_tenants_get_their_shares_where_like_lengths_go_together(policy: Policy) -> None:
+    for cells, count in ((20, 1), (300, 1), (4800, 16), (320, 16)):
+        policy.observe(cells, cells, count, 0.01 + cells * 2e-5)
+    for _ in range(1000):
+        policy.add(Item(0.0, 20, tenant="many short"))
+    for _ in range(100):
+        policy.add(Item(0.0, 300, tenant="few long"))
+    served: Counter[Hashable] = Counter()
+    now = 0.0
+    while served.total() < 20_000:
+        decision = policy.decide(now)
+        assert isinstance(decision, Dispatch)
+        for item in decision.items:
+            served[item.tenant] += item.length
+        now += 0.01 + 2e-5 * len(decision.items) * max(item.length for item in decision.items)
+    assert 0.4 < served["few long"] / served.total() < 0.6

@@ -117,6 +117,8 @@ class ParallelBatchProcessor(Processor[Batcher]):
     def __init__(
         self, models: Sequence[Model], batch_size: int = 16, *, clock: Clock | None = None, **options: Any
     ) -> None:
+        if "concurrency" in options:
+            raise TypeError("concurrency: each model computes one batch at a time; give more models instead")
         clock = clock or MonotonicClock()
         runner = Replicas(models, clock)
         self.replicas = tuple(runner.replicas)

@@ -13,9 +13,9 @@ latency (`latency.py`):
    cannot miss any; they weigh against it by how long they have waited in proportion to their batch (highest response
    ratio next), so they do not starve, and long ones not behind short ones.
 
-Priorities stand above this: the batches compared are those with the priority that comes first, aging included
-(`priority.py`), and requests of lower ones count for nothing in them. Until the model's latency is known, requests go
-in order.
+The order stands above this: the batches compared are those with requests of the level that comes first, which is a
+priority, aging included (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for nothing
+in them. Until the model's latency is known, requests go in order.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Goodput:
         hopeful = [item for item in seen if item.due - now >= (latency.predict(item.length, 1) or 0.0)]
         if not hopeful:
             return self._first(seen)
-        level = hopeful[0].priority
+        level = hopeful[0].level
         batches = divide(hopeful, self.max_batch_size, self.max_batch_tokens, latency)
         candidates = [
             self._candidate(batch, full, level, now, latency)
             for batch, full in batches
-            if any(item.priority <= level for item in batch)
+            if any(item.level <= level for item in batch)
         ]
         best = max(candidates, key=lambda each: _worth(each, candidates)) if len(candidates) > 1 else candidates[0]
         return best.items, best.full
@@ -89,7 +89,7 @@ class Goodput:
         return items[: self.max_batch_size], len(items) >= self.max_batch_size
 
     def _candidate(
-        self, batch: Sequence[Item], full: bool, level: int, now: float, latency: LatencyModel
+        self, batch: Sequence[Item], full: bool, level: float, now: float, latency: LatencyModel
     ) -> _Candidate:
         longest = max(item.length for item in batch)
         dues = sorted(item.due for item in batch)
@@ -102,7 +102,7 @@ class Goodput:
             latest = now + seconds
             batch = [item for item in batch if item.due >= latest][:size] or batch[:1]
             full = True
-        counted = [item for item in batch if item.priority <= level]
+        counted = [item for item in batch if item.level <= level]
         patient = [now - item.arrival for item in counted if item.due == math.inf]
         patience = len(patient) + sum(patient) / seconds
         slacks = sorted(item.due - now for item in counted)

@@ -13,7 +13,7 @@ class Item:
     `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
     """
 
-    __slots__ = ("arrival", "due", "key", "length", "max_tokens", "ordinal", "priority", "release", "tenant")
+    __slots__ = ("arrival", "due", "key", "length", "level", "max_tokens", "ordinal", "priority", "release", "tenant")
 
     def __init__(
         self,
@@ -36,6 +36,8 @@ class Item:
         """How many tokens may be generated for it."""
         self.key = 0.0
         """Its place in the queue, lower first. Set once, by the order, when it enters."""
+        self.level = 0.0
+        """Lower is sooner; items of one level may overtake each other. Set once, by the order, when it enters."""
         self.release = -math.inf
         """Until when it may be held back. Set once, by the timing, when it enters."""
         self.ordinal = -1

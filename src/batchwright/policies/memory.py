@@ -136,7 +136,7 @@ class WithinMemory:
         def growth(index: int) -> tuple[bool, int]:
             item = items[index]
             row = max(first.length, item.length) + max(first.max_tokens, item.max_tokens)
-            return item.priority > first.priority, row
+            return item.level > first.level, row
 
         nearest = sorted(range(len(items)), key=growth)
         chosen = nearest[: self.memory.leading([items[index] for index in nearest])]

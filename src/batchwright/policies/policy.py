@@ -120,6 +120,10 @@ class Order(Protocol):
         """The place of an item that arrives: lower keys first, equal keys as they came."""
         ...
 
+    def level(self, item: Item) -> float:
+        """Who may overtake it, its key being known: shapes may prefer items of the same or a lower level."""
+        ...
+
     def served(self, batch: Sequence[Item]) -> None:
         """These were dispatched."""
         ...
@@ -178,6 +182,9 @@ class Fifo:
     def key(self, item: Item) -> float:
         return 0.0
 
+    def level(self, item: Item) -> float:
+        return 0.0
+
     def served(self, batch: Sequence[Item]) -> None:
         pass
 
@@ -222,6 +229,7 @@ class Policy:
         if self._memory is not None:
             self._memory.check(item)
         item.key = self.order.key(item)
+        item.level = self.order.level(item)
         item.release = self.timing.release(item)
         self._queue.add(item)
 

@@ -29,6 +29,9 @@ class Urgency:
     def key(self, item: Item) -> float:
         return self.aging * item.priority + min(item.arrival, item.due - self.aging)
 
+    def level(self, item: Item) -> float:
+        return item.priority
+
     def served(self, batch: Sequence[Item]) -> None:
         pass
 

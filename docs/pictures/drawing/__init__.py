@@ -1,0 +1,1 @@
+"""Pictures of what the scenes recorded. Needs matplotlib."""
