@@ -18,7 +18,7 @@ _TYPICAL_ROWS = 64
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """`x · weightᵀ + bias` for `weight` [out, in]. The CPU works on a repacked copy of it."""
-    if weight.device.type == "cpu" and _can_pack(weight.dtype):
+    if weight.device.type == "cpu" and can_pack(weight.dtype):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)  # noqa: SLF001
         product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
 
@@ -60,7 +60,8 @@ def _differs_alone(linear: Linear, weight: Tensor) -> bool:
     return any(not torch.equal(linear(x[row : row + 1]), together[row : row + 1]) for row in range(rows))
 
 
-def _can_pack(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this processor has packed products of this type."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
     if dtype is torch.bfloat16:

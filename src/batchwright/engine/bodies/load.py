@@ -28,7 +28,7 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str) -> ModelBody:
         raise ValueError(f"body={body!r}: must be one of {', '.join(get_args(BodyName))}")
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
-    config = _read_config(folder)
+    config = read_config(folder)
     reason = unsuitable(config) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
     if body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
@@ -70,7 +70,8 @@ def _cpu_has_bfloat16() -> bool:
     return any(check is not None and check() for check in has)
 
 
-def _read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> Any:
+    """The transformers config of a model's folder. Raises `UnsupportedModel`."""
     from transformers import AutoConfig
 
     try:

@@ -1,4 +1,4 @@
-"""Compile the kernels once for this compiler and this processor, into the cache folder.
+"""Compile kernels once for this compiler and this processor, into the cache folder.
 
 Compiling where the code runs lets it use all that the processor has, and bakes nothing into a wheel. Without a
 compiler, or when compiling fails, `library_path` says why and the engine runs on torch alone.
@@ -16,8 +16,11 @@ from pathlib import Path
 
 from batchwright.models import cache_dir
 
-_SOURCES = ("attention.cpp", "elementwise.cpp", "sampling.cpp")
-_HEADERS = ("simd.h",)
+_HERE = Path(__file__).parent
+SOURCES = tuple(_HERE / name for name in ("attention.cpp", "elementwise.cpp", "sampling.cpp"))
+"""The engine's own kernels."""
+_HEADERS = (_HERE / "simd.h",)
+"""Any source may include them."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 
 
@@ -25,8 +28,8 @@ class BuildError(Exception):
     """The kernels could not be compiled; the message says why."""
 
 
-def library_path() -> Path:
-    """The compiled kernels, compiled now if they are not in the cache. Raises `BuildError`."""
+def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> Path:
+    """The library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
     compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
@@ -34,9 +37,9 @@ def library_path() -> Path:
         raise BuildError(f"no C++ compiler found (looked for {', '.join(_compilers())})")
     target = _target_flags()
     folder = cache_dir() / "native"
-    library = folder / f"kernels-{_key(compiler, target)}.so"
+    library = folder / f"{name}-{_key(compiler, target, sources)}.so"
     if not library.exists():
-        _compile(compiler, target, library)
+        _compile(compiler, target, sources, library)
     return library
 
 
@@ -49,11 +52,10 @@ def _target_flags() -> tuple[str, ...]:
     return ("-march=native",) if platform.machine() in {"x86_64", "AMD64"} else ("-mcpu=native",)
 
 
-def _key(compiler: str, target: tuple[str, ...]) -> str:
+def _key(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for name in _SOURCES + _HEADERS:
-        digest.update((here / name).read_bytes())
+    for path in (*sources, *_HEADERS):
+        digest.update(path.read_bytes())
     for text in (*_FLAGS, *target, _version(compiler), _processor()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
@@ -73,8 +75,7 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _compile(compiler: str, target: tuple[str, ...], library: Path) -> None:
-    here = Path(__file__).parent
+def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], library: Path) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
@@ -83,7 +84,7 @@ def _compile(compiler: str, target: tuple[str, ...], library: Path) -> None:
         raise BuildError(f"cannot write to {library.parent}: {error}") from error
     temporary = Path(name)
     try:
-        _run([compiler, *_FLAGS, *target, *(str(here / source) for source in _SOURCES), "-o", str(temporary)])
+        _run([compiler, *_FLAGS, *target, f"-I{_HERE}", *map(str, sources), "-o", str(temporary)])
         temporary.replace(library)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Texts embedded per second: batchwright, sentence-transformers and infinity-emb."""

@@ -1,0 +1,104 @@
+"""How the sequences of a batch lie in the rows that an encoder computes: padded, bucketed or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer, fit_boundaries
+from batchwright.padding.rectangle import Ids, Mask, Tokens
+
+Layout: TypeAlias = Literal["packed", "padded", "bucketed"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
+MOST_BUCKETS = 8
+_BUCKET_SIZE = 8
+"""Sequences in a bucket on average, at least: each bucket is a pass of its own through the weights."""
+
+Counts: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What is computed in one pass: sequences in one flat row of cells, with padding between them or without."""
+
+    ids: Ids
+    """[cells]"""
+    positions: Ids
+    """[cells]: counted from 0 in each sequence, on into its padding."""
+    starts: Counts
+    """[sequences]: the first cell of each."""
+    lengths: Counts
+    """[sequences]"""
+    indices: list[int]
+    """Which of the given sequences they are."""
+    width: int | None
+    """Cells of each sequence, padding included, where all have the same; None where there is no padding."""
+
+
+def packed(sequences: Sequence[Tokens], room: int) -> list[Cells]:
+    """End to end, without padding, in rows of at most `room` tokens, or of the longest sequence if that is more.
+
+    Sequences of equal length lie side by side in each row.
+    """
+    order = by_length(sequences)
+    longest = max((len(sequence) for sequence in sequences), default=1)
+    batch = PackedSequences(max(room, longest)).pack_all([sequences[index] for index in order])
+    return [
+        Cells(
+            ids=row.ids,
+            positions=row.position_ids,
+            starts=row.cu_seqlens[:-1],
+            lengths=np.diff(row.cu_seqlens),
+            indices=[order[index] for index in row.indices],
+            width=None,
+        )
+        for row in batch.rows
+    ]
+
+
+def padded(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
+    """One rectangle as wide as the longest sequence."""
+    longest = max(len(sequence) for sequence in sequences)
+    optimizer = PaddingOptimizer(PaddingConfig(pad_token_id=pad_token_id, max_length=longest))
+    return [_rectangle(*optimizer.pad_batch(sequences), list(range(len(sequences))))]
+
+
+def bucketed(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
+    """A rectangle for each bucket of like length, the boundaries fitted to these sequences: at most `MOST_BUCKETS`."""
+    buckets = min(MOST_BUCKETS, -(-len(sequences) // _BUCKET_SIZE))
+    boundaries = fit_boundaries([len(sequence) for sequence in sequences], buckets)
+    padding = BucketedPadding(boundaries, pad_token_id)
+    return [_rectangle(*padding.pad_bucket(bucket), bucket.indices) for bucket in padding.bucket_sequences(sequences)]
+
+
+def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:
+    """Indices in batches of like length, the longest first, none above `most_cells` when padded, unless it is one."""
+    found: list[list[int]] = []
+    width = 0
+    for index in by_length(sequences):
+        if not found or (len(found[-1]) + 1) * width > most_cells:
+            found.append([])
+            width = len(sequences[index])
+        found[-1].append(index)
+    return found
+
+
+def by_length(sequences: Sequence[Tokens]) -> list[int]:
+    """Indices, the longest sequence first, equal ones in their order."""
+    return sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
+
+
+def _rectangle(ids: Ids, mask: Mask, indices: list[int]) -> Cells:
+    rows, width = ids.shape
+    return Cells(
+        ids=ids.reshape(-1),
+        positions=np.tile(np.arange(width, dtype=np.int64), rows),
+        starts=np.arange(rows, dtype=np.int32) * np.int32(width),
+        lengths=mask.sum(1).astype(np.int32),
+        indices=indices,
+        width=width,
+    )

@@ -1,0 +1,98 @@
+"""Texts to token ids for an encoder, many at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
+from batchwright.padding.rectangle import Ids
+
+
+class TextTokenizer:
+    """The model's own tokenizer, special tokens included.
+
+    A text of more than `max_length` tokens is refused, or with `truncate` cut to its first ones (the special tokens
+    stay) and counted in `truncated`. Raises `UnsupportedModel` for a tokenizer without a fast (Rust) version.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, max_length: int, *, truncate: bool, lower_case: bool) -> None:
+        from transformers import AutoTokenizer
+
+        inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        whole = getattr(inner, "backend_tokenizer", None)
+        if not isinstance(whole, Tokenizer):
+            raise UnsupportedModel(f"{folder} has no fast tokenizer: save one as tokenizer.json")
+        self.pad_token_id = int(inner.pad_token_id or 0)
+        self.max_length = max_length
+        self._vocab_size, self._truncate, self._lower_case = vocab_size, truncate, lower_case
+        self._whole = Tokenizer.from_str(whole.to_str())
+        self._whole.no_padding()
+        self._whole.no_truncation()
+        self._cut = Tokenizer.from_str(self._whole.to_str())
+        self._cut.enable_truncation(max_length)
+        self._truncated = 0
+        self._counting = threading.Lock()
+
+    @property
+    def truncated(self) -> int:
+        """Texts cut until now."""
+        return self._truncated
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, cut with `truncate`; without it, of its whole length. Refuses and counts nothing."""
+        ids: list[int] = (self._cut if self._truncate else self._whole).encode(self._spelled(text)).ids
+        return ids
+
+    def encode_many(self, prompts: Sequence[Any]) -> list[Ids | InvalidRequest]:
+        """Token ids of each text, or of a list of token ids as it is; for one that cannot be computed, why.
+
+        The Rust tokenizer works on all cores and lets other threads run meanwhile.
+        """
+        texts = [(at, prompt) for at, prompt in enumerate(prompts) if isinstance(prompt, str)]
+        found: list[Ids | InvalidRequest] = [
+            InvalidRequest("prompt") if isinstance(prompt, str) else self._given(prompt) for prompt in prompts
+        ]
+        spelled = [self._spelled(text) for _, text in texts]
+        for (at, _), text, encoding in zip(texts, spelled, self._whole.encode_batch_fast(spelled), strict=True):
+            found[at] = self._checked(np.array(encoding.ids, np.int64), text)
+        return found
+
+    def _spelled(self, text: str) -> str:
+        return text.lower() if self._lower_case else text
+
+    def _given(self, prompt: Any) -> Ids | InvalidRequest:
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
+        if not isinstance(prompt, Sequence) or not all(
+            isinstance(token, Integral) and not isinstance(token, bool) for token in prompt
+        ):
+            return InvalidRequest(
+                f"prompt of type {type(prompt).__name__}: an encoder takes text, or a list of token ids", param="prompt"
+            )
+        ids = np.array(prompt, np.int64)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self._vocab_size):
+            return InvalidRequest(
+                f"prompt holds a token id outside 0 to {self._vocab_size - 1}, which the model has", param="prompt"
+            )
+        return self._checked(ids, None)
+
+    def _checked(self, ids: Ids, text: str | None) -> Ids | InvalidRequest:
+        if not ids.size:
+            return InvalidRequest("prompt is empty: it gives no tokens", param="prompt")
+        if len(ids) <= self.max_length:
+            return ids
+        if not self._truncate or text is None:
+            return ContextLengthExceeded(
+                f"prompt of {len(ids)} tokens is longer than max_length={self.max_length}: shorten or split it"
+                + ("" if text is None else ", or pass truncate=True")
+            )
+        with self._counting:
+            self._truncated += 1
+        return np.array(self._cut.encode(text).ids, np.int64)
