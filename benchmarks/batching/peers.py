@@ -6,78 +6,133 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import IO, Any, Self, cast
 
-from benchmarks.batching.worker import Ready, Result, Run
+from benchmarks.batching.overhead import Spent
+from benchmarks.batching.worker import Ready, Result, Run, Spend
 
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+_PATIENCE = 300.0
+"""Seconds that one run may take: the longest, in real time, takes some thirty."""
 
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One row of the tables."""
+
+    name: str
+    """On the command line."""
+    title: str
+    """In tables."""
+    module: str
+    """In `benchmarks.batching.systems`."""
+    environment: str | None = None
+    """The folder of its virtual environment under `.bench`; None: this one."""
+    choice: int | None = None
+    """The only one of its grid's settings that this row is about; None: all, and the first is how it comes."""
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter; it may not be there."""
+        if self.environment is None:
+            return Path(sys.executable)
+        return ROOT / ".bench" / self.environment / "bin" / "python"
+
+
+OURS, UNTOLD, GREEDY, SORTING, REQUESTS = "ours", "ours_untold", "greedy", "sorting", "ours_requests"
 SYSTEMS = {
-    "ours": ("batchwright", None),
-    "greedy": ("greedy (20 lines)", None),
-    "sorting": ("sorted, as infinity", None),
-    "batched": ("batched", "batched"),
-    "async_batcher": ("async-batcher", "async-batcher"),
-    "bentoml": ("BentoML", "bentoml"),
-    "ray247": ("Ray Serve 2.47", "ray247"),
-    "ray260": ("Ray Serve 2.60", "ray260"),
+    system.name: system
+    for system in (
+        System(OURS, "batchwright", "ours"),
+        System(UNTOLD, "batchwright, not told limits", "ours", choice=1),
+        System(GREEDY, "greedy (20 lines)", "greedy"),
+        System(SORTING, "sorted, as infinity", "sorting"),
+        System("batched", "batched", "peer_batched", "batched"),
+        System("async_batcher", "async-batcher", "peer_async_batcher", "async-batcher"),
+        System("bentoml", "BentoML", "peer_bentoml", "bentoml"),
+        System("ray247", "Ray Serve 2.47", "peer_ray", "ray247"),
+        System("ray260", "Ray Serve 2.60", "peer_ray", "ray260"),
+    )
 }
-"""By the name on the command line: the name in tables, and the folder of its environment; None: this one."""
-
-_MODULES = {
-    "batched": "peer_batched",
-    "async_batcher": "peer_async_batcher",
-    "bentoml": "peer_bentoml",
-    "ray247": "peer_ray",
-    "ray260": "peer_ray",
-}
+"""All that are compared under load."""
+BY_REQUEST = System(REQUESTS, "batchwright, add_request", "ours_requests")
+"""Another way into ours, of which only the overhead is measured."""
 
 
-def installed() -> list[str]:
-    """The systems whose environment exists."""
-    return [name for name, (_, folder) in SYSTEMS.items() if folder is None or _python(folder).exists()]
+def title(name: str) -> str:
+    """Of a system, by its name."""
+    return BY_REQUEST.title if name == REQUESTS else SYSTEMS[name].title
+
+
+class PeerFailed(Exception):
+    """A system could not be started, or did not answer."""
 
 
 class Peer:
-    """A process that measures one system, one run after another. Raises RuntimeError when it fails."""
+    """A process that measures one system, one run after another. Raises `PeerFailed`, also when it is made."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.title, folder = SYSTEMS[name]
-        self._module = _MODULES.get(name, name)
-        python = Path(sys.executable) if folder is None else _python(folder)
+    def __init__(self, system: System) -> None:
+        self.system = system
+        # A session of its own: what is typed to end this program must not end the process in the middle of a run,
+        # as if it had failed.
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.batching.worker", self._module],
-            cwd=_ROOT,
-            env=os.environ | {"PYTHONPATH": f"{_ROOT / 'src'}{os.pathsep}{_ROOT}", "PYTHONHASHSEED": "0"},
+            [system.python, "-m", "benchmarks.batching.worker", system.module],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,
         )
-        ready = cast(Ready, self._read())
+        self._tasks = cast(IO[str], self._process.stdin)
+        self._answers = cast(IO[str], self._process.stdout)
+        try:
+            ready = cast(Ready, self._read())
+        except PeerFailed:
+            self.close()
+            raise
         self.version = ready["version"]
-        self.options = ready["options"]
+        self.options = ready["options"] if system.choice is None else [ready["options"][system.choice]]
 
     def run(self, spec: Run) -> Result:
         """Measure once; `spec["system"]` is filled in."""
-        spec = cast(Run, {**spec, "system": self._module})
-        if self._process.stdin is None:
-            raise RuntimeError(f"{self.name}: its process has no input")
-        self._process.stdin.write(json.dumps(spec) + "\n")
-        self._process.stdin.flush()
-        return cast(Result, self._read())
+        return cast(Result, self._ask({**spec, "system": self.system.module}))
+
+    def spend(self, requests: int) -> Spent:
+        """What the system itself costs, as it comes."""
+        task: Spend = {"system": self.system.module, "options": self.options[0], "requests": requests}
+        return cast(Spent, self._ask({**task}))
+
+    def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._tasks.write(json.dumps(task) + "\n")
+            self._tasks.flush()
+        except OSError as error:
+            raise PeerFailed(f"its process has ended: {error}") from error
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        timer = threading.Timer(_PATIENCE, self._process.kill)
+        timer.start()
+        line = self._answers.readline()
+        timer.cancel()
         if not line:
-            raise RuntimeError(f"{self.name}: its process ended with status {self._process.wait()}")
+            status = self._process.wait()
+            raise PeerFailed(f"its process ended with status {status}; one run may take {_PATIENCE:g} s")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"{self.name}: {answer['error']}")
+            raise PeerFailed(answer["error"].strip().rpartition("\n")[2])
         return answer
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. May be called from another thread, and again."""
+        self._process.kill()
+        self._process.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -85,9 +140,4 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-def _python(folder: str) -> Path:
-    return _ROOT / ".bench" / folder / "bin" / "python"
+        self.close()
