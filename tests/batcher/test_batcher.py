@@ -18,7 +18,7 @@ from batchwright.batcher import (
 )
 from batchwright.clock import ManualClock
 from batchwright.errors import BatcherClosed, Cancelled, DeadlineExceeded, Overloaded
-from batchwright.policies import BySize, FairShare, Policy, auto
+from batchwright.policies import BySize, FairShare, Policy, Urgency, auto
 
 from .virtual import Model, at, outcome, play
 
@@ -64,6 +64,19 @@ def test_the_most_urgent_go_first() -> None:
                 at(0.4, batcher.add_request(InferenceRequest("given", priority=9), 2)),
             )
         assert model.batches == [["now"], ["urgent"], ["given"], ["own"], ["usual"]]
+
+    play(main)
+
+
+@pytest.mark.parametrize("priority", [float("nan"), 2.5, "high", 10**400], ids=["nan", "real", "word", "huge"])
+def test_what_is_no_priority_is_refused(priority: Any) -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            with pytest.raises(InvalidRequest, match="priority"):
+                await batcher.add_request("x", priority=priority)
+            with pytest.raises(InvalidRequest, match="priority"):
+                await batcher.compute("x", priority=priority)
+            assert await batcher.compute("x", priority=-3) == "X"
 
     play(main)
 
@@ -174,6 +187,22 @@ def test_certain_lateness_is_refused_at_once_with_the_prediction() -> None:
             assert (await batcher.add_request("x", deadline=6.0)).error is None
             await asyncio.gather(*queued)
         assert batcher.stats().refused == 1
+
+    play(main)
+
+
+def test_nobody_is_refused_for_those_who_come_after_it() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(0.0, 0.05), Policy(BySize(2), order=Urgency()), clock=clock) as batcher:
+            for length in (1, 5, 10, 20):
+                await batcher.compute("x" * length)
+            calls = [asyncio.create_task(batcher.compute("x"))]
+            await asyncio.sleep(0.001)
+            calls += [asyncio.create_task(batcher.compute("x" * 1000, priority=9)) for _ in range(4)]
+            calls.append(asyncio.create_task(batcher.compute("x", priority=0)))
+            await asyncio.sleep(0)
+            assert await batcher.compute("y", priority=0, deadline=15.0) == "Y"
+            await asyncio.gather(*calls)
 
     play(main)
 

@@ -594,7 +594,7 @@ def test_over_an_engine_it_gives_what_the_engine_gives(smollm2_path: Path) -> No
                 await asyncio.sleep(0)
                 gone.cancel()
                 stats = batcher.stats()
-                assert (stats.succeeded, stats.expired, stats.requests) == (4, 1, 6)
+                assert (stats.succeeded, stats.expired, stats.failed, stats.requests) == (4, 1, 1, 7)
                 assert stats.occupancy > 1
                 assert stats.ttft_ms.count == 4
             # It was given, so it is still there.

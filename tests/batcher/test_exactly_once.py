@@ -19,6 +19,7 @@ from batchwright.policies import (
     BySize,
     FairShare,
     Fifo,
+    GivesWay,
     Goodput,
     LikeLengths,
     MaxWait,
@@ -42,6 +43,7 @@ SHAPES: list[Callable[[], Shape]] = [
     lambda: Goodput(4, 60),
     lambda: TargetLatency(2.0, inner=BySize(4)),
     lambda: TargetLatency(2.0, min_batch_size=2, inner=Goodput(4)),
+    lambda: GivesWay(Goodput(4)),
     lambda: WithinMemory(Memory(0.7, 1000), LikeLengths(4, 60)),
 ]
 TIMINGS: list[Callable[[], Timing]] = [AtOnce, lambda: MaxWait(1.0), lambda: Window(0.75)]

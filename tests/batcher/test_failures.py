@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from batchwright import InferenceRequest, InferenceResponse, Usage
 from batchwright.batcher import Batcher, WrongOutputs
 from batchwright.clock import ManualClock
 from batchwright.errors import GenerationError
-from batchwright.policies import BySize, Dispatch, Policy, Wait
+from batchwright.policies import BySize, Dispatch, Item, Policy, Wait
 
 from .virtual import Model, at, outcome, play
 
@@ -75,6 +77,30 @@ def test_a_suspect_that_would_be_late_is_answered_and_not_computed_again() -> No
             assert list(words) == ["DeadlineExceeded"] * 4
             assert model.batches[1:] == [prompts, ["a", "bad"]]
             assert clock.now() == 3.0
+
+    play(main)
+
+
+def test_suspects_take_up_the_queue_like_all_who_wait() -> None:
+    class Down(Model):
+        async def generate_batch(self, prompts: Any) -> list[Any]:
+            await super().generate_batch(prompts)
+            raise ConnectionError("down")
+
+    async def main(clock: ManualClock) -> None:
+        batcher = Batcher(Down(), Policy(BySize(8)), max_waiting=20, clock=clock)
+        calls, most = [], 0
+        for number in range(200):
+            calls.append(asyncio.create_task(outcome(batcher, str(number))))
+            await asyncio.sleep(0.2)
+            stats = batcher.stats()
+            most = max(most, stats.waiting + stats.running)
+        # Beside one batch in the model.
+        assert most <= 20 + 8
+        await batcher.close(drain=False)
+        words = Counter(await asyncio.gather(*calls))
+        assert words["refused: Overloaded"] == batcher.stats().overloaded > 0
+        assert words.total() == 200
 
     play(main)
 
@@ -194,6 +220,59 @@ def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogC
             words = await asyncio.gather(*(outcome(batcher, "x") for _ in range(5)))
             assert list(words) == ["GenerationError"] * 5
             assert await at(2.0, outcome(batcher, "y")) == "Y"
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+@pytest.mark.parametrize("fault", ["seconds", "decide"])
+def test_a_policy_that_fails_after_its_decision_loses_nobody(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Policy):
+        def seconds(self, cells: int, count: int) -> float | None:
+            return super().seconds(cells, count // (0 if fault == "seconds" else 1))
+
+        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+            decision = super().decide(now, drain=drain)
+            if fault == "decide" and isinstance(decision, Dispatch):
+                return Dispatch(decision.items, "a reason of its own")  # type: ignore[arg-type]
+            return decision
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
+            words = set(await asyncio.gather(*(outcome(batcher, "x") for _ in range(5))))
+        assert words == ({"GenerationError"} if fault == "seconds" else {"X"})
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_a_policy_that_cannot_let_go_disturbs_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Policy):
+        def remove(self, item: Item) -> bool:
+            raise ArithmeticError
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(5.0), Faulty(BySize(1)), clock=clock) as batcher:
+            first = asyncio.create_task(outcome(batcher, "first"))
+            await asyncio.sleep(0)
+            words = await asyncio.gather(*(outcome(batcher, "x", deadline=1.0 + i) for i in range(3)))
+            assert (words, clock.now()) == (["DeadlineExceeded"] * 3, 3.0)
+            assert await first == "FIRST"
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
+def test_a_policy_that_ignores_draining_does_not_keep_the_batcher_open(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(Policy):
+        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+            return Wait(math.inf)
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), Stubborn(BySize(1)), clock=clock) as batcher:
+            call = asyncio.create_task(outcome(batcher, "x"))
+            await asyncio.sleep(1)
+        assert await call == "GenerationError"
 
     with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
         play(main)

@@ -159,6 +159,23 @@ def test_an_error_of_the_requests_is_raised_when_what_had_begun_has_been_read() 
     play(main)
 
 
+def test_requests_that_are_cancelled_at_their_source_are_an_error_and_no_end() -> None:
+    async def source() -> AsyncIterator[Prompt]:
+        yield "a:2"
+        raise asyncio.CancelledError
+
+    async def main(clock: ManualClock) -> None:
+        seen: list[str] = []
+        async with StreamingBatchProcessor(Steps(), 2, clock=clock) as processor:
+            stream = processor.process_streaming(source())
+            seen += [(await anext(stream))[1] for _ in range(2)]
+            with pytest.raises(RuntimeError, match="requests: what gives them was cancelled"):
+                await anext(stream)
+        assert seen == ["a0 ", "a1 "]
+
+    play(main)
+
+
 def test_leaving_early_or_being_cancelled_cancels_what_runs() -> None:
     async def main(clock: ManualClock) -> None:
         model = Streams()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
 import threading
 import weakref
+from itertools import count
 from typing import Any
 
 import pytest
 
 from batchwright.batcher import Batcher, SimpleBatcher
 from batchwright.errors import BatcherClosed, GenerationError
+from batchwright.policies import BySize, Policy
 
 
 def upper(prompts: list[str]) -> list[str]:
@@ -130,6 +133,43 @@ def test_it_may_be_used_in_one_event_loop_after_another() -> None:
     assert asyncio.run(main()) == "A"
     assert batcher.stats().succeeded == 5
     batcher.shutdown()
+
+
+def test_those_whose_event_loop_ended_count_as_cancelled() -> None:
+    async def slow(items: list[str]) -> list[str]:
+        await asyncio.sleep(1e6 if "x" in items else 0)
+        return items
+
+    async def ask(batcher: Batcher) -> None:
+        await asyncio.gather(*(batcher.compute("x") for _ in range(3)))
+
+    batcher = Batcher(slow, Policy(BySize(2)))
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    task = loop.create_task(ask(batcher))
+    while batcher.stats().running < 2:
+        loop.run_until_complete(asyncio.sleep(0))
+    # Its task begins.
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert asyncio.run(batcher.compute("y")) == "y"
+    del task, loop
+    gc.collect()
+    stats = batcher.stats()
+    assert (stats.requests, stats.succeeded, stats.cancelled, stats.failed) == (4, 1, 3, 0)
+    assert (stats.waiting, stats.running) == (0, 0)
+
+
+def test_submitting_while_another_thread_closes_hangs_nobody() -> None:
+    for _ in range(10):
+        batcher = Batcher(lambda items: items)
+        futures = [batcher.submit_item(0)]
+        closer = threading.Thread(target=batcher.shutdown)
+        closer.start()
+        with contextlib.suppress(BatcherClosed):
+            futures.extend(map(batcher.submit_item, count(1)))
+        assert [future.result(timeout=60) for future in futures] == list(range(len(futures)))
+        closer.join()
 
 
 def test_requests_of_several_event_loops_and_threads_meet_in_one_batch() -> None:

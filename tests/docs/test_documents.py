@@ -51,7 +51,7 @@ def test_examples_need_the_base_install_only() -> None:
 
 def test_the_example_of_the_readme_runs() -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Batching any function")[1].split("\n## ")[0]
-    (example,) = [block.body for block in blocks(section) if block.language == "python"]
+    example = next(block.body for block in blocks(section) if block.language == "python")
     assert output_of(example) == f"{list(range(100))}\n"
 
 

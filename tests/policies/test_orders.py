@@ -132,12 +132,14 @@ def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple
             assert queue.remove(gone)
             assert not queue.remove(gone)
         elif model:
-            batch = queue.items[key % len(queue) :][:number]
+            batch = queue.items[key % len(queue) :: 1 + number % 2][:number]
             queue.take(batch)
             model = [item for item in model if item not in batch]
         assert queue.items == sorted(model, key=lambda item: item.key)
         assert queue.total_length == sum(item.length for item in model)
         assert queue.with_deadline == sum(item.due == 1.0 for item in model)
+        for count in range(len(model) + 1):
+            assert queue.length_of_first(count) == sum(item.length for item in queue.items[:count])
         if model:
             assert queue.oldest is model[0]
             assert [queue.rank(item) for item in queue.items] == list(range(len(queue)))

@@ -345,6 +345,30 @@ def test_predictions_grow_with_what_waits() -> None:
     assert policy.predict(last) == policy.predict() == pytest.approx(0.28)
 
 
+def test_a_prediction_for_an_item_counts_those_before_it_and_no_padding() -> None:
+    policy = priority(2, 0.0)
+    for count in (1, 2, 4, 4, 3):
+        # A second for each cell, three times as many cells as tokens.
+        policy.observe(30 * count, 10 * count, count, 30.0 * count)
+    short, long, last = (
+        Item(0.0, 5, priority=0),
+        [Item(0.0, 1000, priority=9) for _ in range(4)],
+        Item(1.0, 7, priority=0),
+    )
+    for item in (short, *long, last):
+        policy.add(item)
+    assert policy.predict(last) == pytest.approx(12.0)
+    assert policy.predict(long[1]) == pytest.approx(2012.0)
+    bound = policy.predict()
+    assert bound is not None
+    assert bound > 4012.0
+    free = length_aware(None, 2)
+    free.latency = policy.latency
+    for item in (short, last):
+        free.add(item)
+    assert free.predict(last) == pytest.approx(7.0)
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [

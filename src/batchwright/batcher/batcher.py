@@ -7,10 +7,11 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
-from batchwright.batcher.core import Core, Limits
+from batchwright.batcher.core import Core
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.front import Front, time_allowed
+from batchwright.batcher.front import Front, time_allowed, urgency
 from batchwright.batcher.lengths import Measure
+from batchwright.batcher.limits import Limits
 from batchwright.batcher.model import Model, Runner
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
@@ -30,7 +31,8 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
     nothing to set, or one from `batchwright.policies`. A policy belongs to one batcher.
 
     - `concurrency`: batches in the model at once.
-    - `max_waiting`, `max_waiting_tokens`: what the queue holds; more is refused with `Overloaded`.
+    - `max_waiting`, `max_waiting_tokens`: what the queue holds, with those who are to be computed again because their
+      batch failed; more is refused with `Overloaded`.
     - `isolate_failures`: compute a batch that raised again in parts, so that only the request that is to blame fails.
     - `length`: measures a prompt; by default its tokens where the model has a `tokenizer`, else its `len`.
 
@@ -73,7 +75,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        return await self._answer(item, None, priority, time_allowed(None, deadline), tenant)
+        return await self._answer(item, None, urgency(priority, None), time_allowed(None, deadline), tenant)
 
     def submit_item(
         self, item: Any, *, priority: int = 5, deadline: float | None = None, tenant: Hashable = None
@@ -87,9 +89,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
         if not isinstance(request, InferenceRequest):
             request = InferenceRequest(request)
         allowed = time_allowed(request.deadline, deadline)
-        return self._answer(
-            request.prompt, request, request.priority if priority is None else priority, allowed, tenant
-        )
+        return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> Core:
         return Core(loop, self._runner, self._policy, self._measure, self._clock, self._limits, self._stats)

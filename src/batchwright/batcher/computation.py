@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.exhaustion import let_go, ran_out_of_memory
 from batchwright.batcher.lengths import Measure
-from batchwright.batcher.model import Runner
+from batchwright.batcher.model import Runner, is_being_cancelled
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
@@ -85,10 +85,8 @@ class Computer:
         try:
             outputs = await self._runner.run([entry.prompt for entry in entries], [entry.request for entry in entries])
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 raise
-            # The model itself was cancelled inside; that is a failure like any other.
             return self._failed(group, entries, error)
         except Exception as error:
             return self._failed(group, entries, error)
@@ -113,8 +111,9 @@ class Computer:
                     continue
                 if isinstance(output, BaseException):
                     output = _alone(output, entries)
-            self._answered(entry)
-            entry.succeed(output, now, self._measure, stats)
+            if entry.waits_for_answer:
+                group.wanted -= 1
+                entry.succeed(output, now, self._measure, stats)
         if not short:
             group.fitted.append(entries)
             self._policy.observe(cells, tokens, len(entries), seconds)
@@ -143,8 +142,9 @@ class Computer:
         group.is_to_blame |= not memory
         now = self._clock.now()
         for entry in entries:
-            self._answered(entry)
-            entry.fail(error, now, self._stats)
+            if entry.waits_for_answer:
+                group.wanted -= 1
+                entry.fail(error, now, self._stats)
         return []
 
     def _retries(self, *, memory: bool) -> bool:
@@ -154,10 +154,6 @@ class Computer:
         self._stats.splits += 1
         middle = len(entries) // 2
         return [entries[:middle], entries[middle:]]
-
-    def _answered(self, entry: Entry) -> None:
-        if entry.waits_for_answer:
-            entry.group.wanted -= 1
 
 
 def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:

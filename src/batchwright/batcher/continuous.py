@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from batchwright.batcher.core import Limits
-from batchwright.batcher.front import Front, time_allowed
+from batchwright.batcher.front import Front, time_allowed, urgency
 from batchwright.batcher.handover import HandoverCore
 from batchwright.batcher.lengths import Measure
+from batchwright.batcher.limits import Limits
 from batchwright.batcher.model import Call, RequestStepModel, RequestStreamModel, StepModel, StreamModel
 from batchwright.batcher.sequence import Listener, Sequence
 from batchwright.batcher.steps import StepCore
@@ -190,7 +190,7 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
         if not isinstance(request, InferenceRequest):
             request = InferenceRequest(request)
         allowed = time_allowed(request.deadline, deadline)
-        return self._answer(request, request.priority if priority is None else priority, allowed, tenant, listener)
+        return self._answer(request, urgency(request.priority, priority), allowed, tenant, listener)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> TokenCore:
         return self._core_in(loop, self._shared)

@@ -25,12 +25,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from batchwright.batcher.computation import Computer, Group
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
+from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import Runner
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
@@ -39,7 +39,6 @@ from batchwright.errors import (
     DeadlineExceeded,
     GenerationError,
     InvalidRequest,
-    Overloaded,
 )
 from batchwright.policies import BatchPolicy, Dispatch, Reason
 from batchwright.policies.search import Search
@@ -49,18 +48,6 @@ _log = logging.getLogger("batchwright.batcher")
 _RETRY_SHARE = 0.1
 _DONE_KEPT = 64
 """Answered entries that the deadlines may hold beside twice those that are not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a batcher takes on at most."""
-
-    waiting: int
-    """Requests in the queue."""
-    waiting_tokens: int | None
-    """Their lengths in all."""
-    isolate: bool
-    """Whether a batch that raises is computed again in parts, until the request that is to blame is alone."""
 
 
 class Core:
@@ -89,6 +76,8 @@ class Core:
         """Seconds that parts of failed batches may take from those that wait."""
         self._queued: set[Entry] = set()
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
+        self._suspects: set[Entry] = set()
+        """Those of failed batches who are in no part that is computed now. They too wait, and count as such."""
         self._waiting_tokens = 0
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._entered = 0
@@ -125,7 +114,7 @@ class Core:
             try:
                 self._check_hope(entry)
             except Exception:
-                self._policy.remove(entry)
+                self._remove(entry)
                 raise
             self._remember(entry)
         self._queued.add(entry)
@@ -133,8 +122,8 @@ class Core:
         self._stats.requests += 1
         if len(self._groups) < self._runner.slots:
             self._wake()
-        else:
-            self._arm(min(self._rings, self._runner.changes_at(entry.arrival)))
+        elif (changes := self._runner.changes_at(entry.arrival)) < self._rings:
+            self._arm(changes)
 
     def leave(self, entry: Entry) -> None:
         """The caller of `entry` has gone: it is not computed any more, where that can be helped."""
@@ -160,18 +149,17 @@ class Core:
 
     def empty(self) -> list[Entry]:
         """Take out everything that is not in the model, without an answer."""
-        suspects = [entry for search in self._searches for entry in search.left()]
+        entries = sorted([*self._suspects, *self._queued], key=lambda entry: entry.arrival)
+        for entry in entries:
+            self._forget(entry)
         self._searches.clear()
-        queued = sorted(self._queued, key=lambda entry: entry.arrival)
-        self._queued.clear()
-        self._waiting_tokens = 0
-        for entry in queued:
-            try:
-                self._policy.remove(entry)
-            except Exception:
-                # It may be a faulty policy from which all is taken; each entry is to be answered none the less.
-                _log.exception("the policy failed to let go of a request")
-        return [*suspects, *queued]
+        return entries
+
+    def abandon(self) -> None:
+        """The event loop has ended, and all callers with it: forget them."""
+        self._stats.cancelled += self._unanswered
+        self.empty()
+        self._groups.clear()
 
     def _abort(self) -> None:
         now = self.clock.now()
@@ -179,31 +167,19 @@ class Core:
         for entry in self.empty():
             self._fail_closed(entry, now)
         for group in list(self._groups):
-            for entry in (*group.entries, *(group.search.left() if group.search is not None else ())):
+            for entry in group.entries:
                 self._fail_closed(entry, now)
             if group.task is not None:
                 group.task.cancel()
 
     def _check_room(self, entry: Entry) -> None:
-        waiting, limits = len(self._queued), self._limits
-        if waiting >= limits.waiting:
-            reason = f"{waiting} requests wait, the limit is {limits.waiting}"
-        elif (
-            limits.waiting_tokens is not None
-            and waiting
-            and self._waiting_tokens + entry.length > limits.waiting_tokens
-        ):
-            reason = (
-                f"requests of {self._waiting_tokens} tokens wait and this one has {entry.length}, the limit is "
-                f"{limits.waiting_tokens}"
-            )
-        else:
-            return
-        self._stats.overloaded += 1
-        work = self._policy.predict()
-        after = None if work is None else self._slot_free_in(self.clock.now()) + work / self._runner.slots
-        advice = "try again later" if after is None else f"try again in {after:.3g} s"
-        raise Overloaded(f"the queue is full: {reason}; {advice}", retry_after=after)
+        waiting = len(self._queued) + len(self._suspects)
+        reason = self._limits.exceeded(waiting, self._waiting_tokens, entry.length)
+        if reason is not None:
+            self._stats.overloaded += 1
+            work = self._policy.predict()
+            after = None if work is None else self._slot_free_in(self.clock.now()) + work / self._runner.slots
+            raise overloaded(reason, after)
 
     def _check_hope(self, entry: Entry) -> None:
         """Raises `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
@@ -231,18 +207,17 @@ class Core:
 
     def _remember(self, entry: Entry) -> None:
         heap = self._deadlines
-        if len(heap) > 2 * self._unanswered + _DONE_KEPT:
+        if len(heap) > _DONE_KEPT and len(heap) > 2 * self._unanswered + _DONE_KEPT:
             heap[:] = [known for known in heap if known[2].waits_for_answer]
             heapq.heapify(heap)
         self._entered += 1
         heapq.heappush(heap, (entry.due, self._entered, entry))
-        self._arm(min(entry.due, self._rings))
+        if entry.due < self._rings:
+            self._arm(entry.due)
 
     @property
     def _unanswered(self) -> int:
-        searches = [*self._searches, *(group.search for group in self._groups if group.search is not None)]
-        suspects = sum(len(search.left()) for search in searches)
-        return len(self._queued) + suspects + sum(group.wanted for group in self._groups)
+        return len(self._queued) + len(self._suspects) + sum(group.wanted for group in self._groups)
 
     def _wake(self) -> None:
         if not self._pumping:
@@ -274,20 +249,7 @@ class Core:
         self._expire(now)
         ask_again = math.inf
         try:
-            while len(self._groups) < self._runner.slots:
-                if self._retry_time > 0.0 and self._retry(now):
-                    continue
-                decision = self._policy.decide(now, drain=self._closing)
-                if not isinstance(decision, Dispatch):
-                    if self._retry(now):
-                        continue
-                    if len(self._policy) < len(self._queued):
-                        raise RuntimeError(f"{len(self._queued)} requests wait, it knows of {len(self._policy)}")
-                    ask_again = decision.until
-                    break
-                if not decision.items:
-                    raise RuntimeError("it dispatched a batch without requests")
-                self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
+            ask_again = self._dispatch(now)
         except Exception as error:
             _log.exception("the policy failed; what waits is answered with an error")
             for entry in self.empty():
@@ -307,24 +269,37 @@ class Core:
                     emptied.set_result(None)
             self._emptied.clear()
 
+    def _dispatch(self, now: float) -> float:
+        """Fill the free slots. When the policy is to be asked again; raises what is wrong with it."""
+        while len(self._groups) < self._runner.slots:
+            if self._retry_time > 0.0 and self._retry(now):
+                continue
+            decision = self._policy.decide(now, drain=self._closing)
+            if isinstance(decision, Dispatch):
+                if not decision.items:
+                    raise RuntimeError("it dispatched a batch without requests")
+                self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
+            elif not self._retry(now):
+                if len(self._policy) < len(self._queued):
+                    raise RuntimeError(f"{len(self._queued)} requests wait, it knows of {len(self._policy)}")
+                if self._closing and self._queued:
+                    raise RuntimeError(f"told to drain, it held {len(self._queued)} requests back")
+                return decision.until
+        return math.inf
+
     def _expire(self, now: float) -> None:
         heap = self._deadlines
         while heap and (heap[0][0] <= now or not heap[0][2].waits_for_answer):
             entry = heapq.heappop(heap)[2]
             if entry.waits_for_answer:
                 self._let_go(entry)
-                where = "in the queue" if entry.started is None else "in the model"
-                error = DeadlineExceeded(f"its deadline of {(entry.due - entry.arrival) * 1e3:.4g} ms passed {where}")
-                entry.expire(error, now, self._stats)
+                entry.expire(now, self._stats)
 
     def _let_go(self, entry: Entry) -> None:
         """`entry` is not to be computed any more."""
         group = entry.group
         if group is None:
-            if entry in self._queued:
-                self._queued.discard(entry)
-                self._policy.remove(entry)
-                self._waiting_tokens -= entry.length
+            self._forget(entry)
             # What is left may now be asked about anew, and a closing core may be empty.
             self._wake()
             return
@@ -332,16 +307,36 @@ class Core:
         if not group.wanted and not self._runner.in_thread and group.task is not None:
             group.task.cancel()
 
+    def _forget(self, entry: Entry) -> None:
+        """`entry` does not wait any more, if it did."""
+        if entry in self._queued:
+            self._queued.discard(entry)
+            self._remove(entry)
+        elif entry in self._suspects:
+            self._suspects.discard(entry)
+        else:
+            return
+        self._waiting_tokens -= entry.length
+
+    def _remove(self, entry: Entry) -> None:
+        try:
+            self._policy.remove(entry)
+        except Exception:
+            # Each entry is to be answered none the less, and others are to be served.
+            _log.exception("the policy failed to let go of a request")
+
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
         live = [entry for entry in entries if entry.waits_for_answer]
+        # While they are still known to wait: the policy, which may fail, is asked something.
+        group = self._group(live, now) if live else None
         self._queued.difference_update(entries)
         self._waiting_tokens -= sum(entry.length for entry in entries)
-        if not live:
+        if group is None:
             return
         for entry in live:
             entry.started = now
             self._stats.queue_ms.add((now - entry.arrival) * 1e3)
-        self._launch(live, reason, now)
+        self._launch(group, reason)
 
     def _retry(self, now: float) -> bool:
         """Compute a part of a batch that failed. False when there is none."""
@@ -351,7 +346,10 @@ class Core:
                 self._give_up(entry, now)
             part = search.part(lambda entry: entry.waits_for_answer)
             if part:
-                self._launch(part, Reason.RETRY, now, search)
+                group = self._group(part, now, search)
+                for entry in part:
+                    self._forget(entry)
+                self._launch(group, Reason.RETRY)
                 return True
         return False
 
@@ -364,14 +362,17 @@ class Core:
                 "compute it again",
                 predicted_ms=(now + alone - entry.arrival) * 1e3,
             )
-            entry.expire(late, now, self._stats)
+            self._forget(entry)
+            entry.expire(now, self._stats, late)
 
-    def _launch(self, entries: list[Entry], reason: Reason, now: float, search: Search[Entry] | None = None) -> None:
+    def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> Group:
         expected = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries))
-        self._stats.count_batch(reason.value, len(entries))
-        group = Group(entries, len(entries), now + (expected or 0.0), now, search)
-        group.is_charged = search is not None and bool(self._queued)
-        for entry in entries:
+        is_charged = search is not None and bool(self._queued)
+        return Group(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
+
+    def _launch(self, group: Group, reason: Reason) -> None:
+        self._stats.count_batch(str(reason), len(group.entries))
+        for entry in group.entries:
             entry.group = group
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
@@ -402,6 +403,9 @@ class Core:
                 entry.fail(error, now, self._stats)
             elif entry in suspects:
                 entry.group = None
+                if entry.waits_for_answer:
+                    self._suspects.add(entry)
+                    self._waiting_tokens += entry.length
             else:
                 self._fail_closed(entry, now)
         self._groups.discard(group)

@@ -10,7 +10,7 @@ from typing import Any
 
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.stats import BatcherStats
-from batchwright.errors import BatchwrightError, Cancelled, GenerationError
+from batchwright.errors import BatchwrightError, Cancelled, DeadlineExceeded, GenerationError
 from batchwright.policies import Item
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
 
@@ -77,8 +77,11 @@ class Entry(Item):
         stats.failed += 1
         self._fail(error, now, "error")
 
-    def expire(self, error: BatchwrightError, now: float, stats: BatcherStats) -> None:
-        """Answer that the deadline has passed."""
+    def expire(self, now: float, stats: BatcherStats, error: DeadlineExceeded | None = None) -> None:
+        """Answer that the deadline has passed, or with an `error` that says more. To be called once, and first."""
+        if error is None:
+            where = "in the queue" if self.started is None else "in the model"
+            error = DeadlineExceeded(f"its deadline of {(self.due - self.arrival) * 1e3:.4g} ms passed {where}")
         stats.expired += 1
         self._fail(error, now, "error")
 

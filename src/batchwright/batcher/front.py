@@ -22,9 +22,11 @@ from batchwright.batcher.background import BackgroundLoop
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import BatcherClosed
+from batchwright.errors import BatcherClosed, InvalidRequest
 from batchwright.policies.checks import check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+
+_LARGEST_PRIORITY = 10**9
 
 _T = TypeVar("_T")
 _StatsT = TypeVar("_StatsT", bound=BatcherStats)
@@ -49,8 +51,8 @@ class Home(Protocol):
         """The caller of `entry` has gone."""
         ...
 
-    def empty(self) -> object:
-        """Forget what is here: the callers ended with their loop."""
+    def abandon(self) -> None:
+        """The loop has ended, and all callers with it: forget them."""
         ...
 
     async def close(self, *, drain: bool) -> None:
@@ -156,8 +158,9 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
 
         Without `drain`, what is in the model is cancelled (its threads cannot be, but nobody waits for them).
         """
-        self._closed = True
-        core = self._core
+        with self._starting:
+            self._closed = True
+            core = self._core
         if core is not None and core.loop.is_running():
             if core.loop is asyncio.get_running_loop():
                 await core.close(drain=drain)
@@ -196,9 +199,13 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         here = asyncio.get_running_loop()
         core = self._core
         if core is None or core.loop is not here:
-            core = self._settled(here)
-            if core.loop is not here:
-                return await _elsewhere(core.loop, self._answer(*what))
+            with self._starting:
+                core = self._settle(here)
+                handed = None
+                if core.loop is not here:
+                    handed = asyncio.run_coroutine_threadsafe(self._answer(*what), core.loop)
+            if handed is not None:
+                return await asyncio.wrap_future(handed)
         entry = self._entry(here.create_future(), self._clock.now(), *what)
         core.enter(entry)
         try:
@@ -213,50 +220,65 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
 
     def _settle(self, here: asyncio.AbstractEventLoop) -> _CoreT:
         """The core, moved to the event loop `here` if there is none, or the loop that it was in has ended."""
+        self._require_open()
         core = self._core
         if core is not None and core.loop.is_running():
             return core
-        if self._closed:
-            raise BatcherClosed("the batcher is closed: it takes no more requests")
         if core is not None and not core.is_empty:
             if not core.loop.is_closed():
                 raise RuntimeError("requests wait in an event loop that stands still: run it, or use another batcher")
-            # Their callers ended with their loop.
-            core.empty()
+            core.abandon()
         self._core = self._make(here)
         return self._core
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
         try:
-            loop = self._home()
+            with self._starting:
+                # Before closing or after it: what is handed over while the loop is being stopped would hang.
+                return asyncio.run_coroutine_threadsafe(coroutine, self._home())
         except BaseException:
             coroutine.close()
             raise
-        return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def _home(self) -> asyncio.AbstractEventLoop:
         """The event loop of the core, which is one of our own where there is no other."""
-        with self._starting:
-            if self._closed:
-                raise BatcherClosed("the batcher is closed: it takes no more requests")
-            core = self._core
-            if core is None or not core.loop.is_running():
-                if self._background is None:
-                    self._background = BackgroundLoop()
-                    weakref.finalize(self, self._background.stop)
-                # Made here, not by the first request: closing must find it, and with it what was submitted before.
-                core = self._settle(self._background.loop)
+        self._require_open()
+        core = self._core
+        if core is None or not core.loop.is_running():
+            if self._background is None:
+                self._background = BackgroundLoop()
+                weakref.finalize(self, self._background.stop)
+            # Made here, not by the first request: closing must find it, and with it what was submitted before.
+            core = self._settle(self._background.loop)
         if core.loop is _running_loop():
             raise RuntimeError("submit would wait for the event loop that it is called in: await add_request instead")
         return core.loop
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise BatcherClosed("the batcher is closed: it takes no more requests")
 
 
 def time_allowed(own: float | None, given: float | None) -> float:
     """Seconds from submission until the nearer of two deadlines; infinite without any. Raises ValueError."""
     if given is None:
         return math.inf if own is None else own
-    check_time("deadline", given, above_zero=True)
+    if type(given) is not float or not 0.0 < given < math.inf:
+        check_time("deadline", given, above_zero=True)
     return given if own is None else min(own, given)
+
+
+def urgency(own: int, given: int | None) -> int:
+    """The priority that counts: `given` if there is one. Raises `InvalidRequest` for what is no priority."""
+    priority = own if given is None else given
+    # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
+    if not isinstance(priority, int):
+        raise InvalidRequest(f"priority={priority!r}: must be a whole number", param="priority")
+    if abs(priority) > _LARGEST_PRIORITY:
+        raise InvalidRequest(
+            f"priority: must be from -{_LARGEST_PRIORITY} to {_LARGEST_PRIORITY}, and is beyond", param="priority"
+        )
+    return priority
 
 
 async def _elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -51,9 +51,8 @@ class HandoverCore(TokenCore):
             response = await self._respond(sequence)
         except InvalidRequest as error:
             if sequence.waits_for_answer:
-                self._stats.requests -= 1
                 self._free(sequence)
-                sequence.refuse(error, self._clock.now())
+                sequence.refuse(error, self._clock.now(), self._stats)
         except Exception as error:
             self._fail([sequence], error)
         else:

@@ -165,6 +165,12 @@ def checked_outputs(result: Any, count: int) -> list[Any]:
     return outputs
 
 
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the running task. If not, a CancelledError is a failure of the model like any other."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _without_stop(work: Callable[[], Any]) -> Any:
     try:
         return work()

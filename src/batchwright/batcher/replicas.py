@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchwright.batcher.model import Model, Runner, WrongOutputs
+from batchwright.batcher.model import Model, Runner, WrongOutputs, is_being_cancelled
 from batchwright.clock import Clock
 from batchwright.request import InferenceRequest
 
@@ -71,8 +71,7 @@ class Replicas(Runner):
             try:
                 outputs = await replica.runner.run(prompts, requests)
             except (Exception, asyncio.CancelledError) as error:
-                task = asyncio.current_task()
-                if isinstance(error, WrongOutputs) or (task is not None and task.cancelling()):
+                if isinstance(error, WrongOutputs) or is_being_cancelled():
                     raise
                 if suspect is not None and suspect is not replica:
                     self._take_back(suspect)

@@ -103,10 +103,11 @@ class Sequence(Entry):
             stats.tpot_ms.add((self._last_at - self._first_at) / (self.generated - 1) * 1e3)
         self.succeed(reason, now, self._measure, stats)
 
-    def refuse(self, error: BatchwrightError, now: float) -> None:
-        """Raise `error` for the caller: the request was not taken after all."""
+    def refuse(self, error: BatchwrightError, now: float, stats: ContinuousStats) -> None:
+        """Raise `error` for the caller: the request, which was counted as taken, can never be computed."""
         if self.request is None or self.future.done():
             return
+        stats.failed += 1
         self.future.set_exception(error)
         if self._listener is not None:
             self._listener(self._failure(self.request, error, now, "error"))

@@ -30,7 +30,7 @@ class BatcherStats:
     """Taken into the queue."""
     succeeded: int = 0
     failed: int = 0
-    """Answered with an error of the model, or because the batcher was closed."""
+    """Answered with an error of the model, or because the batcher was closed; over an engine, refused by it too."""
     expired: int = 0
     """Their deadline passed while they waited or were computed."""
     cancelled: int = 0

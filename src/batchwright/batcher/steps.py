@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from batchwright.batcher.model import Call, WrongOutputs, checked_outputs
+from batchwright.batcher.model import Call, WrongOutputs, checked_outputs, is_being_cancelled
 from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_core import Shared, TokenCore
 
@@ -29,7 +29,8 @@ class StepCore(TokenCore):
 
     def _wake(self) -> None:
         if self._task is None:
-            self._task = self.loop.create_task(self._run())
+            # Not by the loop's task factory: an eager one would begin before `_task` is set.
+            self._task = asyncio.Task(self._run(), loop=self.loop)
             # One that is cancelled before its first step never runs.
             self._task.add_done_callback(self._end)
 
@@ -65,10 +66,8 @@ class StepCore(TokenCore):
         try:
             tokens = await self._tokens(sequences)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 raise
-            # The model itself was cancelled inside; that is a failure like any other.
             return self._failed(sequences, error)
         except Exception as error:
             return self._failed(sequences, error)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from batchwright.batcher.continuous import ContinuousBatcher, TokenModel, is_engine
+from batchwright.batcher.model import is_being_cancelled
 from batchwright.batcher.processor import Processor
 from batchwright.errors import BatcherClosed, BatchwrightError, InvalidRequest
 from batchwright.policies.checks import check_size
@@ -130,6 +131,11 @@ class _Reading:
                 position += 1
         except StopAsyncIteration:
             pass
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            self.broken = RuntimeError("requests: what gives them was cancelled")
+            self.broken.__cause__ = error
         except Exception as error:
             self.broken = error
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
-from batchwright.batcher.model import Call, WrongOutputs, checked_outputs
+from batchwright.batcher.model import Call, WrongOutputs, checked_outputs, is_being_cancelled
 from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_core import Shared, TokenCore
 
@@ -81,10 +81,8 @@ class StreamCore(TokenCore):
         try:
             await self._read(stream)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 raise
-            # The model itself was cancelled inside; that is a failure like any other.
             self._failed(stream, error)
         except Exception as error:
             self._failed(stream, error)

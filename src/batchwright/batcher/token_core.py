@@ -20,13 +20,12 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Any, cast
 
-from batchwright.batcher.core import Limits
+from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import WrongOutputs
 from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.clock import Clock
-from batchwright.errors import BatcherClosed, DeadlineExceeded, Overloaded
-from batchwright.policies import Item
+from batchwright.errors import BatcherClosed
 from batchwright.policies.slots import Slots
 
 _log = logging.getLogger("batchwright.batcher")
@@ -98,9 +97,9 @@ class TokenCore(ABC):
             self._emptied.append(emptied)
             await emptied
 
-    def empty(self) -> list[Item]:
-        """Take everybody out, without an answer."""
-        return self._slots.clear()
+    def abandon(self) -> None:
+        """The event loop has ended, and all callers with it: forget them."""
+        self._stats.cancelled += len(self._slots.clear())
 
     @abstractmethod
     def _wake(self) -> None:
@@ -184,11 +183,8 @@ class TokenCore(ABC):
 
     def _late(self, sequence: Sequence) -> None:
         if sequence.waits_for_answer:
-            where = "in the queue" if sequence.started is None else "in the model"
-            allowed = (sequence.due - sequence.arrival) * 1e3
             self._free(sequence)
-            error = DeadlineExceeded(f"its deadline of {allowed:.4g} ms passed {where}")
-            sequence.expire(error, self._clock.now(), self._stats)
+            sequence.expire(self._clock.now(), self._stats)
             self._left(sequence)
 
     def _free(self, sequence: Sequence) -> None:
@@ -205,20 +201,11 @@ class TokenCore(ABC):
             self._wake()
 
     def _check_room(self, sequence: Sequence) -> None:
-        waiting, limits = self._shared.waiting, self._shared.limits
-        tokens = self._slots.waiting_length
         if len(self._slots) < self._shared.places:
             return
-        if waiting >= limits.waiting:
-            reason = f"{waiting} requests wait, the limit is {limits.waiting}"
-        elif limits.waiting_tokens is not None and waiting and tokens + sequence.length > limits.waiting_tokens:
-            reason = (
-                f"requests of {tokens} tokens wait and this one has {sequence.length}, the limit is "
-                f"{limits.waiting_tokens}"
-            )
-        else:
-            return
-        self._stats.overloaded += 1
-        after = None if self._stay is None else self._stay * max(1.0, waiting / self._shared.places)
-        advice = "try again later" if after is None else f"try again in {after:.3g} s"
-        raise Overloaded(f"the queue is full: {reason}; {advice}", retry_after=after)
+        waiting = self._shared.waiting
+        reason = self._shared.limits.exceeded(waiting, self._slots.waiting_length, sequence.length)
+        if reason is not None:
+            self._stats.overloaded += 1
+            after = None if self._stay is None else self._stay * max(1.0, waiting / self._shared.places)
+            raise overloaded(reason, after)

@@ -6,6 +6,7 @@ A policy is an order × a shape × a timing; `policy.py` says what each answers.
 from batchwright.policies.adaptive import TargetLatency, adaptive
 from batchwright.policies.auto import Goodput, auto
 from batchwright.policies.fair import FairShare
+from batchwright.policies.gives_way import GivesWay
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.length_aware import LikeLengths, length_aware
@@ -33,6 +34,7 @@ __all__ = [
     "Dispatch",
     "FairShare",
     "Fifo",
+    "GivesWay",
     "Goodput",
     "Item",
     "LatencyModel",

@@ -15,7 +15,8 @@ latency (`latency.py`):
 
 The order stands above this: the batches compared are those with requests of the level that comes first, which is a
 priority, aging included (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for nothing
-in them. Until the model's latency is known, requests go in order.
+in them. Until the model's latency is known, requests go in order. Where urgent requests come too, batches of others are
+kept short if that costs little (`gives_way.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.policies.checks import check_size
+from batchwright.policies.gives_way import GivesWay
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.lengths import capacity, divide
@@ -37,9 +39,9 @@ _LOOK_AHEAD = 128
 
 
 @dataclass(slots=True)
-class _Candidate:
-    items: Sequence[Item]
-    full: bool
+class _Weight:
+    """What a batch has to say for itself, and against the others."""
+
     seconds: float
     """Model time."""
     slacks: list[float]
@@ -66,18 +68,20 @@ class Goodput:
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
         if latency.predict(0, 1) is None:
             return self._first(seen)
-        hopeful = [item for item in seen if item.due - now >= (latency.predict(item.length, 1) or 0.0)]
+        base, by_cell, by_item = latency.coefficients
+        soonest = now + base + by_item
+        hopeful = [item for item in seen if item.due >= soonest + by_cell * item.length]
         if not hopeful:
             return self._first(seen)
         level = hopeful[0].level
         batches = divide(hopeful, self.max_batch_size, self.max_batch_tokens, latency)
         candidates = [
-            self._candidate(batch, full, level, now, latency)
-            for batch, full in batches
-            if any(item.level <= level for item in batch)
+            _in_time(batch, full, now, latency) for batch, full in batches if any(item.level <= level for item in batch)
         ]
-        best = max(candidates, key=lambda each: _worth(each, candidates)) if len(candidates) > 1 else candidates[0]
-        return best.items, best.full
+        if len(candidates) == 1:
+            return candidates[0]
+        weights = [_weight(batch, level, now, latency) for batch, _ in candidates]
+        return max(zip(candidates, weights, strict=True), key=lambda each: _worth(each[1], weights))[0]
 
     def _first(self, items: Sequence[Item]) -> tuple[Sequence[Item], bool]:
         """As many of the first as go together."""
@@ -88,25 +92,29 @@ class Goodput:
                 return items[:count], True
         return items[: self.max_batch_size], len(items) >= self.max_batch_size
 
-    def _candidate(
-        self, batch: Sequence[Item], full: bool, level: float, now: float, latency: LatencyModel
-    ) -> _Candidate:
-        longest = max(item.length for item in batch)
-        dues = sorted(item.due for item in batch)
-        size = len(batch)
-        if dues[0] < math.inf:
-            while size > 1 and dues[len(dues) - size] - now < _seconds(latency, longest, size):
-                size -= 1
-        seconds = _seconds(latency, longest, size)
-        if size < len(batch):
-            latest = now + seconds
-            batch = [item for item in batch if item.due >= latest][:size] or batch[:1]
-            full = True
-        counted = [item for item in batch if item.level <= level]
-        patient = [now - item.arrival for item in counted if item.due == math.inf]
-        patience = len(patient) + sum(patient) / seconds
-        slacks = sorted(item.due - now for item in counted)
-        return _Candidate(batch, full, seconds, slacks, len(counted) - len(patient), patience)
+
+def _in_time(batch: Sequence[Item], full: bool, now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+    """The most of `batch` that can go together and all be in time, and whether that is full."""
+    dues = sorted([item.due for item in batch])
+    if dues[0] == math.inf:
+        return batch, full
+    longest = max([item.length for item in batch])
+    size = len(batch)
+    while size > 1 and dues[len(dues) - size] - now < _seconds(latency, longest, size):
+        size -= 1
+    if size == len(batch):
+        return batch, full
+    latest = now + _seconds(latency, longest, size)
+    return [item for item in batch if item.due >= latest][:size] or batch[:1], True
+
+
+def _weight(batch: Sequence[Item], level: float, now: float, latency: LatencyModel) -> _Weight:
+    seconds = _seconds(latency, max(item.length for item in batch), len(batch))
+    counted = [item for item in batch if item.level <= level]
+    patient = [now - item.arrival for item in counted if item.due == math.inf]
+    patience = len(patient) + sum(patient) / seconds
+    slacks = sorted(item.due - now for item in counted)
+    return _Weight(seconds, slacks, len(counted) - len(patient), patience)
 
 
 def _seconds(latency: LatencyModel, longest: int, count: int) -> float:
@@ -114,9 +122,9 @@ def _seconds(latency: LatencyModel, longest: int, count: int) -> float:
     return max(latency.predict(longest * count, count) or 0.0, 1e-9)
 
 
-def _worth(mine: _Candidate, candidates: Sequence[_Candidate]) -> tuple[float, int]:
+def _worth(mine: _Weight, weights: Sequence[_Weight]) -> tuple[float, int]:
     """What speaks for letting this one go first: patience worn out, less deadlines missed; then answers in time."""
-    lost = sum(bisect_left(other.slacks, mine.seconds + other.seconds) for other in candidates if other is not mine)
+    lost = sum(bisect_left(other.slacks, mine.seconds + other.seconds) for other in weights if other is not mine)
     return mine.patience - lost, mine.in_time
 
 
@@ -128,4 +136,5 @@ def auto(
     timing: Timing | None = None,
 ) -> Policy:
     """The default. The limits are what the model can hold at once, not settings to tune."""
-    return Policy(Goodput(max_batch_size, max_batch_tokens), order=order or Urgency(), timing=timing)
+    shape = GivesWay(Goodput(max_batch_size, max_batch_tokens))
+    return Policy(shape, order=order or Urgency(), timing=timing)

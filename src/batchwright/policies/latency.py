@@ -137,6 +137,8 @@ def _solve(products: Sequence[Sequence[float]], sums: Sequence[float], subset: t
     if min(scale) <= 0.0:
         return None
     size = len(subset)
+    if size == 1:
+        return [sums[subset[0]] / scale[0] ** 2]
     rows = [
         [products[i][j] / (scale[a] * scale[b]) for b, j in enumerate(subset)] + [sums[i] / scale[a]]
         for a, i in enumerate(subset)

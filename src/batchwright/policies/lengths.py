@@ -34,13 +34,13 @@ def divide(
     A batch of one length takes those that come first in `items`, and as many as it may. So several such batches may
     name the same requests: dispatch one, then divide again.
     """
-    shortest = min(item.length for item in items)
-    longest = max(item.length for item in items)
-    if shortest == longest:
+    lengths = [item.length for item in items]
+    longest = max(lengths)
+    if min(lengths) == longest:
         room = capacity(longest, max_size, max_tokens)
         return [(items[:room], len(items) >= room)]
-    by_length = sorted(range(len(items)), key=lambda index: items[index].length)
-    lengths = [items[index].length for index in by_length]
+    by_length = sorted(range(len(items)), key=lengths.__getitem__)
+    lengths.sort()
     batches: list[tuple[Sequence[Item], bool]] = []
     for begin, end in _cuts(lengths, max_size, max_tokens, latency.coefficients if latency.batches else _UNKNOWN):
         low, high = lengths[begin], lengths[end - 1]

@@ -268,15 +268,17 @@ class Policy:
         return self.latency.predict(cells, count)
 
     def predict(self, item: Item | None = None) -> float | None:
-        count, tokens = len(self._queue), float(self._queue.total_length)
-        if item is not None:
-            # Where the shape may let it overtake others, only its own time is certain.
-            ahead = self._queue.rank(item) if self.shape.keeps_order else 0
-            others = (tokens - item.length) / (count - 1) if count > 1 else 0.0
-            tokens = ahead * others + item.length
-            count = ahead + 1
-        batches = -(-count // self.shape.max_batch_size)
-        return self.latency.predict(tokens * self._padding, count, batches)
+        queue = self._queue
+        if item is None:
+            count, cells = len(queue), queue.total_length * self._padding
+        elif self.shape.keeps_order:
+            ahead = queue.rank(item)
+            # Padding is not certain.
+            count, cells = ahead + 1, float(queue.length_of_first(ahead) + item.length)
+        else:
+            # It may overtake all others: only its own time is certain.
+            return self.latency.predict(item.length, 1)
+        return self.latency.predict(cells, count, -(-count // self.shape.max_batch_size))
 
     def _when(self, now: float) -> tuple[float, Reason]:
         """When the waiting should go, though they fill no batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,11 +39,13 @@ class Queue:
         else:
             insort(items, item, key=_place)
         self._arrivals[item.ordinal] = item
-        self._count(item, 1)
+        self.total_length += item.length
+        if item.due < math.inf:
+            self.with_deadline += 1
 
     def remove(self, item: Item) -> bool:
         """Take out one item. False when it is not here."""
-        if self._arrivals.pop(item.ordinal, None) is None:
+        if item.ordinal not in self._arrivals:
             return False
         del self.items[self.rank(item)]
         self._forget(item)
@@ -55,15 +58,23 @@ class Queue:
         if all(mine is theirs for mine, theirs in zip(items, batch, strict=False)):
             del items[:size]
         else:
+            # Those behind the last of them are not looked at: they may be thousands.
+            end = self.rank(max(batch, key=_place)) + 1
             gone = {item.ordinal for item in batch}
-            self.items = [item for item in items if item.ordinal not in gone]
+            items[:end] = [item for item in items[:end] if item.ordinal not in gone]
         for item in batch:
-            del self._arrivals[item.ordinal]
             self._forget(item)
 
     def rank(self, item: Item) -> int:
         """How many items go before this one."""
         return bisect_left(self.items, (item.key, item.ordinal), key=_place)
+
+    def length_of_first(self, count: int) -> int:
+        """Sum of the lengths of the first `count`."""
+        items = self.items
+        if 2 * count <= len(items):
+            return sum(item.length for item in items[:count])
+        return self.total_length - sum(item.length for item in items[count:])
 
     @property
     def oldest(self) -> Item:
@@ -71,13 +82,11 @@ class Queue:
         return next(iter(self._arrivals.values()))
 
     def _forget(self, item: Item) -> None:
+        del self._arrivals[item.ordinal]
         item.ordinal = -1
-        self._count(item, -1)
-
-    def _count(self, item: Item, sign: int) -> None:
-        self.total_length += sign * item.length
-        if item.due != float("inf"):
-            self.with_deadline += sign
+        self.total_length -= item.length
+        if item.due < math.inf:
+            self.with_deadline -= 1
 
 
 def _place(item: Item) -> tuple[float, int]:
