@@ -46,6 +46,10 @@ from batchwright.policies.search import Search
 _log = logging.getLogger("batchwright.batcher")
 
 _RETRY_SHARE = 0.1
+_SURE = 0.98
+"""Of its expected time, a batch may take less."""
+_ALL_LATE = 8
+"""So many batches in a row are not computed because all in them would be late."""
 _DONE_KEPT = 64
 """Answered entries that the deadlines may hold beside twice those that are not."""
 
@@ -71,6 +75,8 @@ class Core:
         self._stats = stats
         self._computer = Computer(runner, policy, measure, clock, stats, isolate=limits.isolate)
         self._groups: set[Group] = set()
+        self._all_late = 0
+        """Batches in a row in which all would be late."""
         self._searches: deque[Search[Entry]] = deque()
         self._retry_time = 0.0
         """Seconds that parts of failed batches may take from those that wait."""
@@ -326,7 +332,7 @@ class Core:
             _log.exception("the policy failed to let go of a request")
 
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
-        live = [entry for entry in entries if entry.waits_for_answer]
+        live = self._in_time([entry for entry in entries if entry.waits_for_answer], now)
         # While they are still known to wait: the policy, which may fail, is asked something.
         group = self._group(live, now) if live else None
         self._queued.difference_update(entries)
@@ -337,6 +343,22 @@ class Core:
             entry.started = now
             self._stats.queue_ms.add((now - entry.arrival) * 1e3)
         self._launch(group, reason)
+
+    def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
+        """Without those that this batch would answer too late: they have their answer now, and others get the time."""
+        if all(entry.due == math.inf for entry in entries):
+            return entries
+        seconds = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
+        late = [entry for entry in entries if entry.due < now + _SURE * seconds]
+        self._all_late = self._all_late + 1 if len(late) == len(entries) else 0
+        is_all = not self._groups and len(self._queued) <= len(entries)
+        if self._all_late > (0 if is_all else _ALL_LATE):
+            # What has been learned of the model may have become wrong; and where nobody else is there, to try is free.
+            self._all_late = 0
+            return entries
+        for entry in late:
+            self._refuse_late(entry, now, seconds, "it would be late")
+        return [entry for entry in entries if entry.waits_for_answer] if late else entries
 
     def _retry(self, now: float) -> bool:
         """Compute a part of a batch that failed. False when there is none."""
@@ -357,13 +379,15 @@ class Core:
         """A suspect that would be late even if it were computed at once is answered."""
         alone = self._policy.seconds(entry.length, 1) or 0.0
         if entry.due < now + alone and entry.waits_for_answer:
-            late = DeadlineExceeded(
-                f"its batch failed, and its deadline of {(entry.due - entry.arrival) * 1e3:.4g} ms leaves no time to "
-                "compute it again",
-                predicted_ms=(now + alone - entry.arrival) * 1e3,
-            )
             self._forget(entry)
-            entry.expire(now, self._stats, late)
+            self._refuse_late(entry, now, alone, "its batch failed, and computed again it would be late")
+
+    def _refuse_late(self, entry: Entry, now: float, seconds: float, why: str) -> None:
+        latency, allowed = (now + seconds - entry.arrival) * 1e3, (entry.due - entry.arrival) * 1e3
+        error = DeadlineExceeded(
+            f"not computed: {why}, after {latency:.4g} ms with a deadline of {allowed:.4g} ms", predicted_ms=latency
+        )
+        entry.expire(now, self._stats, error)
 
     def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> Group:
         expected = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries))

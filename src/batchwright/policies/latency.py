@@ -31,6 +31,8 @@ _WARM_UP = 8
 _OUTLIER = 6.0
 """Times the usual error."""
 _LEAST_ERROR = 0.05
+_FITTED_ALWAYS, _FITTED_EVERY = 32, 8
+"""A fit costs more than all else that is done for a small batch: among many, one more says little."""
 _CHANGED = 4
 """So many outliers one after another are the truth."""
 
@@ -82,6 +84,8 @@ class LatencyModel:
         self._outliers = 0
         self.batches += 1
         self._learn((1.0, float(cells), float(count)), seconds)
+        if is_larger or self.batches <= _FITTED_ALWAYS or not self.batches % _FITTED_EVERY:
+            self._fit()
 
     def predict(self, cells: int | float, count: int | float, batches: int = 1) -> float | None:
         """Seconds for `count` items in `batches` batches, `cells` padded tokens in all; None when nothing is known."""
@@ -109,7 +113,6 @@ class LatencyModel:
             row = self._products[i]
             for j in range(3):
                 row[j] = row[j] * keep + scaled[i] * scaled[j]
-        self._fit()
 
     def _fit(self) -> None:
         best_error = float("inf")
