@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,7 +115,7 @@ class InferenceRequest(SamplingParams):
     created_at: float = field(default_factory=time.time, kw_only=True)
     """Unix time in seconds."""
     callback: Callable[[InferenceResponse], object] | None = field(default=None, kw_only=True, compare=False)
-    """Called with the response when it is complete."""
+    """A plain function, called with the response when it is complete. It must not block."""
     metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -125,6 +126,8 @@ class InferenceRequest(SamplingParams):
                 f"request_id={_shown(self.request_id)}: must be a text that is not empty", param="request_id"
             )
         _require_int("priority", self.priority)
+        if self.callback is not None:
+            _require_callback(self.callback)
         if self.deadline is not None:
             _require_real("deadline", self.deadline, low=0.0, high=1e9, above_low=True)
 
@@ -245,6 +248,19 @@ def _require_mapping(name: str, value: object) -> None:
 def _require_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}={_shown(value)}: must be true or false", param=name)
+
+
+def _require_callback(callback: object) -> None:
+    if not callable(callback):
+        raise InvalidRequest(
+            f"callback={_shown(callback)}: must be a function that takes the response", param="callback"
+        )
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__):
+        raise InvalidRequest(
+            "callback: must be a plain function, since nobody would await an async one; start a task in it, or await "
+            "the response instead",
+            param="callback",
+        )
 
 
 def _shown(value: object) -> str:

@@ -87,6 +87,44 @@ def test_what_cannot_be_computed_fails_alone(encoder: Encoder) -> None:
     assert "302 tokens is longer than max_length=256" in str(outputs[3])
 
 
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("\ud800 x", "lone surrogate, '.ud800', at character 0"),
+        (b"x", "prompt of type bytes"),
+        ([2**70], "outside 0 to 30521"),
+        ([101, -1], "outside 0 to 30521"),
+    ],
+)
+def test_what_no_tokenizer_takes_fails_alone(encoder: Encoder, prompt: Any, words: str) -> None:
+    outputs: list[Any] = encoder.generate_batch(["sky", prompt, "sky"])
+    assert [type(output) for output in outputs] == [np.ndarray, InvalidRequest, np.ndarray]
+    assert outputs[1].param == "prompt"
+    with pytest.raises(InvalidRequest, match=words):
+        raise outputs[1]
+    with pytest.raises(InvalidRequest, match=rf"texts\[1\]: prompt .*{words.removeprefix('prompt ')}"):
+        encoder.encode(["sky", prompt])
+
+
+def test_loading_shows_no_progress_bars(minilm_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
+    from transformers.utils import logging
+
+    shown: Any = logging
+    before = shown.is_progress_bar_enabled(), are_progress_bars_disabled()
+    shown.enable_progress_bar()
+    try:
+        Encoder(minilm_path)
+        assert "Loading weights" not in capfd.readouterr().err
+        assert shown.is_progress_bar_enabled()
+        assert not are_progress_bars_disabled()
+    finally:
+        if not before[0]:
+            shown.disable_progress_bar()
+        if before[1]:
+            disable_progress_bars()
+
+
 def test_encode_names_the_text_that_it_refuses(encoder: Encoder) -> None:
     with pytest.raises(ContextLengthExceeded, match=r"texts\[1\]: prompt of 302 tokens"):
         encoder.encode(["sky", LONG])

@@ -14,6 +14,7 @@ from batchwright import (
     ContextLengthExceeded,
     Engine,
     InferenceRequest,
+    InferenceResponse,
     InvalidRequest,
     NonFiniteLogits,
     SamplingParams,
@@ -126,6 +127,17 @@ def test_a_stop_text_is_no_part_of_the_output(real: StaticGenerator) -> None:
     answer: Any = real.generate_batch(["Count: 1, 2, 3,"], [params])[0]
     assert answer.finish_reason == "stop"
     assert answer.output.endswith("4,")
+
+
+def test_what_no_tokenizer_takes_fails_alone(real: StaticGenerator) -> None:
+    outputs: list[Any] = real.generate_batch(["1, 2,", "\ud800 x", b"x", [2**70]], [GREEDY] * 4)
+    kinds = [type(output) for output in outputs]
+    assert kinds == [InferenceResponse, InvalidRequest, InvalidRequest, InvalidRequest]
+
+
+def test_loading_shows_no_progress_bars(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    StaticGenerator(folder, dtype="float32")
+    assert "Loading weights" not in capfd.readouterr().err
 
 
 def test_what_cannot_be_computed_fails_alone(generator: StaticGenerator) -> None:

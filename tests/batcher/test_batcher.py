@@ -427,3 +427,37 @@ def test_a_function_may_call_its_prompts_requests() -> None:
             assert await batcher.compute("a") == "A"
 
     play(main)
+
+
+def test_what_is_no_model_length_or_clock_is_refused_where_it_stands() -> None:
+    with pytest.raises(TypeError, match=r"give an instance of it, such as Model\(\)"):
+        Batcher(Model)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="length=5"):
+        Batcher(Model(), length=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="clock=5"):
+        Batcher(Model(), clock=5)  # type: ignore[arg-type]
+
+
+def test_an_item_needs_no_priority() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(Model(), clock=clock) as batcher:
+            assert await batcher.compute("x", priority=None) == "X"
+
+    play(main)
+
+
+def test_an_error_that_cannot_be_told_fails_its_request_all_the_same() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    async def model(items: list[str]) -> list[str]:
+        raise Silent
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, clock=clock) as batcher:
+            error = (await batcher.add_request("x")).error
+        assert error is not None
+        assert isinstance(error.__cause__, Silent)
+
+    play(main)

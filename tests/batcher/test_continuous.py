@@ -135,6 +135,10 @@ def test_prompt_and_output_fit_in_the_length_together() -> None:
                 await batcher.add_request("long:9")
             with pytest.raises(InvalidRequest, match="n=2"):
                 await batcher.add_request(request("x:1", n=2))
+            with pytest.raises(InvalidRequest, match="logprobs=3"):
+                await batcher.add_request(request("x:1", logprobs=3))
+            with pytest.raises(InvalidRequest, match="stop_token_ids"):
+                await batcher.add_request(request("x:1", stop_token_ids=(2,)))
         model = Steps()
         model.tokenizer = _Words()  # type: ignore[attr-defined]
         async with ContinuousBatcher(model, max_sequence_length=6, clock=clock) as batcher:

@@ -138,6 +138,12 @@ def test_what_cannot_be_decorated_is_refused() -> None:
     with pytest.raises(TypeError, match="must decorate a function"):
         batched()(5)  # type: ignore[call-overload]
 
+    with pytest.raises(TypeError, match=r"write @batched\(\)"):
+
+        @batched  # type: ignore[arg-type]
+        def bare(items: list[int]) -> list[int]:
+            return items
+
     class Slotted:
         __slots__ = ()
 

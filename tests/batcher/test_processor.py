@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from batchwright import InferenceRequest
+from batchwright import InferenceRequest, InferenceResponse
 from batchwright.batcher import AsyncBatchConfig, AsyncBatchProcessor
 from batchwright.clock import ManualClock
 from batchwright.errors import BatcherClosed, DeadlineExceeded
@@ -53,6 +53,50 @@ def test_it_belongs_to_the_loop_in_which_its_workers_were_started() -> None:
             await processor.submit("x")
 
     play(main)
+
+
+def test_it_may_be_used_without_an_event_loop() -> None:
+    with AsyncBatchProcessor(lambda items: items) as processor:
+        assert processor.submit_sync("x").result().output == "x"
+    with pytest.raises(BatcherClosed):
+        processor.submit_sync("x")
+
+
+def test_the_timeout_counts_without_an_event_loop_too() -> None:
+    async def hangs(items: list[str]) -> list[str]:
+        await asyncio.Event().wait()
+        return items
+
+    with AsyncBatchProcessor(hangs, AsyncBatchConfig(timeout_seconds=0.001)) as processor:
+        assert isinstance(processor.submit_sync("x").result().error, DeadlineExceeded)
+
+
+def test_an_error_in_the_block_leaves_what_waits() -> None:
+    async def main(clock: ManualClock) -> None:
+        processor = AsyncBatchProcessor(Model(base=1e6), AsyncBatchConfig(1, 1, 1e9), clock=clock)
+        tasks: list[asyncio.Task[InferenceResponse]] = []
+
+        async def block() -> None:
+            async with processor:
+                tasks.extend(asyncio.create_task(processor.submit("x")) for _ in range(3))
+                await asyncio.sleep(1.0)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            await block()
+        assert clock.now() == 1.0
+        assert all(isinstance(each.error, BatcherClosed) for each in await asyncio.gather(*tasks))
+
+    play(main)
+
+
+def test_what_is_no_setting_is_refused() -> None:
+    with pytest.raises(TypeError, match="AsyncBatchConfig"):
+        AsyncBatchProcessor(Model(), {"batch_size": 3})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="max_concurrent_batches"):
+        AsyncBatchProcessor(Model(), concurrency=3)
+    with pytest.raises(TypeError, match="policy"):
+        AsyncBatchProcessor(Model(), policy="auto")
 
 
 @pytest.mark.parametrize(

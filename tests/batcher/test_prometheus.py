@@ -236,6 +236,29 @@ def test_the_summary_says_why_it_did_not_batch() -> None:
     play(main)
 
 
+class _Refusing(Model):
+    """Refuses long prompts, which it does not compute, with an error object."""
+
+    def answer(self, prompt: Any) -> Any:
+        return ValueError("too long") if len(prompt) > 9 else super().answer(prompt)
+
+
+def test_what_the_model_gave_an_error_for_counts_as_nothing_computed() -> None:
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(_Refusing(base=0.5), clock=clock) as batcher:
+            words = ["ab"] * 6 + ["abc"] * 3 + ["x" * 1000]
+            await asyncio.gather(*(outcome(batcher, word) for word in words))
+            stats = batcher.stats()
+            assert (stats.succeeded, stats.failed, stats.items) == (9, 1, 10)
+            assert (stats.tokens, stats.cells) == (21, 27)
+            assert stats.tokens_per_second == 42.0
+            await outcome(batcher, "x" * 1000)
+            stats = batcher.stats()
+            assert (stats.tokens, stats.cells, stats.model_seconds) == (21, 27, 1.0)
+
+    play(main)
+
+
 def test_the_summary_of_nothing_and_of_trouble() -> None:
     assert str(BatcherStats()).splitlines() == ["0 requests: none has come yet", "no batch has been dispatched"]
     troubled = BatcherStats(requests=3, failed=2, waiting=1, refused=1, too_large=2, splits=4, out_of_memory=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.batcher import ParallelBatchProcessor
+from batchwright.batcher.model import DEADLINES_PASSED
+from batchwright.batcher.replicas import Replicas
 from batchwright.clock import ManualClock
 
 from .virtual import Model, at, play
@@ -173,3 +176,92 @@ def test_everybody_is_answered_and_no_replica_computes_two_batches_at_once(
         assert not any(replica.busy for replica in processor.replicas)
 
     play(main)
+
+
+def test_what_a_replica_does_to_its_lists_before_it_fails_reaches_no_other() -> None:
+    class Spoils:
+        async def generate_batch(self, prompts: list[str], requests: list[Any]) -> list[str]:
+            prompts.sort()
+            requests.pop()
+            raise ConnectionError("no")
+
+    class Upper:
+        async def generate_batch(self, prompts: list[str], requests: list[Any]) -> list[str]:
+            assert [request.prompt for request in requests] == prompts
+            return [prompt.upper() for prompt in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        async with ParallelBatchProcessor([Spoils(), Upper()], clock=clock) as processor:
+            responses = await asyncio.gather(*(processor.submit(word) for word in "cba"))
+        assert [response.output for response in responses] == ["C", "B", "A"]
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda prompts: [], lambda prompts: [RuntimeError("CUDA error")] * len(prompts)], ids=["few", "errors"]
+)
+def test_a_replica_that_answers_with_nothing_of_use_is_taken_out(answer: Callable[[list[str]], list[Any]]) -> None:
+    class Broken(Model):
+        async def generate_batch(self, prompts: Any) -> list[Any]:
+            await super().generate_batch(prompts)
+            return answer(prompts)
+
+    async def main(clock: ManualClock) -> None:
+        broken = Broken(base=0.001)
+        async with ParallelBatchProcessor([Model(base=0.01), broken, Model(base=0.01)], clock=clock) as processor:
+            responses = [await processor.submit("x") for _ in range(50)]
+            assert [response.output for response in responses] == ["X"] * 50
+            assert [replica.failures for replica in processor.replicas] == [0, 1, 0]
+        assert len(broken.batches) == 1
+
+    play(main)
+
+
+def test_where_all_answer_with_nothing_of_use_the_batch_is_to_blame() -> None:
+    async def few(prompts: list[str]) -> list[str]:
+        return []
+
+    async def main(clock: ManualClock) -> None:
+        async with ParallelBatchProcessor([few, few], clock=clock) as processor:
+            assert "0 outputs" in str((await processor.submit("x")).error)
+            assert processor.batcher._runner.slots == 2
+            assert [replica.failures for replica in processor.replicas] == [0, 0]
+
+    play(main)
+
+
+def test_one_that_computes_nothing_is_not_always_the_first() -> None:
+    async def main(clock: ManualClock) -> None:
+        models = [Fallible(base=0.125) for _ in range(3)]
+        models[0].broken = True
+        runner = Replicas(models, clock)
+        for _ in range(4):
+            runner.replicas[0].returns = 0.0
+            assert await runner.run(["x"], [None]) == ["X"]
+        assert [len(model.batches) for model in models] == [2, 2, 2]
+
+    play(main)
+
+
+@pytest.mark.parametrize(("why", "out"), [(DEADLINES_PASSED, True), (None, False)])
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+def test_one_in_which_a_batch_hung_until_its_deadlines_is_taken_out(why: str | None, out: bool, seconds: float) -> None:
+    async def main(clock: ManualClock) -> None:
+        runner = Replicas([Model(base=1.0), Model(base=1e6)], clock)
+        await runner.run(["x"], [None])
+        task = asyncio.create_task(runner.run(["x"], [None]))
+        await asyncio.sleep(seconds)
+        task.cancel(why)
+        await asyncio.wait([task])
+        out_now = out and seconds == 3.0
+        assert (runner.slots, runner.replicas[1].failures) == ((1, 1) if out_now else (2, 0))
+
+    play(main)
+
+
+def test_models_that_are_no_list_are_refused() -> None:
+    with pytest.raises(TypeError, match="list of models"):
+        ParallelBatchProcessor(Model())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="policy"):
+        ParallelBatchProcessor([Model()], policy="auto")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from batchwright.batcher import Batcher, SimpleBatcher
 from batchwright.errors import BatcherClosed, GenerationError
 from batchwright.policies import BySize, Policy
+from batchwright.request import InferenceRequest, InferenceResponse
 
 
 def upper(prompts: list[str]) -> list[str]:
@@ -237,6 +239,182 @@ def test_a_batcher_in_an_event_loop_is_held_by_nothing_when_it_has_nothing_to_do
         assert gone() is None
 
     asyncio.run(outer())
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_model_that_means_to_end_the_program_fails_its_batch(kind: type[BaseException], is_async: bool) -> None:
+    def ends(items: list[str]) -> list[str]:
+        raise kind
+
+    async def ends_async(items: list[str]) -> list[str]:
+        raise kind
+
+    with Batcher(ends_async if is_async else ends) as batcher:
+        for _ in range(2):
+            error = batcher.submit("x").result().error
+            assert isinstance(error, GenerationError)
+            assert isinstance(error.__cause__, kind)
+
+
+def test_ctrl_c_in_the_main_thread_ends_the_program_although_a_model_runs() -> None:
+    async def model(items: list[str]) -> list[str]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(Batcher(model).add_request("x"))
+
+
+def test_ctrl_c_in_the_event_loop_of_another_leaves_nobody_without_an_answer() -> None:
+    ready = threading.Event()
+    answers: list[BaseException | None] = []
+
+    async def model(items: list[str]) -> list[str]:
+        raise KeyboardInterrupt
+
+    batcher = Batcher(model)
+
+    def ask() -> None:
+        ready.wait()
+        answers.append(batcher.submit_item("x").exception())
+
+    async def home() -> None:
+        await batcher.settle()
+        ready.set()
+        await asyncio.Event().wait()
+
+    other = threading.Thread(target=ask)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(home())
+    other.join()
+    assert isinstance(answers[0], GenerationError)
+    batcher.shutdown()
+
+
+@pytest.mark.parametrize(
+    "consume", [lambda items: [items.pop(0) for _ in range(len(items))], lambda items: [*items, items.append("")]]
+)
+def test_a_model_may_do_with_its_list_what_it_likes(consume: Any) -> None:
+    def model(items: list[str]) -> list[str]:
+        outputs = list(items)
+        consume(items)
+        return outputs
+
+    with Batcher(model) as batcher:
+        assert batcher.submit("x").result().output == "x"
+
+
+@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize("kind", ["submit", "loop"])
+def test_a_request_survives_the_event_loop_of_another_caller(began: bool, kind: str) -> None:
+    told: list[InferenceResponse] = []
+    entered, homeless = threading.Event(), threading.Event()
+    may_end = threading.Event()
+
+    async def model(items: list[str]) -> list[str]:
+        if not homeless.is_set():
+            entered.set()
+            await asyncio.Event().wait()
+        return upper(items)
+
+    batcher = Batcher(model, concurrency=2 if began else 1)
+    request = InferenceRequest("b", callback=told.append)
+
+    async def home() -> None:
+        if not began:
+            asyncio.get_running_loop().create_task(batcher.add_request("a"))
+            await asyncio.sleep(0)
+        await batcher.settle()
+        ready.set()
+        await asyncio.to_thread(may_end.wait)
+        homeless.set()
+
+    ready = threading.Event()
+    first = threading.Thread(target=lambda: asyncio.run(home()))
+    first.start()
+    ready.wait()
+    answers: list[InferenceResponse] = []
+    if kind == "submit":
+        second = threading.Thread(target=lambda: answers.append(batcher.submit(request).result()))
+    else:
+        second = threading.Thread(target=lambda: answers.append(asyncio.run(batcher.add_request(request))))
+    second.start()
+    entered.wait()
+    while batcher.stats().requests < (1 if began else 2):
+        os.sched_yield()
+    may_end.set()
+    first.join()
+    second.join()
+    assert [answer.output for answer in answers] == ["B"]
+    assert told == answers
+    stats = batcher.stats()
+    assert (stats.requests, stats.succeeded, stats.waiting, stats.running) == (1 if began else 2, 1, 0, 0)
+    batcher.shutdown()
+
+
+def test_what_has_begun_and_may_not_be_computed_again_is_told_so() -> None:
+    ready, may_end = threading.Event(), threading.Event()
+
+    async def model(items: list[str]) -> list[str]:
+        may_end.set()
+        await asyncio.Event().wait()
+        return items
+
+    batcher = Batcher(model, isolate_failures=False)
+
+    async def home() -> None:
+        await batcher.settle()
+        ready.set()
+        await asyncio.to_thread(may_end.wait)
+
+    first = threading.Thread(target=lambda: asyncio.run(home()))
+    first.start()
+    ready.wait()
+    with pytest.raises(GenerationError, match="event loop that computed"):
+        batcher.submit("x").result()
+    first.join()
+    batcher.shutdown()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_starts_afresh() -> None:
+    code = """if True:
+        import asyncio, os, signal, sys
+        from batchwright.batcher import Batcher, SimpleBatcher
+        used, queued, inside = Batcher(list), SimpleBatcher(list, 2, 1e9), Batcher(list)
+        assert used.submit("a").result().output == "a"
+        assert asyncio.run(inside.add_request("a")).output == "a"
+        waits = queued.submit("b")
+        while not queued.stats().waiting:
+            os.sched_yield()
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            assert used.submit("c").result().output == "c"
+            assert asyncio.run(inside.add_request("c")).output == "c"
+            two = [queued.submit("d"), queued.submit("e")]
+            assert [each.result().output for each in two] == ["d", "e"]
+            for each in (used, queued, inside):
+                each.shutdown()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert queued.submit("f").result().output == "f" and waits.result().output == "b"
+        queued.shutdown()
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+def test_an_error_in_the_block_leaves_what_waits() -> None:
+    gate = Gate()
+    batcher = Batcher(gate)
+    futures = [batcher.submit("a")]
+    gate.begun.wait()
+    futures.append(batcher.submit("b"))
+    with pytest.raises(KeyboardInterrupt), batcher:
+        raise KeyboardInterrupt
+    assert all(isinstance(future.result().error, BatcherClosed) for future in futures)
+    gate.may_end.set()
 
 
 def test_torch_is_not_needed() -> None:

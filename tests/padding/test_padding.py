@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +41,66 @@ def test_too_long_is_refused_with_its_position() -> None:
         PaddingOptimizer().pad_batch([[1], [1, 2, 3]], max_length=2)
     with pytest.raises(ValueError, match="max_length=4"):
         PaddingOptimizer(PaddingConfig(max_length=4)).pad_batch([[0] * 5])
+
+
+def test_the_config_bounds_what_a_call_may_ask_for() -> None:
+    padding = PaddingOptimizer(PaddingConfig(max_length=3))
+    with pytest.raises(ValueError, match=r"max_length=5: PaddingConfig\(max_length=3\)"):
+        padding.pad_batch([[1]], max_length=5)
+    assert padding.pad_batch([[1]], max_length=3)[0].tolist() == [[1, 0, 0]]
+    assert padding.pad_batch([[]], max_length=0)[0].shape == (1, 0)
+
+
+def _any(value: object) -> Any:
+    return value
+
+
+def _given(value: object) -> Any:
+    """None says there that nothing is given, and is fine."""
+    return "x" if value is None else value
+
+
+@pytest.mark.parametrize("value", ["8", None, float("nan"), float("inf"), True, 1.5, -1])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda value: PaddingConfig(max_length=value), "max_length"),
+        (lambda value: PaddingConfig(pad_token_id=value), "pad_token_id"),
+        (PackedSequences, "max_length"),
+        (lambda value: PackedSequences(8, separator_id=_given(value)), "separator_id"),
+        (lambda value: BucketedPadding([4, value]), r"bucket_boundaries\[1\]"),
+        (lambda value: BucketedPadding([4], pad_token_id=value), "pad_token_id"),
+        (lambda value: BucketedPadding.fit([1, 2], value), "num_buckets"),
+        (lambda value: BucketedPadding.fit([value], 1), "lengths"),
+        (lambda value: BucketedPadding().get_bucket(value), "length"),
+        (lambda value: PaddingOptimizer().pad_batch([[1]], _given(value)), "max_length"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused_by_name(make: Callable[[Any], object], name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        make(value)
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    assert BucketedPadding(_any(np.array([4, 8]))).bucket_boundaries == [4, 8]
+    assert PaddingOptimizer(PaddingConfig(max_length=_any(np.int64(3)))).pad_batch([[1, 2, 3]])[0].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: PackedSequences(8).unpack(_any(PackedSequences(8).pack([[1, 2]]))),
+            "packed of type tuple.*row, left =",
+        ),
+        (lambda: BucketedPadding([4]).pad_bucket(_any([[1], [2]])), "bucket of type list.*bucket_sequences"),
+        (lambda: PaddingOptimizer(_any({"max_length": 3})), "config of type dict: must be a PaddingConfig"),
+        (lambda: BucketedPadding(_any(8)), "bucket_boundaries=8: must be a list"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
 
 
 def test_floats_and_nested_rows_are_refused() -> None:

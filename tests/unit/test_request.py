@@ -268,3 +268,15 @@ def test_a_request_can_be_changed_by_replace_and_sent_between_processes() -> Non
 
 def test_usage_adds_up() -> None:
     assert Usage(prompt_tokens=3, completion_tokens=4, cached_tokens=2).total_tokens == 7
+
+
+def test_a_callback_that_nobody_would_await_is_refused() -> None:
+    async def later(response: object) -> None: ...
+
+    class Later:
+        async def __call__(self, response: object) -> None: ...
+
+    for callback in (later, Later(), 5):
+        with pytest.raises(InvalidRequest, match="callback") as raised:
+            InferenceRequest("x", callback=callback)  # type: ignore[arg-type]
+        assert raised.value.param == "callback"

@@ -46,7 +46,10 @@ class TextTokenizer:
         return self._truncated
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of one text, cut with `truncate`; without it, of its whole length. Refuses and counts nothing."""
+        """Token ids of one text, cut with `truncate`; without it, of its whole length. Counts nothing.
+
+        Raises `InvalidRequest` for a text that has no UTF-8 form, and refuses no other.
+        """
         ids: list[int] = (self._cut if self._truncate else self._whole).encode(self._spelled(text)).ids
         return ids
 
@@ -55,33 +58,50 @@ class TextTokenizer:
 
         The Rust tokenizer works on all cores and lets other threads run meanwhile.
         """
-        texts = [(at, prompt) for at, prompt in enumerate(prompts) if isinstance(prompt, str)]
-        found: list[Ids | InvalidRequest] = [
-            InvalidRequest("prompt") if isinstance(prompt, str) else self._given(prompt) for prompt in prompts
+        read = [self._read(prompt) for prompt in prompts]
+        encodings = iter(self._whole.encode_batch_fast([text for text in read if isinstance(text, str)]))
+        return [
+            self._checked(np.array(next(encodings).ids, np.int64), each) if isinstance(each, str) else each
+            for each in read
         ]
-        spelled = [self._spelled(text) for _, text in texts]
-        for (at, _), text, encoding in zip(texts, spelled, self._whole.encode_batch_fast(spelled), strict=True):
-            found[at] = self._checked(np.array(encoding.ids, np.int64), text)
-        return found
+
+    def _read(self, prompt: Any) -> str | Ids | InvalidRequest:
+        """What of a prompt is to be tokenized, or its token ids, or why there are none."""
+        if not isinstance(prompt, str):
+            return self._given(prompt)
+        try:
+            return self._spelled(prompt)
+        except InvalidRequest as error:
+            return error
 
     def _spelled(self, text: str) -> str:
+        """As the tokenizer is to see it. Raises `InvalidRequest` for a text that has no UTF-8 form."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"prompt holds a lone surrogate, {text[error.start]!r}, at character {error.start}: it is no Unicode "
+                'text; decode it anew, or replace it with text.encode(errors="replace").decode()',
+                param="prompt",
+            ) from error
         return text.lower() if self._lower_case else text
 
     def _given(self, prompt: Any) -> Ids | InvalidRequest:
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
-        if not isinstance(prompt, Sequence) or not all(
-            isinstance(token, Integral) and not isinstance(token, bool) for token in prompt
+        if (
+            not isinstance(prompt, Sequence)
+            or isinstance(prompt, (bytes, bytearray, memoryview))
+            or not all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt)
         ):
             return InvalidRequest(
                 f"prompt of type {type(prompt).__name__}: an encoder takes text, or a list of token ids", param="prompt"
             )
-        ids = np.array(prompt, np.int64)
-        if ids.size and not (ids.min() >= 0 and ids.max() < self._vocab_size):
+        if prompt and not (min(prompt) >= 0 and max(prompt) < self._vocab_size):
             return InvalidRequest(
                 f"prompt holds a token id outside 0 to {self._vocab_size - 1}, which the model has", param="prompt"
             )
-        return self._checked(ids, None)
+        return self._checked(np.array(prompt, np.int64), None)
 
     def _checked(self, ids: Ids, text: str | None) -> Ids | InvalidRequest:
         if not ids.size:

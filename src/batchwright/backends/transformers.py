@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from batchwright.backends.quiet import no_progress_bars
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies.load import choose_device, choose_dtype
 from batchwright.engine.generation import Generation, RequestState
@@ -109,6 +110,8 @@ class StaticGenerator:
             ids = self.tokenizer.encode(prompt)
         except InvalidRequest as error:
             return error
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this prompt alone
+            return InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt")
         total = len(ids) + request.max_tokens
         if total > self.max_model_len:
             return ContextLengthExceeded(
@@ -180,7 +183,8 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
 
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
-        model, found = load(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
+        with no_progress_bars():
+            model, found = load(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
     except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
         raise UnsupportedModel(f"transformers cannot load {folder} as a causal language model: {error}") from error
     if missing := sorted(found["missing_keys"]):

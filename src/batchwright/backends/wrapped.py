@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from batchwright.backends.layouts import Cells
+from batchwright.backends.quiet import no_progress_bars
 from batchwright.errors import UnsupportedModel
 
 _WINDOWS = ("sliding_window", "local_attention", "attention_window", "layer_types")
@@ -29,9 +30,10 @@ class WrappedBody:
         if getattr(config, "is_encoder_decoder", False):
             raise UnsupportedModel(f"{self._architecture} has a decoder beside its encoder")
         try:
-            model, found = AutoModel.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
-            )
+            with no_progress_bars():
+                model, found = AutoModel.from_pretrained(
+                    folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                )
         except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
             raise UnsupportedModel(f"transformers cannot load {self._architecture} as an encoder: {error}") from error
         # The pooler is for another task than ours; anything else would be random.

@@ -25,6 +25,14 @@ class BackgroundLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def disown(self) -> None:
+        """This process was forked from the one whose loop it is: keep its copy untouched, since closing it there would
+        close it here too, as far as the kernel is concerned."""
+        _OF_PARENTS.append(self)
+
+
+_OF_PARENTS: list[BackgroundLoop] = []
+
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)

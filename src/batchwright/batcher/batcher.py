@@ -19,6 +19,9 @@ from batchwright.policies import BatchPolicy, auto
 from batchwright.policies.checks import check_size
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
+_PRIORITY = 5
+"""Of an item that comes without one, as of an `InferenceRequest`."""
+
 
 class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
     """Collects single requests and gives them to a model in batches.
@@ -63,22 +66,27 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
             policy = auto()
         if not callable(getattr(policy, "decide", None)):
             raise TypeError(f"policy of type {type(policy).__name__}: must be 'auto' or a policy, such as simple(8)")
+        if length is not None and not callable(length):
+            raise TypeError(f"length={length!r}: must be a function that measures a prompt, such as len")
         self._policy = policy
+        self._recomputes = isolate_failures
         self._limits = Limits(max_waiting, max_waiting_tokens, isolate_failures)
         self._runner = model if isinstance(model, Runner) else Runner(model, slots=concurrency)
         self._measure = Measure(getattr(model, "tokenizer", None), length)
 
     async def compute(
-        self, item: Any, *, priority: int = 5, deadline: float | None = None, tenant: Hashable = None
+        self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
     ) -> Any:
         """The model's output for one item, which may be anything that the model takes; otherwise as `add_request`.
 
+        `priority` is 5 where none is given.
+
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        return await self._answer(item, None, urgency(priority, None), time_allowed(None, deadline), tenant)
+        return await self._answer(item, None, urgency(_PRIORITY, priority), time_allowed(None, deadline), tenant)
 
     def submit_item(
-        self, item: Any, *, priority: int = 5, deadline: float | None = None, tenant: Hashable = None
+        self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
     ) -> concurrent.futures.Future[Any]:
         """`compute` for code without an event loop."""
         return self._hand_over(self.compute(item, priority=priority, deadline=deadline, tenant=tenant))

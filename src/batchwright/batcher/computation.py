@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.exhaustion import let_go, ran_out_of_memory
 from batchwright.batcher.lengths import Measure
-from batchwright.batcher.model import Runner, is_being_cancelled
+from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
@@ -95,8 +95,8 @@ class Computer:
     def _succeeded(self, group: Group, entries: list[Entry], outputs: list[object], begin: float) -> list[list[Entry]]:
         now = self._clock.now()
         seconds, stats = now - begin, self._stats
-        tokens = sum(entry.length for entry in entries)
-        cells = max(entry.length for entry in entries) * len(entries)
+        computed = [entry.length for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
+        tokens, cells = sum(computed), max(computed, default=0) * len(computed)
         stats.tokens += tokens
         stats.cells += cells
         stats.model_seconds += seconds
@@ -116,7 +116,8 @@ class Computer:
                 entry.succeed(output, now, self._measure, stats)
         if not short:
             group.fitted.append(entries)
-            self._policy.observe(cells, tokens, len(entries), seconds)
+            if computed:
+                self._policy.observe(cells, tokens, len(computed), seconds)
             return []
         stats.out_of_memory += 1
         group.failed.append(entries)

@@ -218,6 +218,17 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
                 raise InvalidRequest(
                     f"n={request.n}: the model computes one completion of a prompt; submit it several times", param="n"
                 )
+            if request.logprobs is not None:
+                raise InvalidRequest(
+                    f"logprobs={request.logprobs}: the model gives text only; leave it out, or use an engine",
+                    param="logprobs",
+                )
+            if request.stop_token_ids:
+                raise InvalidRequest(
+                    f"stop_token_ids={list(request.stop_token_ids)}: the model gives text, not token ids; use stop, or "
+                    "an engine",
+                    param="stop_token_ids",
+                )
             most = min(most, room)
         return Sequence(
             future,

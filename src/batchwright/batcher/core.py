@@ -31,7 +31,7 @@ from batchwright.batcher.computation import Computer, Group
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.limits import Limits, overloaded
-from batchwright.batcher.model import Runner
+from batchwright.batcher.model import DEADLINES_PASSED, Runner
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import (
@@ -298,11 +298,11 @@ class Core:
         while heap and (heap[0][0] <= now or not heap[0][2].waits_for_answer):
             entry = heapq.heappop(heap)[2]
             if entry.waits_for_answer:
-                self._let_go(entry)
+                self._let_go(entry, DEADLINES_PASSED)
                 entry.expire(now, self._stats)
 
-    def _let_go(self, entry: Entry) -> None:
-        """`entry` is not to be computed any more."""
+    def _let_go(self, entry: Entry, why: str | None = None) -> None:
+        """`entry` is not to be computed any more; a batch that nobody wants now is cancelled with the message `why`."""
         group = entry.group
         if group is None:
             self._forget(entry)
@@ -311,7 +311,7 @@ class Core:
             return
         group.wanted -= 1
         if not group.wanted and not self._runner.in_thread and group.task is not None:
-            group.task.cancel()
+            group.task.cancel(why)
 
     def _forget(self, entry: Entry) -> None:
         """`entry` does not wait any more, if it did."""

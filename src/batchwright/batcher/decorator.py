@@ -128,7 +128,20 @@ def batched(policy: Callable[[], BatchPolicy] | None = None, **options: Any) -> 
     """
     if policy is not None and (not callable(policy) or hasattr(policy, "decide")):
         raise TypeError("policy: give a function that makes one, since each batcher needs its own: lambda: simple(8)")
+    if policy is not None and _needs_arguments(policy):
+        raise TypeError(f"@batched on {getattr(policy, '__name__', policy)}: write @batched(), with parentheses")
     return Decorator(policy, options)
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:
+        # It cannot be known of some that are built in.
+        return False
+    return False
 
 
 def _method_of(reference: weakref.ref[Any], function: Callable[..., Any]) -> Callable[..., Any]:

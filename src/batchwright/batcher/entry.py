@@ -24,7 +24,7 @@ class Entry(Item):
     the exception itself.
     """
 
-    __slots__ = ("future", "group", "prompt", "request", "started")
+    __slots__ = ("future", "group", "is_moved", "prompt", "request", "started")
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class Entry(Item):
         """When it was dispatched."""
         self.group: Any = None
         """The batch that computes it. Set and read by the core."""
+        self.is_moved = False
+        """It goes on as another entry, in another event loop."""
 
     @property
     def waits_for_answer(self) -> bool:
@@ -87,7 +89,7 @@ class Entry(Item):
 
     def abandon(self, now: float) -> None:
         """The caller went away: nobody awaits the answer, but the callback is told."""
-        if self.request is not None and self.request.callback is not None:
+        if self.request is not None and self.request.callback is not None and not self.is_moved:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))
 
@@ -98,8 +100,8 @@ class Entry(Item):
     def _fail(self, error: BaseException, now: float, finish_reason: FinishReason) -> None:
         if self.request is not None:
             self._answer(self.request, self._failure(self.request, _public(error), now, finish_reason))
-        elif isinstance(error, (StopIteration, asyncio.CancelledError)):
-            # Neither can be carried by a future as what it is here.
+        elif isinstance(error, StopIteration) or not isinstance(error, Exception):
+            # None of them can be carried by a future as what it is here; some would end the callers' event loops too.
             self.future.set_exception(_public(error))
         else:
             self.future.set_exception(error)
@@ -164,7 +166,12 @@ def failed_response(
 def _public(error: BaseException) -> BatchwrightError:
     if isinstance(error, BatchwrightError):
         return error
-    public = GenerationError(f"the model failed with {type(error).__name__}: {error}")
+    try:
+        said = f": {error}"
+    except Exception:
+        # Its own doing, which is to cost nobody the answer.
+        said = ""
+    public = GenerationError(f"the model failed with {type(error).__name__}{said}")
     public.__cause__ = error
     return public
 

@@ -2,7 +2,8 @@
 
 A front has a core, which lives in one event loop and is touched by nothing else; this is why no core locks anything.
 The front finds that loop: the one in which it is first used, another when that one has ended, and one of its own, on a
-thread, for callers that have none. Calls from other loops and threads are handed over to it.
+thread, for callers that have none. Calls from other loops and threads are handed over to it, and those that are not
+answered when it ends are entered again in another. A process that was forked from this one has no loop at first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import concurrent.futures
 import copy
 import math
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -21,12 +23,15 @@ from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 from batchwright.batcher.background import BackgroundLoop
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.stats import BatcherStats
+from batchwright.batcher.visits import MOVED, Visit, watch_end
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import BatcherClosed, InvalidRequest
+from batchwright.errors import BatcherClosed, GenerationError, InvalidRequest
 from batchwright.policies.checks import check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _LARGEST_PRIORITY = 10**9
+_TURNS_TO_END = 20
+"""Turns after which an event loop that has cancelled its tasks goes on after all. `asyncio.run` takes fewer to end."""
 
 _T = TypeVar("_T")
 _StatsT = TypeVar("_StatsT", bound=BatcherStats)
@@ -68,6 +73,8 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
     """The face of a batcher. `What` is what a request is told by, from which `_entry` makes the core's entry."""
 
     def __init__(self, stats: _StatsT, clock: Clock | None) -> None:
+        if clock is not None and not callable(getattr(clock, "now", None)):
+            raise TypeError(f"clock={clock!r}: must have now(), which gives seconds; leave it out for the real clock")
         self._stats = stats
         self._clock = clock or MonotonicClock()
         self._core: _CoreT | None = None
@@ -75,6 +82,17 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         self._background: BackgroundLoop | None = None
         self._starting = threading.Lock()
         """Only for settling in an event loop; the queue needs none."""
+        self._recomputes = False
+        """Whether a request that has begun may be computed again."""
+        self._visits: set[Visit] = set()
+        """Requests handed over from other event loops, without an answer yet."""
+        self._submitted: set[concurrent.futures.Future[Any]] = set()
+        """What runs in our own loop."""
+        self._watch: object = None
+        """Kept alive, it tells that the event loop of the core ends."""
+        self._may_end: asyncio.AbstractEventLoop | None = None
+        """Where a task was cancelled by somebody else than the caller, as `asyncio.run` does when it ends."""
+        _FRONTS.add(self)
 
     @abstractmethod
     def _make(self, loop: asyncio.AbstractEventLoop) -> _CoreT:
@@ -156,7 +174,8 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
     async def close(self, drain: bool = True) -> None:
         """Take no more requests; compute those that wait, or answer them with `BatcherClosed`. May be called again.
 
-        Without `drain`, what is in the model is cancelled (its threads cannot be, but nobody waits for them).
+        Without `drain`, what is in the model is cancelled. Its threads cannot be: nobody here waits for them, but
+        Python does when it exits, so a blocking model that may hang needs a timeout of its own.
         """
         with self._starting:
             self._closed = True
@@ -169,7 +188,15 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         await self._release()
         with self._starting:
             background, self._background = self._background, None
+            submitted = [asyncio.wrap_future(future) for future in self._submitted]
+            if core is not None and not core.loop.is_running():
+                # It will answer nobody.
+                for visit in list(self._visits):
+                    visit.move(core.loop)
         if background is not None:
+            if submitted:
+                # All have an answer, which may still be on its way from the loop of the core.
+                await asyncio.wait(submitted)
             await asyncio.to_thread(background.stop)
 
     def shutdown(self, drain: bool = True) -> None:
@@ -184,7 +211,8 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        """Close; after an error in the block, without computing what waits."""
+        await self.close(drain=error is None)
 
     def __enter__(self) -> Self:
         return self
@@ -192,20 +220,18 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        """`shutdown`; after an error in the block, without computing what waits."""
+        self.shutdown(drain=error is None)
 
     async def _answer(self, *what: *_What) -> Any:
         """Have one request computed in the event loop to which this belongs, wherever the call comes from."""
         here = asyncio.get_running_loop()
-        core = self._core
-        if core is None or core.loop is not here:
-            with self._starting:
-                core = self._settle(here)
-                handed = None
-                if core.loop is not here:
-                    handed = asyncio.run_coroutine_threadsafe(self._answer(*what), core.loop)
-            if handed is not None:
-                return await asyncio.wrap_future(handed)
+        while (core := self._core) is None or core.loop is not here:
+            visit = self._sent(here, what)
+            if visit is not None:
+                answer = await asyncio.wrap_future(visit.answer)
+                if answer is not MOVED:
+                    return answer
         entry = self._entry(here.create_future(), self._clock.now(), *what)
         core.enter(entry)
         try:
@@ -213,6 +239,49 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         except asyncio.CancelledError:
             core.leave(entry)
             raise
+
+    def _sent(self, here: asyncio.AbstractEventLoop, what: tuple[*_What]) -> Visit | None:
+        """A request handed over to the event loop to which this belongs; None when that is now `here`."""
+        with self._starting:
+            core = self._settle(here)
+            if core.loop is here:
+                return None
+            visit = Visit(core.loop)
+            self._visits.add(visit)
+            visit.answer.add_done_callback(lambda _: self._visits.discard(visit))
+            visit.begin(
+                lambda: self._host(core, visit, *what), turns=_TURNS_TO_END if core.loop is self._may_end else 0
+            )
+            return visit
+
+    async def _host(self, core: _CoreT, visit: Visit, *what: *_What) -> Any:
+        """`_answer` to a caller elsewhere, who outlives this event loop: `MOVED`, if it has to be entered again."""
+        if core is not self._core:
+            return MOVED
+        entry = self._entry(core.loop.create_future(), self._clock.now(), *what)
+        core.enter(entry)
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            ends = not visit.answer.cancelled()
+            began = entry.started is not None or entry.group is not None
+            if ends:
+                self._may_end = core.loop
+            entry.is_moved = ends and (self._recomputes or not began)
+            if core is self._core:
+                core.leave(entry)
+                if entry.is_moved:
+                    # It is counted where it ends.
+                    self._stats.requests -= 1
+                    self._stats.cancelled -= 1
+            if not ends:
+                raise
+        if entry.is_moved:
+            return MOVED
+        raise GenerationError(
+            "the event loop that computed the request ended before it was finished, and what has begun is not computed "
+            "again: keep that loop running, or submit the request once more"
+        )
 
     def _settled(self, here: asyncio.AbstractEventLoop) -> _CoreT:
         with self._starting:
@@ -224,35 +293,67 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         core = self._core
         if core is not None and core.loop.is_running():
             return core
-        if core is not None and not core.is_empty:
-            if not core.loop.is_closed():
-                raise RuntimeError("requests wait in an event loop that stands still: run it, or use another batcher")
-            core.abandon()
+        if core is not None and not core.is_empty and not core.loop.is_closed():
+            raise RuntimeError("requests wait in an event loop that stands still: run it, or use another batcher")
+        self._leave()
         self._core = self._make(here)
+        if here is _running_loop():
+            self._watch = watch_end(here, weakref.WeakMethod(self._ended))
         return self._core
 
+    def _leave(self) -> None:
+        """The event loop of the core has ended: forget its callers, and let those elsewhere enter again."""
+        core, self._core, self._watch, self._may_end = self._core, None, None, None
+        if core is not None:
+            core.abandon()
+            for visit in list(self._visits):
+                visit.move(core.loop)
+
+    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called in an event loop that is ending: who comes now would have no answer there."""
+        with self._starting:
+            if self._core is not None and self._core.loop is loop:
+                self._leave()
+
     def _hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Run in our own loop, which no caller can end, and from there where the core is."""
         try:
             with self._starting:
                 # Before closing or after it: what is handed over while the loop is being stopped would hang.
-                return asyncio.run_coroutine_threadsafe(coroutine, self._home())
+                future = asyncio.run_coroutine_threadsafe(coroutine, self._own_loop())
+                self._submitted.add(future)
         except BaseException:
             coroutine.close()
             raise
+        future.add_done_callback(self._submitted.discard)
+        return future
 
-    def _home(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the core, which is one of our own where there is no other."""
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """Our own event loop, in which the core is where it is in no other."""
         self._require_open()
         core = self._core
-        if core is None or not core.loop.is_running():
-            if self._background is None:
-                self._background = BackgroundLoop()
-                weakref.finalize(self, self._background.stop)
-            # Made here, not by the first request: closing must find it, and with it what was submitted before.
-            core = self._settle(self._background.loop)
-        if core.loop is _running_loop():
+        if core is not None and core.loop is _running_loop():
             raise RuntimeError("submit would wait for the event loop that it is called in: await add_request instead")
-        return core.loop
+        if self._background is None:
+            self._background = BackgroundLoop()
+            self._stop_at_end = weakref.finalize(self, self._background.stop)
+        if core is None or not core.loop.is_running():
+            # Made here, not by the first request: closing must find it, and with it what was submitted before.
+            self._settle(self._background.loop)
+        return self._background.loop
+
+    def _fork(self) -> None:
+        """This process is a fork: its copies of the loops do not run, and those who wait in them are the parent's."""
+        self._starting = threading.Lock()
+        if self._background is not None:
+            self._background.disown()
+            self._stop_at_end.detach()
+        self._background = None
+        self._visits.clear()
+        self._submitted.clear()
+        core, self._core, self._watch = self._core, None, None
+        if core is not None:
+            core.abandon()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -290,3 +391,15 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+_FRONTS: weakref.WeakSet[Front[Any, Any, *tuple[Any, ...]]] = weakref.WeakSet()
+
+
+def _start_afresh() -> None:
+    for front in list(_FRONTS):
+        front._fork()  # noqa: SLF001 - of this module, and nobody else's business
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_afresh)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from batchwright.batcher.batcher import Batcher
@@ -60,9 +60,9 @@ class MemoryEfficientBatcher(Batcher):
 
         One that is refused or fails has `error` set and concerns no other. At most half of the queue is taken up at a
         time, and where it is full because of others it is waited for. Raises `InvalidRequest`, before anything is
-        computed, for what is no prompt.
+        computed, for what is no prompt, and TypeError for a single prompt or request in place of a list.
         """
-        asked = [self._request(request) for request in requests]
+        asked = self._requests(requests)
         answers: dict[int, InferenceResponse] = {}
         rest = iter(range(len(asked)))
 
@@ -86,8 +86,10 @@ class MemoryEfficientBatcher(Batcher):
                 return failed_response(request, error)
 
     def _items(self, requests: Sequence[InferenceRequest | Prompt]) -> list[Item]:
-        asked = map(self._request, requests)
+        asked = self._requests(requests)
         return [Item(0.0, self._measure.length(each.prompt), max_tokens=each.max_tokens) for each in asked]
 
-    def _request(self, request: InferenceRequest | Prompt) -> InferenceRequest:
-        return request if isinstance(request, InferenceRequest) else InferenceRequest(request)
+    def _requests(self, requests: Sequence[InferenceRequest | Prompt]) -> list[InferenceRequest]:
+        if isinstance(requests, (str, bytes, InferenceRequest)) or not isinstance(requests, Iterable):
+            raise TypeError(f"requests of type {type(requests).__name__}: must be a list of requests or prompts")
+        return [each if isinstance(each, InferenceRequest) else InferenceRequest(each) for each in requests]

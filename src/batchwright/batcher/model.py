@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from batchwright.errors import GenerationError
-from batchwright.request import InferenceRequest
+from batchwright.request import InferenceRequest, InferenceResponse
 
 
 class BatchModel(Protocol):
@@ -88,6 +90,8 @@ class Call:
         self._takes_requests = _takes_requests(function)
         self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
+        self._executor_of = 0
+        """The process that has its threads: a fork has none of them."""
         self.in_thread = not _is_async(function)
         """Then a call cannot be cancelled, only its result ignored."""
 
@@ -98,14 +102,27 @@ class Call:
             result = await self.in_own_thread(partial(self._function, *arguments, **options))
         else:
             result = self._function(*arguments, **options)
-        return await result if inspect.isawaitable(result) else result
+        if not inspect.isawaitable(result):
+            return result
+        try:
+            return await result
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Either would end the event loop under everybody. Ctrl-C comes in the main thread, and is to do so.
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
+            raise _not_to_end(error) from error
 
     async def in_own_thread(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives in a thread of ours."""
-        if self._executor is None:
+        """What `work` gives in a thread of ours.
+
+        A thread that never returns from it keeps the interpreter from ending, even when the batcher has been closed:
+        Python waits for it, since code such as torch's must not be running while the interpreter is taken down.
+        """
+        if self._executor is None or self._executor_of != os.getpid():
             # Its own threads: those of the loop may all be waiting for us.
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="batchwright-model")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _without_stop, work)
+            self._executor_of = os.getpid()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, _carried, work)
 
     def close(self) -> None:
         """Let the threads end when they are done."""
@@ -118,6 +135,8 @@ class Runner:
     """Calls a model. Raises TypeError for what is no model."""
 
     def __init__(self, model: Model, *, slots: int) -> None:
+        if isinstance(model, type) and hasattr(model, "generate_batch"):
+            raise TypeError(f"model: {model.__name__} is a class; give an instance of it, such as {model.__name__}()")
         call = getattr(model, "generate_batch", model)
         if not callable(call):
             raise TypeError(
@@ -137,12 +156,19 @@ class Runner:
         return math.inf
 
     async def run(self, prompts: list[Any], requests: list[InferenceRequest | None]) -> list[Any]:
-        """One output for each of `prompts`. Raises what the model raises, and `WrongOutputs`."""
-        return checked_outputs(await self._call(prompts, requests=requests), len(prompts))
+        """One output for each of `prompts`. Raises what the model raises, and `WrongOutputs`.
+
+        The model gets lists of its own, and may do with them what it likes.
+        """
+        return checked_outputs(await self._call(list(prompts), requests=list(requests)), len(prompts))
 
     def close(self) -> None:
         """Let the threads end when they are done."""
         self._call.close()
+
+
+DEADLINES_PASSED = "deadlines passed"
+"""Says, as the message of its cancellation, that a batch is cancelled because all its requests were late."""
 
 
 class WrongOutputs(GenerationError):
@@ -165,18 +191,33 @@ def checked_outputs(result: Any, count: int) -> list[Any]:
     return outputs
 
 
+def is_failure(output: object) -> bool:
+    """Whether a model gave an error in place of an output."""
+    return isinstance(output, BaseException) or (isinstance(output, InferenceResponse) and output.error is not None)
+
+
 def is_being_cancelled() -> bool:
     """Whether somebody cancels the running task. If not, a CancelledError is a failure of the model like any other."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def _without_stop(work: Callable[[], Any]) -> Any:
+def _carried(work: Callable[[], Any]) -> Any:
+    """What `work` gives. What it raises becomes what a future can carry to an event loop without harm."""
     try:
         return work()
     except StopIteration as error:
         # A future refuses to carry it, and would never be done.
         raise RuntimeError("the model raised StopIteration") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _not_to_end(error) from error
+
+
+def _not_to_end(error: BaseException) -> GenerationError:
+    """What the callers are told of a model that meant to end the program."""
+    return GenerationError(
+        f"the model raised {type(error).__name__}, which fails its batch and does not end the program"
+    )
 
 
 def _takes_requests(call: Callable[..., Any]) -> bool:

@@ -50,9 +50,8 @@ class AdaptiveBatcher(Batcher):
         target_latency_ms: float = 100,
         **options: Any,
     ) -> None:
-        super().__init__(
-            model, adaptive(_seconds("target_latency_ms", target_latency_ms), min_batch_size, max_batch_size), **options
-        )
+        target_latency = _seconds("target_latency_ms", target_latency_ms, above_zero=True)
+        super().__init__(model, adaptive(target_latency, min_batch_size, max_batch_size), **options)
 
 
 class PriorityBatcher(Batcher):
@@ -92,7 +91,7 @@ class LengthAwareBatcher(Batcher):
         super().__init__(model, length_aware(max_batch_tokens, max_batch_size), **options)
 
 
-def _seconds(name: str, milliseconds: float) -> float:
+def _seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:
     """The policies take seconds. Raises ValueError under the name that the caller knows."""
-    check_time(name, milliseconds)
+    check_time(name, milliseconds, above_zero=above_zero)
     return milliseconds / 1e3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,7 +39,11 @@ class AsyncBatchConfig:
 
 
 class Processor(Generic[_BatcherT]):
-    """What the processors share: a batcher behind them."""
+    """What the processors share: a batcher behind them.
+
+    In an event loop: `await processor.submit(request)`. Without one: `processor.submit_sync(request).result()`, from
+    any thread. It may be used with `async with` or `with`, which close it.
+    """
 
     batcher: _BatcherT
 
@@ -50,8 +55,24 @@ class Processor(Generic[_BatcherT]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """As `add_request` of the batcher."""
-        return await self.batcher.add_request(request, priority=priority, deadline=deadline, tenant=tenant)
+        """As `add_request` of the batcher. A coroutine: without an event loop use `submit_sync`."""
+        return await self.batcher.add_request(
+            request, priority=priority, deadline=self._nearest(deadline), tenant=tenant
+        )
+
+    def submit_sync(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> concurrent.futures.Future[InferenceResponse]:
+        """`submit` for code without an event loop: `processor.submit_sync(request).result()`.
+
+        May be called from any thread. Cancelling the future cancels the request.
+        """
+        return self.batcher.submit(request, priority=priority, deadline=self._nearest(deadline), tenant=tenant)
 
     def stats(self) -> BatcherStats:
         """What it has done until now: a copy."""
@@ -62,6 +83,10 @@ class Processor(Generic[_BatcherT]):
         """As `close` of the batcher."""
         await self.batcher.close(drain)
 
+    def shutdown(self, drain: bool = True) -> None:
+        """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
+        self.batcher.shutdown(drain)
+
     async def __aenter__(self) -> Self:
         await self.batcher.settle()
         return self
@@ -69,17 +94,37 @@ class Processor(Generic[_BatcherT]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        """Close; after an error in the block, without computing what waits."""
+        await self.close(drain=error is None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """`shutdown`; after an error in the block, without computing what waits."""
+        self.shutdown(drain=error is None)
+
+    def _nearest(self, deadline: float | None) -> float | None:
+        """The deadline that counts, of the caller's and our own."""
+        return deadline
 
 
 class AsyncBatchProcessor(Processor[Batcher]):
     """Keeps a model busy that computes several batches at once, such as a remote endpoint or one with replicas.
 
     Whenever fewer than `max_concurrent_batches` are in the model, what waits goes, as under the policy "auto".
-    `batcher` is what stands behind it; `options` are those of `Batcher`.
+    A request has a deadline of `timeout_seconds` where none is nearer. `batcher` is what stands behind it; `options`
+    are those of `Batcher`.
     """
 
     def __init__(self, model: Model, config: AsyncBatchConfig | None = None, **options: Any) -> None:
+        if config is not None and not isinstance(config, AsyncBatchConfig):
+            raise TypeError(f"config of type {type(config).__name__}: must be an AsyncBatchConfig(batch_size=16, ...)")
+        if "concurrency" in options:
+            raise TypeError("concurrency: set max_concurrent_batches of AsyncBatchConfig instead")
+        _refuse_policy(options)
         self.config = config or AsyncBatchConfig()
         self.batcher = Batcher(
             model, auto(self.config.batch_size), concurrency=self.config.max_concurrent_batches, **options
@@ -92,18 +137,9 @@ class AsyncBatchProcessor(Processor[Batcher]):
         """
         await self.batcher.settle()
 
-    async def submit(
-        self,
-        request: InferenceRequest | Prompt,
-        *,
-        priority: int | None = None,
-        deadline: float | None = None,
-        tenant: Hashable = None,
-    ) -> InferenceResponse:
-        """As `add_request` of the batcher, with a deadline of `timeout_seconds` where none is nearer."""
+    def _nearest(self, deadline: float | None) -> float:
         limit = self.config.timeout_seconds
-        deadline = limit if deadline is None else min(deadline, limit)
-        return await super().submit(request, priority=priority, deadline=deadline, tenant=tenant)
+        return limit if deadline is None else min(deadline, limit)
 
 
 class ParallelBatchProcessor(Processor[Batcher]):
@@ -119,7 +155,15 @@ class ParallelBatchProcessor(Processor[Batcher]):
     ) -> None:
         if "concurrency" in options:
             raise TypeError("concurrency: each model computes one batch at a time; give more models instead")
+        _refuse_policy(options)
+        if not isinstance(models, Sequence) or isinstance(models, str):
+            raise TypeError(f"models of type {type(models).__name__}: must be a list of models, if only of one")
         clock = clock or MonotonicClock()
         runner = Replicas(models, clock)
         self.replicas = tuple(runner.replicas)
         self.batcher = Batcher(runner, auto(batch_size), clock=clock, **options)
+
+
+def _refuse_policy(options: dict[str, Any]) -> None:
+    if "policy" in options:
+        raise TypeError("policy: a processor has its own, which fills whatever is free; use Batcher(model, policy)")

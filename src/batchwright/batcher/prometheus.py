@@ -43,7 +43,7 @@ _COUNTERS = {
     "requests": ("requests", "Requests taken into the queue."),
     "splits": ("splits", "Batches that failed and were computed again in parts."),
     "out_of_memory": ("out_of_memory", "Batches, and halves of them, for which memory ran out."),
-    "tokens": ("tokens", "Lengths of the computed requests, without padding."),
+    "tokens": ("tokens", "Lengths of the computed requests, without padding or failed ones."),
     "cells": ("padded_tokens", "Lengths of the computed requests, with padding."),
     "generated_tokens": ("generated_tokens", "Tokens generated, by the model's tokenizer."),
     "model_seconds": ("model_seconds", "Time in the model of batches that succeeded."),

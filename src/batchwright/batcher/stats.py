@@ -56,9 +56,9 @@ class BatcherStats:
     items: int = 0
     """Requests in dispatched batches."""
     tokens: int = 0
-    """Lengths of the requests that the model computed, without padding."""
+    """Lengths of the requests that the model computed, without padding. Those it gave an error for count nowhere."""
     cells: int = 0
-    """The same with padding: for each batch its longest times its requests."""
+    """The same with padding: for each batch the longest of them times their number."""
     generated_tokens: int = 0
     """By the model's tokenizer; 0 when it has none."""
     model_seconds: float = 0.0

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from batchwright.padding.rectangle import Ids, Mask, PaddingConfig, PaddingOptimizer, Tokens
+from batchwright.policies.checks import check_size
 
 DEFAULT_BOUNDARIES = (32, 64, 128, 256, 512, 1024, 2048)
 
@@ -28,14 +29,20 @@ class BucketedPadding:
     """Sorts sequences into buckets and pads each to its boundary.
 
     A sequence longer than the last boundary goes into an overflow bucket that is padded to its own longest: nothing
-    is cut. Raises ValueError for boundaries that are not positive and rising, and none at all.
+    is cut. Raises ValueError for boundaries that are not positive and rising, for none at all, and for a `pad_token_id`
+    that is not a whole number of at least 0.
     """
 
     def __init__(self, bucket_boundaries: Sequence[int] | None = None, pad_token_id: int = 0) -> None:
-        boundaries = list(DEFAULT_BOUNDARIES if bucket_boundaries is None else bucket_boundaries)
-        rising = all(low < high for low, high in pairwise(boundaries))
-        if not boundaries or boundaries[0] < 1 or not rising:
-            raise ValueError(f"bucket_boundaries={boundaries}: must be positive whole numbers, each above the last")
+        given = DEFAULT_BOUNDARIES if bucket_boundaries is None else bucket_boundaries
+        if not isinstance(given, (Sequence, np.ndarray)):
+            raise TypeError(f"bucket_boundaries={given!r}: must be a list of whole numbers")
+        for position, boundary in enumerate(given):
+            check_size(f"bucket_boundaries[{position}]", boundary)
+        boundaries = [int(boundary) for boundary in given]
+        if not boundaries or not all(low < high for low, high in pairwise(boundaries)):
+            raise ValueError(f"bucket_boundaries={boundaries}: give at least one, and each above the one before it")
+        check_size("pad_token_id", pad_token_id, least=0)
         self.bucket_boundaries = boundaries
         self.pad_token_id = pad_token_id
 
@@ -45,9 +52,11 @@ class BucketedPadding:
         return cls(fit_boundaries(lengths, num_buckets), pad_token_id)
 
     def get_bucket(self, length: int) -> int | None:
-        """The boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them."""
-        if length < 0:
-            raise ValueError(f"length={length}: must not be negative")
+        """The boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them.
+
+        Raises ValueError for a `length` that is not a whole number of at least 0.
+        """
+        check_size("length", length, least=0)
         index = bisect_left(self.bucket_boundaries, length)
         return self.bucket_boundaries[index] if index < len(self.bucket_boundaries) else None
 
@@ -63,7 +72,14 @@ class BucketedPadding:
         return sorted(buckets.values(), key=lambda bucket: overflow if bucket.boundary is None else bucket.boundary)
 
     def pad_bucket(self, bucket: Bucket) -> tuple[Ids, Mask]:
-        """`(ids, mask)` as from `PaddingOptimizer.pad_batch`, as wide as the boundary, or an overflow's longest."""
+        """`(ids, mask)` as from `PaddingOptimizer.pad_batch`, as wide as the boundary, or an overflow's longest.
+
+        Raises TypeError for what is not a `Bucket`.
+        """
+        if not isinstance(bucket, Bucket):
+            raise TypeError(
+                f"bucket of type {type(bucket).__name__}: must be a Bucket, of those that `bucket_sequences` returns"
+            )
         longest = max((len(sequence) for sequence in bucket.sequences), default=0)
         width = longest if bucket.boundary is None else bucket.boundary
         config = PaddingConfig(pad_token_id=self.pad_token_id, max_length=max(width, 1))
@@ -76,16 +92,10 @@ def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
     Exact, by dynamic programming over the distinct lengths: the best k buckets for the shortest j lengths end in one
     bucket (i, j], padded to the longest of it, after the best k - 1 buckets for the shortest i. O(k · m²) for m
     distinct lengths, vectorized over i. Empty sequences cost nothing wherever they are. Raises ValueError when there
-    are no lengths above 0 or no buckets.
+    are no lengths above 0 or no buckets, or one that is not a whole number.
     """
-    if num_buckets < 1:
-        raise ValueError(f"num_buckets={num_buckets}: must be at least 1")
-    sample = np.asarray(lengths)
-    if sample.size and sample.min() < 0:
-        raise ValueError(f"lengths: {sample.min()} is negative")
-    values, counts = np.unique(sample[sample > 0], return_counts=True)
-    if not values.size:
-        raise ValueError("lengths: give at least one above 0")
+    check_size("num_buckets", num_buckets)
+    values, counts = _distinct(lengths)
     distinct = len(values)
     below = np.concatenate(([0], np.cumsum(counts))).astype(np.float64)
     # cells[j]: least padded cells of the j shortest distinct lengths with the buckets so far.
@@ -108,3 +118,16 @@ def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
         boundaries.append(int(values[j - 1]))
         j = int(cut[j])
     return sorted(boundaries)
+
+
+def _distinct(lengths: Sequence[int]) -> tuple[Ids, Ids]:
+    """The distinct lengths above 0, ascending, and how many there are of each."""
+    sample = np.asarray(lengths)
+    if sample.ndim != 1 or (sample.size and sample.dtype.kind not in "iu"):
+        raise ValueError(f"lengths: must be a row of whole numbers, not {sample.dtype} with {sample.ndim} axes")
+    if sample.size and sample.min() < 0:
+        raise ValueError(f"lengths: {sample.min()} is negative")
+    values, counts = np.unique(sample[sample > 0], return_counts=True)
+    if not values.size:
+        raise ValueError("lengths: give at least one above 0")
+    return values.astype(np.int64), counts

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.padding.rectangle import Ids, Tokens, as_ids
+from batchwright.policies.checks import check_size
 
 Positions = npt.NDArray[np.int64]
 Boundaries = npt.NDArray[np.int32]
@@ -46,14 +47,16 @@ class PackedBatch:
 
 
 class PackedSequences:
-    """Packs sequences into rows of at most `max_length` tokens. Raises ValueError for a `max_length` below 1.
+    """Packs sequences into rows of at most `max_length` tokens.
 
-    With a `separator_id`, that token follows each sequence and counts towards the length of its row.
+    With a `separator_id`, that token follows each sequence and counts towards the length of its row. Raises ValueError
+    for a `max_length` that is not a whole number of at least 1, and a `separator_id` that is not one of at least 0.
     """
 
     def __init__(self, max_length: int = 2048, separator_id: int | None = None) -> None:
-        if max_length < 1:
-            raise ValueError(f"max_length={max_length}: must be at least 1")
+        check_size("max_length", max_length)
+        if separator_id is not None:
+            check_size("separator_id", separator_id, least=0)
         self.max_length = max_length
         self.separator_id = separator_id
 
@@ -102,8 +105,13 @@ class PackedSequences:
     def unpack(self, packed: PackedRow | PackedBatch) -> list[Ids]:
         """The sequences, without separators, in the order of their indices: the inverse of packing.
 
-        Of one row, those that it holds; of a batch, all.
+        Of one row, those that it holds; of a batch, all. Raises TypeError for anything else.
         """
+        if not isinstance(packed, (PackedRow, PackedBatch)):
+            raise TypeError(
+                f"packed of type {type(packed).__name__}: must be a PackedRow or a PackedBatch; `pack` returns a row "
+                "and what did not fit, `row, left = packer.pack(sequences)`"
+            )
         rows = packed.rows if isinstance(packed, PackedBatch) else [packed]
         found: list[tuple[int, Ids]] = []
         for row in rows:

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from batchwright.policies.checks import check_size
+
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 """Token ids of one sequence; may be empty."""
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -28,28 +30,27 @@ class PaddingConfig:
     def __post_init__(self) -> None:
         if self.padding_side not in ("left", "right"):
             raise ValueError(f"padding_side={self.padding_side!r}: must be 'left' or 'right'")
-        if self.max_length < 1:
-            raise ValueError(f"max_length={self.max_length}: must be at least 1")
-        if self.pad_token_id < 0:
-            raise ValueError(f"pad_token_id={self.pad_token_id}: must be a token id, 0 or more")
+        check_size("max_length", self.max_length)
+        check_size("pad_token_id", self.pad_token_id, least=0)
 
 
 class PaddingOptimizer:
-    """Pads batches, and says how much of them is padding."""
+    """Pads batches, and says how much of them is padding. Raises TypeError for a `config` that is none."""
 
     def __init__(self, config: PaddingConfig | None = None) -> None:
+        if config is not None and not isinstance(config, PaddingConfig):
+            raise TypeError(f"config of type {type(config).__name__}: must be a PaddingConfig")
         self.config = config or PaddingConfig()
 
     def pad_batch(self, sequences: Sequence[Tokens], max_length: int | None = None) -> tuple[Ids, Mask]:
         """`(ids, mask)`, both [len(sequences), width] int64; the mask is 1 at tokens and 0 at padding.
 
-        The width is that of the longest sequence, or `max_length` when given. Raises ValueError, with the positions
-        of the offenders, when a sequence is longer than `max_length` or than the config allows: nothing is cut.
+        The width is that of the longest sequence, or `max_length` when given, which may not exceed the config's.
+        Raises ValueError when it does, and, with the positions of the offenders, when a sequence is longer than
+        `max_length` or than the config allows: nothing is cut.
         """
+        limit = self._limit(max_length)
         rows = [as_ids(sequence, position) for position, sequence in enumerate(sequences)]
-        limit = self.config.max_length if max_length is None else max_length
-        if limit < 0:
-            raise ValueError(f"max_length={limit}: must not be negative")
         too_long = [position for position, row in enumerate(rows) if len(row) > limit]
         if too_long:
             longest = max(len(rows[position]) for position in too_long)
@@ -66,6 +67,17 @@ class PaddingOptimizer:
             ids[position, start : start + len(row)] = row
             mask[position, start : start + len(row)] = 1
         return ids, mask
+
+    def _limit(self, max_length: int | None) -> int:
+        if max_length is None:
+            return self.config.max_length
+        check_size("max_length", max_length, least=0)
+        if max_length > self.config.max_length:
+            raise ValueError(
+                f"max_length={max_length}: PaddingConfig(max_length={self.config.max_length}) allows no longer rows; "
+                "raise that, or ask for less"
+            )
+        return max_length
 
     def compute_padding_efficiency(self, sequences: Sequence[Tokens]) -> float:
         """Share of the padded rectangle that is tokens, 0 to 1; 1 for a batch without any cell."""

@@ -25,7 +25,7 @@ class TargetLatency:
     """Shape: as many of those that another shape chose as keep the target."""
 
     def __init__(self, target: float, *, min_batch_size: int = 1, inner: Shape) -> None:
-        check_time("target_latency", target, above_zero=True)
+        check_time("target", target, above_zero=True)
         check_size("min_batch_size", min_batch_size)
         if min_batch_size > inner.max_batch_size:
             raise ValueError(f"min_batch_size={min_batch_size}: must be ≤ max_batch_size={inner.max_batch_size}")
@@ -70,6 +70,7 @@ def adaptive(
     order: Order | None = None,
 ) -> Policy:
     """The largest batch that keeps `target_latency` seconds, between the two sizes."""
+    check_time("target_latency", target_latency, above_zero=True)
     check_size("max_batch_size", max_batch_size)
     return Policy(
         TargetLatency(target_latency, min_batch_size=min_batch_size, inner=BySize(max_batch_size)), order=order

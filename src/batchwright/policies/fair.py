@@ -9,22 +9,26 @@ is given in tokens differs from its share by no more than a request of each, how
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 
+from batchwright.policies.checks import check_time
 from batchwright.policies.item import Item
 
 _CLOCKS_KEPT = 1024
 
 
 class FairShare:
-    """Order: tenants take turns by their weights (1 where none is given); as they came within one."""
+    """Order: tenants take turns by their weights (1 where none is given); as they came within one.
+
+    Raises ValueError, naming the tenant, for a weight that is not a finite number above 0.
+    """
 
     def __init__(self, weights: Mapping[Hashable, float] | None = None) -> None:
+        if weights is not None and not isinstance(weights, Mapping):
+            raise TypeError(f"weights of type {type(weights).__name__}: must map each tenant to its weight")
         self.weights = dict(weights or {})
         for tenant, weight in self.weights.items():
-            if not (0 < weight < math.inf):
-                raise ValueError(f"weights[{tenant!r}]={weight}: must be a number above 0")
+            check_time(f"weights[{tenant!r}]", weight, above_zero=True)
         self._now = 0.0
         """Virtual time: the place of the last request served."""
         self._clocks: dict[Hashable, float] = {}
@@ -32,8 +36,12 @@ class FairShare:
         self._waiting = 0
 
     def key(self, item: Item) -> float:
+        try:
+            clock = self._clocks.get(item.tenant, 0.0)
+        except TypeError as error:
+            raise TypeError(f"tenant={item.tenant!r}: must be hashable, such as a text or a number") from error
         self._waiting += 1
-        start = max(self._now, self._clocks.get(item.tenant, 0.0))
+        start = max(self._now, clock)
         self._clocks[item.tenant] = start + self._cost(item)
         return start
 

@@ -1,0 +1,97 @@
+"""Requests handed over from one event loop to another, which may end before they are answered.
+
+`asyncio.run` cancels the tasks that there are when its own has returned, and then goes on for a few turns, in which
+others may still hand something over. So a visit is told apart from its task: its answer comes from the task, or, when
+the loop ends, from whoever notices that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, Final
+
+MOVED: Final = object()
+"""The answer of a visit whose event loop has ended: the request is to be entered again."""
+
+
+class Visit:
+    """One request in the event loop `loop`, of a caller elsewhere. Cancelling `answer` cancels it there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], *, turns: int = 0) -> None:
+        """Have the loop run `work`, whose result is the answer, after so many turns."""
+        try:
+            self._loop.call_soon_threadsafe(self._start, work, turns)
+        except RuntimeError:
+            # It was closed just now.
+            self.move(self._loop)
+
+    def move(self, loop: asyncio.AbstractEventLoop) -> None:
+        """That event loop ends; if it is this one, the request is to be entered again. Called from any thread."""
+        if loop is self._loop:
+            self._give(MOVED)
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, Any]], turns: int) -> None:
+        if turns:
+            self._loop.call_soon(self._start, work, turns - 1)
+        elif not self.answer.done():
+            self._task = self._loop.create_task(self._run(work))
+            self._task.add_done_callback(self._end)
+            self.answer.add_done_callback(self._cancel)
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            result = await work()
+        except Exception as error:
+            # The caller may have gone, or the loop may have been found to end.
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self.answer.set_exception(error)
+        else:
+            self._give(result)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            # Before its first step, or by its caller.
+            self._give(MOVED)
+
+    def _cancel(self, answer: concurrent.futures.Future[Any]) -> None:
+        """The caller has gone, or nothing more is wanted of the loop."""
+        if self._task is not None and not self._task.done():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _give(self, result: Any) -> None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.answer.set_result(result)
+
+
+def watch_end(
+    loop: asyncio.AbstractEventLoop, ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]]
+) -> object:
+    """Call `ended(loop)` in this event loop, which runs, when it ends: for as long as what is returned is kept."""
+    watch = _last_words(weakref.ref(loop), ended)
+    with contextlib.suppress(StopIteration):
+        # Its first step, in which the loop gets to know of it, waits for nothing.
+        watch.asend(None).send(None)
+    return watch
+
+
+async def _last_words(
+    loop: weakref.ref[asyncio.AbstractEventLoop],
+    ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]],
+) -> AsyncGenerator[None]:
+    # An event loop that ends in good order closes the asynchronous generators that were begun in it.
+    try:
+        yield
+    finally:
+        here, tell = loop(), ended()
+        if here is not None and tell is not None:
+            tell(here)
