@@ -139,6 +139,7 @@ def _publish(findings: Findings, save: Path | None) -> None:
     from benchmarks.batching.plots import plots  # takes a second to import
 
     content = figures(findings)
+    save.parent.mkdir(parents=True, exist_ok=True)
     save.with_suffix(".json").write_bytes(content)
     # What is reported is what the file says, to its last digit.
     findings = read_figures(content)
