@@ -26,11 +26,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchwright.policies.checks import check_size
 from batchwright.policies.gives_way import GivesWay
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.lengths import capacity, divide
+from batchwright.policies.lengths import PaddedLimits, capacity, divide
 from batchwright.policies.policy import Order, Policy, Timing
 from batchwright.policies.priority import Urgency
 
@@ -52,17 +51,8 @@ class _Weight:
     """Response ratios of the others, summed: waiting and model time over model time."""
 
 
-class Goodput:
+class Goodput(PaddedLimits):
     """Shape: the batch that lets the most answers be in time."""
-
-    keeps_order = False
-
-    def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
-        check_size("max_batch_size", max_batch_size)
-        if max_batch_tokens is not None:
-            check_size("max_batch_tokens", max_batch_tokens)
-        self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]

@@ -11,27 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.lengths import divide
+from batchwright.policies.lengths import PaddedLimits, divide
 from batchwright.policies.policy import Order, Policy, Timing
 
 _LOOK_AHEAD = 4
 """So many batches' worth of waiting requests are looked at."""
 
 
-class LikeLengths:
+class LikeLengths(PaddedLimits):
     """Shape: the first in order, with those of like length."""
-
-    keeps_order = False
-
-    def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
-        check_size("max_batch_size", max_batch_size)
-        if max_batch_tokens is not None:
-            check_size("max_batch_tokens", max_batch_tokens)
-        self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: _LOOK_AHEAD * self.max_batch_size]

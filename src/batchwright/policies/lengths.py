@@ -12,11 +12,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 
 _UNKNOWN = (1e9, 1.0, 0.0)
 """Before anything is known: as few batches as possible, then as little padding."""
+
+
+class PaddedLimits:
+    """What batches of a shape that looks at lengths hold: so many items, and so many padded tokens if that is given."""
+
+    keeps_order = False
+
+    def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
+        check_size("max_batch_size", max_batch_size)
+        if max_batch_tokens is not None:
+            check_size("max_batch_tokens", max_batch_tokens)
+        self.max_batch_size = max_batch_size
+        self.max_batch_tokens = max_batch_tokens
 
 
 def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:
