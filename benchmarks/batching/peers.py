@@ -16,8 +16,8 @@ from benchmarks.batching.overhead import Spent
 from benchmarks.batching.worker import Ready, Result, Run, Spend
 
 ROOT = Path(__file__).resolve().parents[2]
-_PATIENCE = 300.0
-"""Seconds that one run may take: the longest, in real time, takes some thirty."""
+_PATIENCE = 1200.0
+"""Seconds that one run may take: the longest takes some thirty, more on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,3 +152,41 @@ class ResumeRefused(BatchwrightError):
     """An output exists, but belongs to another input or to other parameters."""
 
     code = "resume_refused"
+
+
+class NotFound(BatchwrightError, LookupError):
+    """A file, batch, webhook or key that does not exist, or belongs to another tenant."""
+
+    code = "not_found"
+
+
+class Conflict(BatchwrightError):
+    """What was asked for does not go with the state that something is in."""
+
+    code = "conflict"
+
+
+class LeaseLost(BatchwrightError):
+    """A worker did not renew its lease in time; others may have taken its lines."""
+
+    code = "lease_lost"
+
+
+class StoreUnavailable(BatchwrightError):
+    """The database does not answer, or its disk is full. Nothing that was acknowledged is lost."""
+
+    code = "store_unavailable"
+
+
+class EndpointError(BatchwrightError):
+    """An endpoint elsewhere answered with an error, or not at all.
+
+    `status` is that of its answer, None when there was none; `body` its error object, if it sent one.
+    """
+
+    code = "endpoint_error"
+
+    def __init__(self, message: str, *, status: int | None = None, body: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body

@@ -19,6 +19,9 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 """Text, token ids (used as they are), or chat messages (rendered with the model's chat template)."""
 
+Traffic: TypeAlias = Literal["online", "batch"]
+"""Online requests have somebody waiting for each token; lines of a batch fill what these leave."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 MAX_TOP_LOGPROBS = 20

@@ -1,0 +1,54 @@
+"""What the service needs of whatever computes: bodies of OpenAI requests in, bodies of OpenAI responses out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from batchwright.request import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to one endpoint."""
+
+    endpoint: str
+    """`/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`."""
+    body: Mapping[str, Any]
+    request_id: str
+    traffic: Traffic = "online"
+    timeout: float | None = None
+    """Seconds after which the answer is of no use; None: what the body says (`deadline_ms`), or none."""
+
+
+class Inference(Protocol):
+    """Computes calls. All methods are called on one event loop; cancelling the awaiting task frees what it holds."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """Names that bodies may give as `model`."""
+        ...
+
+    @property
+    def wants(self) -> int:
+        """How many batch lines it would like to hold now, so that its batches are full."""
+        ...
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        """The body of the response, `stream` being off.
+
+        Raises `BatchwrightError`: `InvalidRequest` for what can never be served as written, `ModelNotFound`,
+        `Overloaded`, `DeadlineExceeded`, `EndpointError` for what an endpoint elsewhere answered, and others.
+        """
+        ...
+
+    def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        """The bodies of the chunks, the last with `usage` where `stream_options` asks for it. Raises as `answer`,
+        before the first chunk where it can; leaving the iterator early frees what it holds.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Answer what is being computed with an error, and give the memory back."""
+        ...

@@ -1,0 +1,1 @@
+"""Batches from upload to output file: blobs, intake, workers, finishing, progress."""

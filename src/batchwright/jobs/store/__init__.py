@@ -1,0 +1,1 @@
+"""Durable state of batches: what stands in the database."""

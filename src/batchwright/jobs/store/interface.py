@@ -1,0 +1,282 @@
+"""What a store of files, batches and lines promises, whichever database is behind it.
+
+Every method is one transaction: when it returns, what it says has happened survives a crash of the process and of the
+machine, and when it raises, nothing has happened. Every method that reads or changes what belongs to a tenant takes the
+tenant, and finds nothing of another's.
+
+The life of a batch:
+
+    validating ──begin──▶ in_progress ──(last line)──▶ finalizing ──finish──▶ completed
+        │                     ├──expire_batches──────────────────────finish──▶ expired
+        └──reject──▶ failed   └──request_cancel──▶ cancelling ───────finish──▶ cancelled
+
+`ending` is set in the transaction that decides the end: with the last line, at expiry, on cancelling. From then on no
+line is claimed and no result is taken; `finish` writes the ids of the files, the final status and the messages of the
+outbox in one transaction, so a batch is never seen as completed without its files.
+
+Workers hold leases. One that does not renew its lease in time loses its claims: its late results are refused, since
+`commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each line
+is committed exactly once, though it may be computed more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from batchwright.jobs.store.records import (
+    ApiKey,
+    BatchProblem,
+    BatchRecord,
+    BatchStatus,
+    ClaimedLine,
+    Delivery,
+    FileRecord,
+    LineResult,
+    NewLine,
+    Purpose,
+    StoredLine,
+    Webhook,
+)
+
+
+class Store(Protocol):
+    """Files, batches, lines, the outbox and keys. Made by `open_store`; used from one event loop."""
+
+    # Files. The bytes are not here but in `jobs/service/blobs.py`.
+
+    async def add_file(self, file: FileRecord) -> None:
+        """Make a file visible."""
+        ...
+
+    async def file(self, tenant: str, file_id: str) -> FileRecord | None:
+        """None: there is no such file, or it is another tenant's, deleted or expired."""
+        ...
+
+    async def files(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        purpose: Purpose | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> list[FileRecord]:
+        """By time of creation (then id). `after`: the id of the last one of the page before; unknown: an empty page."""
+        ...
+
+    async def delete_file(self, tenant: str, file_id: str) -> bool:
+        """False: no such file. Raises `Conflict` for the input of a batch that has not ended."""
+        ...
+
+    async def take_dead_files(self, limit: int) -> list[str]:
+        """Ids of files that are deleted or whose time is over (and that no unfinished batch reads), whose bytes can be
+        removed. They stay on this list until `forget_files`, so that a crash between the two leaves no bytes behind.
+        """
+        ...
+
+    async def forget_files(self, file_ids: Sequence[str]) -> None:
+        """Their bytes are gone."""
+        ...
+
+    async def known_files(self, file_ids: Sequence[str]) -> set[str]:
+        """Which of these have a record, of whatever tenant: the rest are left-overs of a crash."""
+        ...
+
+    # Batches, as their owner sees them.
+
+    async def create_batch(self, batch: BatchRecord) -> BatchRecord:
+        """The batch; or the one that was made with the same tenant and idempotency key before.
+
+        Raises `NotFound` when its input file is not there any more.
+        """
+        ...
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord | None: ...
+
+    async def batches(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        after: str | None = None,
+        simple: bool = False,
+        status: BatchStatus | None = None,
+    ) -> list[BatchRecord]:
+        """The newest first. `after`: the id of the last one of the page before; unknown: an empty page."""
+        ...
+
+    async def request_cancel(self, tenant: str, batch_id: str) -> BatchRecord | None:
+        """Validating or in progress: to `cancelling`, with `ending`. Any other status: nothing changes."""
+        ...
+
+    async def set_paused(self, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
+        """Lines of a paused batch are not claimed; those being computed end. Its time goes on."""
+        ...
+
+    async def retry_batch(self, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
+        """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
+
+        Raises `NotFound` for the batch or its input file, `Conflict` when it has not ended or has no such lines.
+        """
+        ...
+
+    async def results(self, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
+        """Finished lines in the order in which they were committed, those with `sequence` > `after`.
+
+        No line appears later at a place that was passed before. None: no such batch.
+        """
+        ...
+
+    async def count_batches(self, tenant: str | None = None, *, simple: bool | None = None) -> dict[BatchStatus, int]:
+        """By status; None: of all tenants, of both kinds."""
+        ...
+
+    async def count_lines(self) -> dict[str, int]:
+        """`pending` and `claimed` lines of all batches that are in progress, for the metrics; paused ones included."""
+        ...
+
+    # Batches, as workers see them. A worker is a process that holds a lease.
+
+    async def register_worker(self, name: str, lease: float) -> str:
+        """The id of a new worker, whose lease runs out `lease` seconds from now. `name` is for people to read."""
+        ...
+
+    async def renew_lease(self, worker: str, lease: float) -> bool:
+        """False: it had run out; what it claimed is lost to it, and it must register again."""
+        ...
+
+    async def retire_worker(self, worker: str) -> None:
+        """Give back all that it holds, at once."""
+        ...
+
+    async def reap(self) -> int:
+        """Take their lines, validations, finishings and deliveries from workers whose lease ran out. How many lines."""
+        ...
+
+    async def take_validation(self, worker: str) -> BatchRecord | None:
+        """A batch to validate that nobody else does, the oldest first. Lines that an earlier try added are removed."""
+        ...
+
+    async def add_lines(self, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
+        """False: the batch is not this worker's any more, or was cancelled; nothing was added."""
+        ...
+
+    async def begin(self, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
+        """validating → in_progress. False as in `add_lines`."""
+        ...
+
+    async def reject(self, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
+        """validating → failed, with the message to the outbox; lines that were added are removed. False as above."""
+        ...
+
+    async def claim(self, worker: str, limit: int) -> list[ClaimedLine]:
+        """At most `limit` pending lines, of the batches that expire first; within one by number.
+
+        Raises `LeaseLost`.
+        """
+        ...
+
+    async def release(self, worker: str, lines: Sequence[ClaimedLine]) -> None:
+        """Give claimed lines back uncomputed. Those that are not this worker's any more are left alone."""
+        ...
+
+    async def commit(self, worker: str, results: Sequence[LineResult]) -> list[bool]:
+        """Which of the results were taken: those whose line is still at that attempt, in a batch without an ending.
+
+        In the same transaction the counts and the usage of the batch rise, and a batch all of whose lines are finished
+        goes to `finalizing`. Raises `LeaseLost`, and then none is taken.
+        """
+        ...
+
+    async def expire_batches(self) -> list[str]:
+        """Set the ending of batches in progress, or validating, whose time is over. Their ids."""
+        ...
+
+    async def ending_among(self, batch_ids: Sequence[str]) -> set[str]:
+        """Which of these have an ending or are gone: a worker need not go on with their lines."""
+        ...
+
+    async def take_finishing(self, worker: str) -> BatchRecord | None:
+        """A batch with an ending whose files are to be built, that nobody else builds."""
+        ...
+
+    async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
+        """All lines by number, those with `number` > `after`, to build files from."""
+        ...
+
+    async def finish(
+        self, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
+    ) -> bool:
+        """The batch gets its files and final status, and the outbox its messages. False: not this worker's any more.
+
+        `unfinished`: lines that had no result, which now count as failed.
+        """
+        ...
+
+    # Webhooks and the outbox.
+
+    async def add_webhook(self, webhook: Webhook) -> None: ...
+
+    async def webhooks(self, tenant: str) -> list[Webhook]: ...
+
+    async def update_webhook(self, webhook: Webhook) -> bool:
+        """Replace what stands under its id and tenant. False: no such webhook."""
+        ...
+
+    async def delete_webhook(self, tenant: str, webhook_id: str) -> bool: ...
+
+    async def tenant_secret(self, tenant: str, new: str) -> str:
+        """The secret that callbacks of this tenant are signed with: `new` where it has none yet."""
+        ...
+
+    async def take_deliveries(self, worker: str, limit: int) -> list[Delivery]:
+        """Messages whose time has come and that nobody else delivers."""
+        ...
+
+    async def delivered(self, worker: str, delivery_id: str) -> bool:
+        """It arrived; it leaves the outbox. False: not this worker's any more."""
+        ...
+
+    async def put_off(self, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
+        """It did not: try again at `until`, or give it up (None); it is kept with its reason. False as above."""
+        ...
+
+    async def failed_deliveries(self, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
+        """Those that were given up, the newest first, with their reasons."""
+        ...
+
+    async def count_deliveries(self) -> dict[str, int]:
+        """`pending` and `failed` messages, for the metrics."""
+        ...
+
+    # Keys.
+
+    async def add_key(self, key: ApiKey, digest: bytes) -> None:
+        """`digest`: SHA-256 of the key."""
+        ...
+
+    async def key(self, digest: bytes) -> ApiKey | None:
+        """The key with this digest that is not revoked."""
+        ...
+
+    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
+        """Revoked ones too, the newest first; None: of all tenants."""
+        ...
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """False: there is no such key."""
+        ...
+
+    async def check(self) -> None:
+        """Raises `StoreUnavailable` when the database does not answer a write, for `/ready`."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,1 @@
+"""Messages to other servers: signing, safe addresses, the outbox."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire format: bodies to requests, responses to bodies."""
