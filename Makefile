@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo test lint types check clean
+.PHONY: help install demo serve test crash-test lint types check clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
+	@echo "make serve    install, and start the service on http://127.0.0.1:8000"
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
 	@echo "make check    lint, types and tests"
+	@echo "make crash-test KILLS=1000   the long form of the crash tests"
 
 # Two stamps: a demo needs less than development does.
 $(VENV)/.runtime: pyproject.toml
@@ -32,8 +34,15 @@ demo: $(VENV)/.runtime
 	$(BIN)/batchwright run examples/prompts.jsonl --output demo/results.jsonl --report demo/report.json
 	@$(BIN)/python examples/show.py demo/results.jsonl
 
+serve: $(VENV)/.runtime
+	$(BIN)/batchwright serve
+
 test: install
 	$(BIN)/python -m pytest
+
+KILLS ?= 1000
+crash-test: install
+	$(BIN)/python -m tests.crash --kills $(KILLS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -181,12 +181,21 @@ class StoreUnavailable(BatchwrightError):
 class EndpointError(BatchwrightError):
     """An endpoint elsewhere answered with an error, or not at all.
 
-    `status` is that of its answer, None when there was none; `body` its error object, if it sent one.
+    `status` is that of its answer, None when there was none; `body` its error object, if it sent one; `retry_after` the
+    seconds after which it wants to be asked again, if it said so.
     """
 
     code = "endpoint_error"
 
-    def __init__(self, message: str, *, status: int | None = None, body: dict[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        body: dict[str, object] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
+        self.retry_after = retry_after

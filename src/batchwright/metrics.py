@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _GROWTH = 1.02
 _LOG_GROWTH = math.log(_GROWTH)
@@ -24,18 +25,33 @@ class Histogram:
     _zeros: int = 0
     _buckets: dict[int, int] = field(default_factory=dict)
 
-    def add(self, value: float) -> None:
-        """Count `value`. Raises ValueError, and counts nothing, when it is not finite."""
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` over. Raises ValueError, and counts nothing, when it is not finite."""
         if not math.isfinite(value):
             raise ValueError(f"add(value={value}): must be a finite number")
-        self.count += 1
+        self.count += times
         if value <= 0.0:
-            self._zeros += 1
+            self._zeros += times
             return
-        self.total += value
+        self.total += value * times
         self.maximum = max(self.maximum, value)
         bucket = _bucket(value)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
+
+    def add_all(self, values: Sequence[float]) -> None:
+        """Count each of `values`. Raises ValueError, and counts none, when one is not finite."""
+        total = sum(values)
+        if not math.isfinite(total) or not values or min(values) <= 0.0:
+            for value in values if all(map(math.isfinite, values)) else filterfalse(math.isfinite, values):
+                self.add(value)
+            return
+        self.count += len(values)
+        self.total += total
+        self.maximum = max(self.maximum, *values)
+        buckets = self._buckets
+        for value in values:
+            bucket = _bucket(value)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
 
     @property
     def mean(self) -> float | None:
@@ -76,6 +92,10 @@ class Histogram:
             counts.append(seen)
         return [*counts, seen + sum(number for _, number in buckets[position:])]
 
+    def copy(self) -> Histogram:
+        """One that counts on its own."""
+        return replace(self, _buckets=dict(self._buckets))
+
     def summary(self) -> dict[str, float | None]:
         """`{"mean", "p50", "p90", "p99", "max"}`, in the unit of the values; None where empty."""
         return {
@@ -85,6 +105,36 @@ class Histogram:
             "p99": self.percentile(99),
             "max": self.maximum if self.count else None,
         }
+
+
+@dataclass(slots=True)
+class Recent:
+    """The last values, 1000 unless told, and their exact percentiles: what a dashboard shows as now."""
+
+    size: int = 1000
+    _values: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._values = deque(maxlen=self.size)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+
+    def percentile(self, q: float) -> float | None:
+        """The value that `q` percent do not exceed, 0 ≤ q ≤ 100; None when empty."""
+        if not 0.0 <= q <= 100.0:
+            raise ValueError(f"percentile(q={q}): must be between 0 and 100")
+        ordered = sorted(self._values)
+        return ordered[max(1, math.ceil(len(ordered) * q / 100.0)) - 1] if ordered else None
+
+    def copy(self) -> Recent:
+        """One that counts on its own."""
+        other = Recent(self.size)
+        other._values = self._values.copy()
+        return other
 
 
 def _bucket(value: float) -> int:

@@ -112,7 +112,9 @@ class InferenceRequest(SamplingParams):
     prompt: Prompt
     request_id: str = field(default_factory=lambda: _new_id(), kw_only=True)
     priority: int = field(default=5, kw_only=True)
-    """Lower is sooner."""
+    """Lower is sooner, among requests of the same `traffic`."""
+    traffic: Traffic = field(default="online", kw_only=True)
+    """Requests of a batch fill what online ones leave, whatever the priorities."""
     deadline: float | None = field(default=None, kw_only=True)
     """Seconds from submission after which an answer is of no use, or None."""
     created_at: float = field(default_factory=time.time, kw_only=True)
@@ -129,6 +131,8 @@ class InferenceRequest(SamplingParams):
                 f"request_id={_shown(self.request_id)}: must be a text that is not empty", param="request_id"
             )
         _require_int("priority", self.priority)
+        if self.traffic not in ("online", "batch"):
+            raise InvalidRequest(f"traffic={_shown(self.traffic)}: must be online or batch", param="traffic")
         if self.callback is not None:
             _require_callback(self.callback)
         if self.deadline is not None:
@@ -208,6 +212,8 @@ class StreamEvent:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     response: InferenceResponse | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of `token_ids`; None where none were asked for."""
 
 
 def _new_id() -> str:

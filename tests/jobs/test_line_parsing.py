@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.fields import sampling_overrides
 from batchwright.jobs.lines import BadLine, Line, LineParser
 from batchwright.jobs.sources import Record
 from batchwright.jobs.template import PromptTemplate
 from batchwright.request import SamplingParams
+from batchwright.wire.fields import sampling_overrides
 
 SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)}
 DEFAULTS = SamplingParams(max_tokens=17, temperature=0.0)

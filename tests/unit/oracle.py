@@ -220,8 +220,8 @@ class Bench:
             return
         admitted = [sequence for sequence in running if sequence not in before]
         assert all(sequence.urgency < waiting[0].urgency for sequence in admitted)
-        rank = waiting[0].urgency[:2]
-        lower = [sequence for sequence in running if sequence.urgency[:2] > rank]
+        rank = waiting[0].urgency[:3]
+        lower = [sequence for sequence in running if sequence.urgency[:3] > rank]
         if lower and not admitted:
             blocks, tables = copy.deepcopy((self.blocks, [sequence.table for sequence in lower]))
             for table in tables:

@@ -38,6 +38,7 @@ _ACCEPTED: dict[str, list[Any]] = {
     "stop": [(), ("a", "\n"), ("終わり🙂",)],
     "request_id": ["x", "ключ 🙂"],
     "priority": [-(10**30), 0, 5],
+    "traffic": ["online", "batch"],
     "deadline": [None, 1e-9, 3, 1e9],
 }
 
@@ -60,6 +61,7 @@ _REFUSED: dict[str, list[Any]] = {
     "stop": [0, 5, False, "", ("a", ""), (5,), (None,), {"a": 1}, b"ab"],
     "request_id": ["", None, 5, b"x"],
     "priority": [1.0, True, None, "5", math.nan],
+    "traffic": ["", "Batch", None, 5, ["batch"]],
     "deadline": [0, 0.0, -1, 1e10, 10**400, math.nan, math.inf, True, "3", 1j],
 }
 

@@ -524,5 +524,5 @@ def test_ended_sequences_are_let_go_of() -> None:
             sequence = Sequence([0], 1, 2, deadline=1e9 + number)
             scheduler.add(sequence)
             scheduler.finish(sequence)
-        kept = len(scheduler._waiting) + len(scheduler._deadlines) + len(scheduler._arrivals)
+        kept = scheduler._waiting["online"].num_entries + len(scheduler._deadlines) + len(scheduler._arrivals)
         assert kept <= 3 * 70

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
@@ -83,7 +84,21 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        return await self._answer(item, None, urgency(_PRIORITY, priority), time_allowed(None, deadline), tenant)
+        urgent = _PRIORITY if priority is None else urgency(_PRIORITY, priority)
+        allowed = math.inf if deadline is None else time_allowed(None, deadline)
+        core = self._core
+        if core is None or core.loop is not asyncio.get_running_loop():
+            return await self._answer(item, None, urgent, allowed, tenant)
+        # As `_answer` does, without its frame and those that it calls.
+        now = core.moment if deadline is None and core.moment is not None else self._clock.now()
+        length = self._measure.length(item)
+        entry = Entry(core.loop.create_future(), item, None, now, length, urgent, now + allowed, tenant)
+        core.enter(entry)
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            core.leave(entry)
+            raise
 
     def submit_item(
         self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
@@ -116,7 +131,8 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
         return Entry(future, prompt, request, now, length, priority, now + allowed, tenant)
 
     def _waiting(self) -> int:
-        return len(self._policy)
+        core = self._core
+        return len(self._policy) + (0 if core is None else core.untold)
 
     async def _release(self) -> None:
         self._runner.close()

@@ -71,7 +71,7 @@ class Computer:
         await self._compute(group, group.entries)
 
     async def _compute(self, group: Group, entries: Sequence[Entry]) -> None:
-        live = [entry for entry in entries if entry.waits_for_answer]
+        live = [entry for entry in entries if not entry.future.done()]
         if live:
             for part in await self._attempt(group, live):
                 await self._compute(group, part)
@@ -95,12 +95,49 @@ class Computer:
     def _succeeded(self, group: Group, entries: list[Entry], outputs: list[object], begin: float) -> list[list[Entry]]:
         now = self._clock.now()
         seconds, stats = now - begin, self._stats
-        computed = [entry.length for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
+        may_fail = any(issubclass(kind, (BaseException, InferenceResponse)) for kind in set(map(type, outputs)))
+        if may_fail:
+            computed = [entry.length for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
+        else:
+            computed = [entry.length for entry in entries]
         tokens, cells = sum(computed), max(computed, default=0) * len(computed)
         stats.tokens += tokens
         stats.cells += cells
         stats.model_seconds += seconds
         stats.model_ms.add(seconds * 1e3)
+        if may_fail:
+            short, again = self._answer_each(group, entries, outputs, now)
+        else:
+            short, again = False, list[Entry]()
+            self._answer_all(group, entries, outputs, now)
+        if not short:
+            group.fitted.append(entries)
+            if computed:
+                self._policy.observe(cells, tokens, len(computed), seconds)
+            return []
+        stats.out_of_memory += 1
+        group.failed.append(entries)
+        # Those that are to be tried again are fewer than they were, if not by half.
+        return self._halves(again) if 2 * len(again) > len(entries) else [again]
+
+    def _answer_all(self, group: Group, entries: list[Entry], outputs: list[object], now: float) -> None:
+        """With outputs of which none is a failure."""
+        arrivals = []
+        for entry, output in zip(entries, outputs, strict=True):
+            if entry.future.done():
+                continue
+            group.wanted -= 1
+            if entry.request is None:
+                arrivals.append(entry.arrival)
+                entry.future.set_result(output)
+            else:
+                entry.succeed(output, now, self._measure, self._stats)
+        self._stats.count_successes(arrivals, now)
+
+    def _answer_each(
+        self, group: Group, entries: list[Entry], outputs: list[object], now: float
+    ) -> tuple[bool, list[Entry]]:
+        """Whether memory ran out for some, and which of them are to be computed again; all others are answered."""
         retries = len(entries) > 1 and self._retries(memory=True)
         short, again = False, list[Entry]()
         for entry, output in zip(entries, outputs, strict=True):
@@ -113,16 +150,8 @@ class Computer:
                     output = _alone(output, entries)
             if entry.waits_for_answer:
                 group.wanted -= 1
-                entry.succeed(output, now, self._measure, stats)
-        if not short:
-            group.fitted.append(entries)
-            if computed:
-                self._policy.observe(cells, tokens, len(computed), seconds)
-            return []
-        stats.out_of_memory += 1
-        group.failed.append(entries)
-        # Those that are to be tried again are fewer than they were, if not by half.
-        return self._halves(again) if 2 * len(again) > len(entries) else [again]
+                entry.succeed(output, now, self._measure, self._stats)
+        return short, again
 
     def _failed(self, group: Group, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
         """Everybody fails, unless one request or the size may be to blame."""

@@ -40,7 +40,7 @@ from batchwright.errors import (
     GenerationError,
     InvalidRequest,
 )
-from batchwright.policies import BatchPolicy, Dispatch, Reason
+from batchwright.policies import BatchPolicy, Dispatch, Policy, Reason
 from batchwright.policies.search import Search
 
 _log = logging.getLogger("batchwright.batcher")
@@ -84,11 +84,19 @@ class Core:
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._suspects: set[Entry] = set()
         """Those of failed batches who are in no part that is computed now. They too wait, and count as such."""
+        self._arrived: list[Entry] = []
+        """Those of whom the policy has not been told yet. They wait, and are counted, like the others."""
+        self._takes_all = policy if isinstance(policy, Policy) and policy.takes_all else None
+        """The policy, where it can be told of many at once."""
+        self._room = 0
+        """So many may certainly come before it is to be counted how many wait."""
         self._waiting_tokens = 0
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._entered = 0
         self._pumping = False
         """`_pump` is about to be called."""
+        self.moment: float | None = None
+        """When the last came that wait for that."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf
         """When the timer calls `_turn`."""
@@ -100,7 +108,12 @@ class Core:
 
     @property
     def is_empty(self) -> bool:
-        return not self._groups and not self._queued and not self._searches
+        return not (self._groups or self._queued or self._searches or self._arrived)
+
+    @property
+    def untold(self) -> int:
+        """How many wait of whom the policy does not know."""
+        return len(self._arrived)
 
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
@@ -108,8 +121,25 @@ class Core:
         Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, and `DeadlineExceeded`
         for one certain to be late.
         """
+        if self._room and entry.due == math.inf:
+            self._room -= 1
+            self._arrived.append(entry)
+        else:
+            self._enter_alone(entry)
+        self._stats.requests += 1
+        if self._pumping:
+            self.moment = entry.arrival
+        elif len(self._groups) < self._runner.slots:
+            self.moment = entry.arrival
+            self._wake()
+        elif (changes := self._runner.changes_at(entry.arrival)) < self._rings:
+            self._arm(changes)
+
+    def _enter_alone(self, entry: Entry) -> None:
+        """As `enter`, which says what is raised."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
+        self._tell_policy()
         self._check_room(entry)
         try:
             self._policy.add(entry)
@@ -125,11 +155,19 @@ class Core:
             self._remember(entry)
         self._queued.add(entry)
         self._waiting_tokens += entry.length
-        self._stats.requests += 1
-        if len(self._groups) < self._runner.slots:
-            self._wake()
-        elif (changes := self._runner.changes_at(entry.arrival)) < self._rings:
-            self._arm(changes)
+        self._count_room()
+
+    def _tell_policy(self) -> None:
+        """Of those who have come since it was last told."""
+        if self._arrived and self._takes_all is not None:
+            arrived, self._arrived = self._arrived, []
+            self._queued.update(arrived)
+            self._waiting_tokens += sum([entry.length for entry in arrived])
+            self._takes_all.add_all(arrived)
+
+    def _count_room(self) -> None:
+        if self._takes_all is not None and not self._closing and self._limits.waiting_tokens is None:
+            self._room = max(0, self._limits.waiting - len(self._queued) - len(self._suspects) - len(self._arrived))
 
     def leave(self, entry: Entry) -> None:
         """The caller of `entry` has gone: it is not computed any more, where that can be helped."""
@@ -143,6 +181,7 @@ class Core:
     async def close(self, *, drain: bool) -> None:
         """Compute what waits, or with `drain` off answer it with `BatcherClosed`. Returns when all is answered."""
         self._closing = True
+        self._room = 0
         if drain:
             self._wake()
         else:
@@ -155,6 +194,7 @@ class Core:
 
     def empty(self) -> list[Entry]:
         """Take out everything that is not in the model, without an answer."""
+        self._tell_policy()
         entries = sorted([*self._suspects, *self._queued], key=lambda entry: entry.arrival)
         for entry in entries:
             self._forget(entry)
@@ -223,7 +263,8 @@ class Core:
 
     @property
     def _unanswered(self) -> int:
-        return len(self._queued) + len(self._suspects) + sum(group.wanted for group in self._groups)
+        waiting = len(self._arrived) + len(self._queued) + len(self._suspects)
+        return waiting + sum(group.wanted for group in self._groups)
 
     def _wake(self) -> None:
         if not self._pumping:
@@ -249,6 +290,7 @@ class Core:
 
     def _pump(self) -> None:
         self._pumping = False
+        self.moment = None
         self._turn(self.clock.now())
 
     def _turn(self, now: float) -> None:
@@ -269,6 +311,7 @@ class Core:
                 self._runner.changes_at(now) if self._queued else math.inf,
             )
         )
+        self._count_room()
         if self.is_empty:
             for emptied in self._emptied:
                 if not emptied.done():
@@ -277,6 +320,7 @@ class Core:
 
     def _dispatch(self, now: float) -> float:
         """Fill the free slots. When the policy is to be asked again; raises what is wrong with it."""
+        self._tell_policy()
         while len(self._groups) < self._runner.slots:
             if self._retry_time > 0.0 and self._retry(now):
                 continue
@@ -315,6 +359,7 @@ class Core:
 
     def _forget(self, entry: Entry) -> None:
         """`entry` does not wait any more, if it did."""
+        self._tell_policy()
         if entry in self._queued:
             self._queued.discard(entry)
             self._remove(entry)
@@ -332,21 +377,18 @@ class Core:
             _log.exception("the policy failed to let go of a request")
 
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
-        live = self._in_time([entry for entry in entries if entry.waits_for_answer], now)
+        live = self._in_time([entry for entry in entries if not entry.future.done()], now)
         # While they are still known to wait: the policy, which may fail, is asked something.
         group = self._group(live, now) if live else None
         self._queued.difference_update(entries)
-        self._waiting_tokens -= sum(entry.length for entry in entries)
-        if group is None:
-            return
-        for entry in live:
-            entry.started = now
-            self._stats.queue_ms.add((now - entry.arrival) * 1e3)
-        self._launch(group, reason)
+        self._waiting_tokens -= sum([entry.length for entry in entries])
+        if group is not None:
+            self._stats.count_starts([entry.arrival for entry in live], now)
+            self._launch(group, reason)
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
         """Without those that this batch would answer too late: they have their answer now, and others get the time."""
-        if all(entry.due == math.inf for entry in entries):
+        if not self._deadlines:
             return entries
         seconds = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
         late = [entry for entry in entries if entry.due < now + _SURE * seconds]
@@ -390,7 +432,7 @@ class Core:
         entry.expire(now, self._stats, error)
 
     def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> Group:
-        expected = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries))
+        expected = self._policy.seconds(max([entry.length for entry in entries]) * len(entries), len(entries))
         is_charged = search is not None and bool(self._queued)
         return Group(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
 
@@ -398,6 +440,8 @@ class Core:
         self._stats.count_batch(str(reason), len(group.entries))
         for entry in group.entries:
             entry.group = group
+            if entry.started is None:
+                entry.started = group.begins
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
         # One that is cancelled before its first step never runs.
@@ -422,7 +466,9 @@ class Core:
             return
         now = self.clock.now()
         suspects = set(group.suspects) if error is None and not self._aborted else set()
-        for entry in group.entries:
+        if suspects:
+            self._room = 0
+        for entry in group.entries if group.wanted else ():
             if error is not None:
                 entry.fail(error, now, self._stats)
             elif entry in suspects:
@@ -461,4 +507,5 @@ class Core:
             self._retry_time -= seconds
 
     def _fail_closed(self, entry: Entry, now: float) -> None:
-        entry.fail(BatcherClosed("the batcher was closed before the request was finished"), now, self._stats)
+        if entry.waits_for_answer:
+            entry.fail(BatcherClosed("the batcher was closed before the request was finished"), now, self._stats)

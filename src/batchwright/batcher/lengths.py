@@ -33,7 +33,8 @@ class Measure:
             return _size(prompt, len)
         try:
             if self._length is not None:
-                return max(0, int(self._length(prompt)))
+                length = self._length(prompt)
+                return length if type(length) is int and length > 0 else max(0, int(length))
             return _size(prompt, self._tokens)
         except Exception as error:
             raise InvalidRequest(f"prompt: its length cannot be measured: {error}", param="prompt") from error

@@ -77,6 +77,15 @@ class BatcherStats:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self.items_by_reason[reason] = self.items_by_reason.get(reason, 0) + size
 
+    def count_starts(self, arrivals: list[float], now: float) -> None:
+        """Requests that came at these times were dispatched."""
+        _add_times(self.queue_ms, arrivals, now)
+
+    def count_successes(self, arrivals: list[float], now: float) -> None:
+        """Requests that came at these times have their answers."""
+        self.succeeded += len(arrivals)
+        _add_times(self.latency_ms, arrivals, now)
+
     @property
     def sizes_by_reason(self) -> dict[str, float]:
         """Mean number of requests in the batches of each reason."""
@@ -143,6 +152,14 @@ class BatcherStats:
         if self.memory_limit_mb is not None:
             lines.append(f"memory for a batch: {self.memory_limit_mb:.6g} MB now")
         return lines
+
+
+def _add_times(histogram: Histogram, arrivals: list[float], now: float) -> None:
+    if len(set(arrivals)) == 1:
+        # They came in one turn of the event loop.
+        histogram.add((now - arrivals[0]) * 1e3, len(arrivals))
+    else:
+        histogram.add_all([(now - arrival) * 1e3 for arrival in arrivals])
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from batchwright import __version__
-from batchwright.cli import models, run
+from batchwright.cli import keys, models, run, serve, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -30,7 +30,10 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("run", help=run.HELP)(run.run_command)
+app.command("serve", help=serve.HELP, context_settings=serve.PASSED_ON, add_help_option=False)(serve.serve_command)
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
+app.add_typer(webhooks.app, name="webhooks")
 
 
 def _version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,12 +57,16 @@ class AsyncEngine:
         self.model_name = self._engine.model_name
         self.max_model_len = self._engine.max_model_len
         """Tokens of prompt and output together, at most."""
+        self.tokenizer = self._engine.core.tokenizer
+        """Of the model. Encoding changes nothing in it, so any thread may do it."""
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._ended = False
         """The thread has obeyed its last command, or is about to."""
         self._failure: BaseException | None = None
+        self._stats = self._engine.stats.copy()
+        """Made by the engine's thread, and changed by nobody."""
         self._readers: dict[str, _Reader] = {}
         """Touched by the engine's thread only."""
         self._thread = threading.Thread(target=self._run, name="batchwright-engine", daemon=True)
@@ -70,8 +74,8 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Figures since the engine was made."""
-        return self._engine.stats
+        """Figures since the engine was made, as they were after its last step: a copy, so any thread may read it."""
+        return self._stats
 
     async def generate(
         self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
@@ -89,7 +93,7 @@ class AsyncEngine:
 
     async def stream(
         self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent]:
         """Compute one prompt and give its text as it comes; the last event carries the response.
 
         Raises as `generate`. Leaving the iterator early cancels the request.
@@ -162,8 +166,11 @@ class AsyncEngine:
             while not self._closing:
                 self._obey()
                 if self._engine.core.scheduler.has_work:
-                    self._dispatch(self._engine.core.step())
+                    events = self._engine.core.step()
+                    self._publish()
+                    self._dispatch(events)
                 else:
+                    self._publish()
                     self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
@@ -176,6 +183,9 @@ class AsyncEngine:
     def _obey(self) -> None:
         while self._commands:
             self._commands.popleft()()
+
+    def _publish(self) -> None:
+        self._stats = self._engine.stats.copy()
 
     def _dispatch(self, events: list[StreamEvent]) -> None:
         for event in events:
@@ -190,7 +200,9 @@ class AsyncEngine:
         self._ended = True
         try:
             self._obey()
-            self._dispatch(self._engine.core.close())
+            events = self._engine.core.close()
+            self._publish()
+            self._dispatch(events)
         finally:
             for reader in self._readers.values():
                 reader.put(EngineClosed("the engine stopped before the request was finished"))

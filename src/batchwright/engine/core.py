@@ -90,6 +90,7 @@ class EngineCore:
                 priority=request.priority,
                 deadline=deadline,
                 arrived_at=now,
+                traffic=request.traffic,
             )
             state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=stream))
         # From here on nothing raises: `_encode` has asked the scheduler.
@@ -98,6 +99,10 @@ class EngineCore:
             self._generations[generation.sequence.ordinal] = generation
         self._requests[request.request_id] = state
         self.stats.prompt_tokens += len(prompt) * request.n
+        traffic = self.stats.traffic[request.traffic]
+        traffic.submitted += 1
+        traffic.prompt_tokens += len(prompt) * request.n
+        self._gauge()
 
     def cancel(self, request_id: str) -> StreamEvent | None:
         """End a request now, its slot and blocks free at once. None when there is no such request."""
@@ -120,21 +125,18 @@ class EngineCore:
     def step(self) -> list[StreamEvent]:
         """Compute one step; gives the events of those who stream, and the last event of each request that ended."""
         events = self._step()
+        self._gauge()
         self._call_back()
         return events
 
     @torch.inference_mode()
     def _step(self) -> list[StreamEvent]:
         began = self.clock.now()
-        events: list[StreamEvent] = []
         plan = self.scheduler.schedule(began)
-        for sequence in plan.expired:
-            expired = self._generations.get(sequence.ordinal)
-            if expired is not None:  # else another completion of the same request has just taken it along
-                seconds = expired.owner.request.deadline
-                late = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
-                events.append(self._fail(expired.owner, late))
+        events = self._give_up(plan.expired)
         self.stats.preemptions += len(plan.preempted)
+        for sequence in plan.preempted:
+            self.stats.traffic[sequence.traffic].preemptions += 1
         if not plan.chunks:
             return events
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
@@ -161,6 +163,16 @@ class EngineCore:
                 self.scheduler.repeat_last(chunk.sequence)
             raise
         self._count(plan, model_seconds, self.clock.now() - began)
+        return events
+
+    def _give_up(self, late: list[Sequence]) -> list[StreamEvent]:
+        events = []
+        for sequence in late:
+            expired = self._generations.get(sequence.ordinal)
+            if expired is not None:  # else another completion of the same request has just taken it along
+                seconds = expired.owner.request.deadline
+                error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
+                events.append(self._fail(expired.owner, error))
         return events
 
     def _encode(self, request: InferenceRequest) -> list[int]:
@@ -216,10 +228,15 @@ class EngineCore:
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
             return [self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))]
+        traffic = self.stats.traffic[state.request.traffic]
         if state.first_token_at is None:
             state.first_token_at = now
-            self.stats.ttft_ms.add((now - state.submitted_at) * 1e3)
+            ttft = (now - state.submitted_at) * 1e3
+            self.stats.ttft_ms.add(ttft)
+            traffic.ttft_ms.add(ttft)
+            traffic.recent_ttft_ms.add(ttft)
         self.stats.generated_tokens += 1
+        traffic.generated_tokens += 1
         try:
             text = generation.accept(outcome)
             response = state.response(now) if state.done else None
@@ -232,19 +249,22 @@ class EngineCore:
         if generation.finish_reason is not None:
             self.scheduler.finish(generation.sequence)
             if generation.sampling.generated > 1:
-                between = (now - generation.first_token_at) / (generation.sampling.generated - 1)
-                self.stats.tpot_ms.add(between * 1e3)
+                tpot = (now - generation.first_token_at) / (generation.sampling.generated - 1) * 1e3
+                self.stats.tpot_ms.add(tpot)
+                traffic.tpot_ms.add(tpot)
+                traffic.recent_tpot_ms.add(tpot)
         if response is not None:
             self._finish(state, response)
         elif not state.streams:
             return []
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
-        return [StreamEvent(request_id, generation.index, text, tokens, reason, response)]
+        return [StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)]
 
     def _finish(self, state: RequestState, response: InferenceResponse) -> None:
         self._forget(state)
         self.stats.latency_ms.add(response.latency_ms)
+        self.stats.traffic[state.request.traffic].completed += 1
         self._answer(state.request, response)
 
     def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
@@ -254,6 +274,8 @@ class EngineCore:
                 generation.finish_reason = reason
             self.scheduler.finish(generation.sequence)
         self._forget(state)
+        self.stats.traffic[state.request.traffic].failed += 1
+        self._gauge()
         now = self.clock.now()
         try:
             response = state.response(now)
@@ -284,7 +306,12 @@ class EngineCore:
     def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float) -> None:
         stats = self.stats
         decodes = sum(chunk.count == 1 and chunk.start >= chunk.sequence.num_prompt for chunk in plan.chunks)
-        total = plan.num_tokens
+        total, of_batches = plan.num_tokens, plan.num_batch_tokens
+        stats.last_step_seconds = step_seconds
+        stats.last_step_predicted = self.scheduler.measured(plan, step_seconds)
+        stats.step_margin = self.scheduler.pace.times.margin
+        stats.traffic["batch"].computed_tokens += of_batches
+        stats.traffic["online"].computed_tokens += total - of_batches
         stats.steps += 1
         stats.decode_tokens += decodes
         stats.prefill_tokens += total - decodes
@@ -296,6 +323,13 @@ class EngineCore:
         stats.occupancy_sum += len(plan.chunks)
         stats.occupancy_peak = max(stats.occupancy_peak, len(plan.chunks))
         stats.kv_blocks_peak = max(stats.kv_blocks_peak, self.scheduler.blocks.num_used)
+
+    def _gauge(self) -> None:
+        stats, scheduler = self.stats, self.scheduler
+        stats.kv_blocks_used = scheduler.blocks.num_used
+        for name, traffic in stats.traffic.items():
+            traffic.waiting = scheduler.waiting_of(name)
+            traffic.running = scheduler.running_of(name)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +19,13 @@ from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
-from batchwright.scheduling import Scheduler
+from batchwright.scheduling import Pace, Scheduler
 
 BLOCK_SIZE = 16
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _NUM_SEQS = 256
+DEFAULT_BATCH_SHARE = 0.05
+"""Little enough for online traffic not to miss, and a batch of a thousand lines still ends."""
 
 
 class Engine:
@@ -33,6 +36,12 @@ class Engine:
     512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
     together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
     the free memory). `body` and `attention` choose an implementation; "auto" is the fastest that is right.
+
+    Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` (milliseconds; None: no bound)
+    are what online requests must keep to, to the first token and for each token after it: steps carry no more batch
+    tokens than that allows. Of all tokens computed, batches get at least the share `batch_share` (0 ≤ share < 1),
+    whatever online traffic there is; 0 lets it starve them. Within a class, a request that is `promote_after` seconds
+    old goes before all priorities; None turns that off.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     Not safe for use from several threads: that is what `AsyncEngine` is for.
@@ -51,9 +60,14 @@ class Engine:
         prefix_caching: bool = True,
         body: str = "auto",
         attention: str = "auto",
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        batch_share: float = DEFAULT_BATCH_SHARE,
+        promote_after: float | None = 60.0,
         clock: Clock | None = None,
     ) -> None:
         _require_generating(str(model))
+        pace = Pace(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
         folder = resolve(str(model))
         self.model_name = str(model)
         loaded = load_body(folder, body=body, dtype=dtype, device=device)
@@ -69,6 +83,9 @@ class Engine:
             BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching),
             max_batch_tokens=batch_tokens,
             max_num_seqs=num_seqs,
+            promote_after=promote_after,
+            batch_share=batch_share,
+            pace=pace,
         )
         self._core: EngineCore | None = EngineCore(
             loaded, Tokenizer(folder, loaded.vocab_size), scheduler, clock or MonotonicClock(), max_model_len=length
@@ -199,6 +216,12 @@ def _require_generating(model: str) -> None:
     if known is not None and known.kind is not Kind.GENERATE:
         generating = ", ".join(name for name, each in BUILTIN.items() if each.kind is Kind.GENERATE)
         raise UnsupportedModel(f"{model} makes embeddings, not text; a built-in model that generates is {generating}")
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name}={value}: must be more than 0 milliseconds, or None for no bound")
+    return None if value is None else value / 1e3
 
 
 def _checked(name: str, value: int | None, default: int) -> int:

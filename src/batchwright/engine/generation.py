@@ -38,6 +38,11 @@ class Generation:
     def token_ids(self) -> list[int]:
         return self.sequence.tokens[self.sequence.num_prompt :]
 
+    @property
+    def last_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """Of the token that was accepted last; None where none were asked for."""
+        return None if self._logprobs is None else tuple(self._logprobs[-1:])
+
     def accept(self, outcome: Sampled) -> str:
         """Take the next token (not None); sets `finish_reason` when it is the last. Returns new certain text."""
         token = outcome.token

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from batchwright.metrics import Histogram
+from batchwright.metrics import Histogram, Recent
+from batchwright.request import Traffic
+
+
+@dataclass(slots=True)
+class TrafficStats:
+    """One class of traffic. Latencies are milliseconds, those of a request whose tokens have come."""
+
+    waiting: int = 0
+    """Sequences without a place, now."""
+    running: int = 0
+    """Sequences with a place, now."""
+    submitted: int = 0
+    """Requests."""
+    completed: int = 0
+    """Requests answered without an error."""
+    failed: int = 0
+    """Requests answered with one, cancelled and expired ones included."""
+    preemptions: int = 0
+    computed_tokens: int = 0
+    """Tokens that steps computed, of prompts and outputs; recomputed ones counted again."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    ttft_ms: Histogram = field(default_factory=Histogram)
+    tpot_ms: Histogram = field(default_factory=Histogram)
+    recent_ttft_ms: Recent = field(default_factory=Recent)
+    recent_tpot_ms: Recent = field(default_factory=Recent)
+
+    def copy(self) -> TrafficStats:
+        """As it is now; nothing is added to it any more."""
+        return replace(
+            self,
+            ttft_ms=self.ttft_ms.copy(),
+            tpot_ms=self.tpot_ms.copy(),
+            recent_ttft_ms=self.recent_ttft_ms.copy(),
+            recent_tpot_ms=self.recent_tpot_ms.copy(),
+        )
 
 
 @dataclass(slots=True)
@@ -36,12 +72,32 @@ class EngineStats:
     occupancy_sum: int = 0
     """Sum over steps of the sequences in the step."""
     occupancy_peak: int = 0
+    kv_blocks_used: int = 0
+    """Now."""
     kv_blocks_peak: int = 0
     rows_computed: int = 0
     """Rows that went through the model's matrix products."""
     ttft_ms: Histogram = field(default_factory=Histogram)
     tpot_ms: Histogram = field(default_factory=Histogram)
     latency_ms: Histogram = field(default_factory=Histogram)
+    last_step_seconds: float = 0.0
+    last_step_predicted: float | None = None
+    """Seconds that were predicted for the last step; None when nothing was known yet."""
+    step_margin: float = 1.0
+    """Ratio of seconds to predicted seconds that 95% of the recent steps stayed within, at least 1."""
+    traffic: dict[Traffic, TrafficStats] = field(
+        default_factory=lambda: {"online": TrafficStats(), "batch": TrafficStats()}
+    )
+
+    def copy(self) -> EngineStats:
+        """As it is now; nothing is added to it any more."""
+        return replace(
+            self,
+            ttft_ms=self.ttft_ms.copy(),
+            tpot_ms=self.tpot_ms.copy(),
+            latency_ms=self.latency_ms.copy(),
+            traffic={name: each.copy() for name, each in self.traffic.items()},
+        )
 
     @property
     def occupancy_mean(self) -> float:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
 
 import msgspec
 
 from batchwright.errors import BatchwrightError, InvalidRequest
-from batchwright.jobs.fields import check_names, deadline_seconds, sampling_overrides
 from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.template import PromptTemplate
 from batchwright.request import InferenceRequest, Prompt, SamplingParams
+from batchwright.wire.fields import DEFAULT_PRIORITY, check_names, deadline_seconds, priority_of
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, out_of_range, read_messages, read_params, read_prompts
 
-CHAT_URL = "/v1/chat/completions"
-COMPLETION_URL = "/v1/completions"
 ID_FIELDS = ("custom_id", "id")
 
 _BATCH_FIELDS = frozenset({"method", "url"})
 _BODY_FIELDS = frozenset({"prompt", "messages"})
 _SIMPLE_FIELDS = _BODY_FIELDS | frozenset(ID_FIELDS)
-_DEFAULT_PRIORITY = 5
 _LONGEST_MESSAGE = 500
 
 
@@ -37,7 +34,7 @@ class Line:
     prompts: tuple[Prompt, ...]
     """One, or several for a completion of a list of prompts."""
     params: SamplingParams
-    priority: int = _DEFAULT_PRIORITY
+    priority: int = DEFAULT_PRIORITY
     deadline: float | None = None
     """Seconds from when its requests are submitted, not from the start of the run; a line that is late fails."""
 
@@ -96,8 +93,7 @@ class LineParser:
         except InvalidRequest as error:
             return BadLine(record.number, custom_id, _shortened(error))
         except (ValueError, OverflowError, TypeError) as error:
-            # A value that passed every check by name and still cannot be converted: numbers of thousands of digits.
-            return BadLine(record.number, custom_id, _shortened(InvalidRequest(f"a value is out of range: {error}")))
+            return BadLine(record.number, custom_id, _shortened(out_of_range(error)))
 
     def _rendered(self, row: Mapping[str, object]) -> str:
         if self.template is None:
@@ -142,14 +138,9 @@ class LineParser:
         return self._of_body(number, custom_id, body, chat=url == CHAT_URL)
 
     def _of_body(self, number: int, custom_id: str | None, body: Mapping[str, object], *, chat: bool) -> Line:
-        overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
-        params = replace(self.defaults, **overrides) if overrides else self.defaults
-        priority = body.get("priority")
-        if priority is None:
-            priority = _DEFAULT_PRIORITY
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidRequest("priority must be a whole number", param="priority")
-        prompts = (_messages(body["messages"]),) if chat else _prompts(body["prompt"])
+        params = read_params(body, self.defaults, chat=chat)
+        priority = priority_of(body)
+        prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
         return Line(number, custom_id, chat, prompts, params, priority, deadline_seconds(body))
 
 
@@ -186,56 +177,6 @@ def _custom_id(fields: Mapping[str, object]) -> str | None:
             raise InvalidRequest(f"{name} must be a text that is not empty, or a whole number", param=name)
         return value
     return None
-
-
-def _prompts(prompt: object) -> tuple[Prompt, ...]:
-    """One prompt, or as many as are in a list of texts or of lists of token ids."""
-    if isinstance(prompt, str):
-        return (prompt,)
-    if isinstance(prompt, list) and prompt:
-        if _are_token_ids(prompt):
-            return (prompt,)
-        if all(isinstance(item, str) for item in prompt) or all(_are_token_ids(item) for item in prompt):
-            return tuple(prompt)
-    raise InvalidRequest(
-        "prompt must be a text, a list of token ids, or a list of either that is not empty", param="prompt"
-    )
-
-
-def _are_token_ids(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in value)
-
-
-def _messages(messages: object) -> list[Mapping[str, Any]]:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message", param="messages")
-    return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
-
-
-def _message(where: str, message: object) -> Mapping[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{where} must be an object with a role and content", param=where)
-    content = message.get("content")
-    if isinstance(content, str):
-        return message
-    if isinstance(content, list):
-        return {**message, "content": "".join(_text_part(where, part) for part in content)}
-    if content is None and message.get("tool_calls"):
-        return {**message, "content": ""}
-    raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=where)
-
-
-def _text_part(where: str, part: object) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return cast("str", part["text"])
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise InvalidRequest(
-        f"{where}.content has a part of type {kind!r}: only text is supported",
-        param=where,
-        code="unsupported_parameter",
-    )
 
 
 def _shortened(error: InvalidRequest) -> InvalidRequest:

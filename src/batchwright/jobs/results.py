@@ -9,10 +9,8 @@ import msgspec
 
 from batchwright.errors import BatchwrightError
 from batchwright.jobs.lines import Line
-from batchwright.request import Choice, InferenceResponse, TokenLogprob
-
-_LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; OpenAI uses the same."""
+from batchwright.request import InferenceResponse
+from batchwright.wire.responses import Head, completion_body
 
 
 class LineFailure(msgspec.Struct):
@@ -56,7 +54,8 @@ class ResultEncoder:
 
     def success(self, line: Line, custom_id: str, responses: Sequence[InferenceResponse]) -> bytes:
         """The line, with its newline, for `line`, given the response to each of its prompts, in order."""
-        body = self._body(line, responses)
+        head = Head(f"{self._key}-{line.number}", int(self._unix_time()), self._model_name, line.chat, line.params.n)
+        body = completion_body(head, responses)
         return self._encode(line.number, custom_id, _HttpResponse(200, f"req_{self._key}_{line.number}", body), None)
 
     def _encode(
@@ -64,85 +63,7 @@ class ResultEncoder:
     ) -> bytes:
         return self._encoder.encode(_OutputLine(output_id(self._key, number), custom_id, response, failure)) + b"\n"
 
-    def _body(self, line: Line, responses: Sequence[InferenceResponse]) -> dict[str, Any]:
-        prefix, kind = ("chatcmpl", "chat.completion") if line.chat else ("cmpl", "text_completion")
-        choices = []
-        for position, response in enumerate(responses):
-            for choice in response.choices:
-                index = position * line.params.n + choice.index
-                choices.append(_chat_choice(index, choice) if line.chat else _text_choice(index, choice))
-        return {
-            "id": f"{prefix}-{self._key}-{line.number}",
-            "object": kind,
-            "created": int(self._unix_time()),
-            "model": self._model_name,
-            "choices": choices,
-            "usage": _usage(responses),
-        }
-
 
 def output_id(key: str, number: int) -> str:
     """The `id` of the output line for input line `number` of the job `key`."""
     return f"batch_req_{key}_{number}"
-
-
-def _usage(responses: Sequence[InferenceResponse]) -> dict[str, Any]:
-    prompt_tokens = sum(response.usage.prompt_tokens for response in responses)
-    completion_tokens = sum(response.usage.completion_tokens for response in responses)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(response.usage.cached_tokens for response in responses)},
-    }
-
-
-def _chat_choice(index: int, choice: Choice) -> dict[str, Any]:
-    logprobs = None
-    if choice.logprobs is not None:
-        content = [
-            {
-                **_chat_token(entry.token, entry.logprob),
-                "top_logprobs": [_chat_token(token, logprob) for _, token, logprob in entry.top],
-            }
-            for entry in choice.logprobs
-        ]
-        logprobs = {"content": content, "refusal": None}
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": logprobs,
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _chat_token(token: str, logprob: float) -> dict[str, Any]:
-    # A token that holds a part of a character only has no text of its own, so its bytes are not known from it.
-    known = "�" not in token
-    return {
-        "token": token,
-        "logprob": max(logprob, _LEAST_LOGPROB),
-        "bytes": list(token.encode()) if known else None,
-    }
-
-
-def _text_choice(index: int, choice: Choice) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": choice.text,
-        "logprobs": None if choice.logprobs is None else _text_logprobs(choice.logprobs),
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _text_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    offsets, position = [], 0
-    for entry in entries:
-        offsets.append(position)
-        position += len(entry.token)
-    return {
-        "tokens": [entry.token for entry in entries],
-        "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
-        "top_logprobs": [{token: max(logprob, _LEAST_LOGPROB) for _, token, logprob in entry.top} for entry in entries],
-        "text_offset": offsets,
-    }

@@ -56,18 +56,21 @@ class Goodput(PaddedLimits):
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
-        if latency.predict(0, 1) is None:
+        if not latency.batches:
             return self._first(seen)
         base, by_cell, by_item = latency.coefficients
         soonest = now + base + by_item
-        hopeful = [item for item in seen if item.due >= soonest + by_cell * item.length]
+        patient = min([item.due for item in seen]) == math.inf
+        hopeful = seen if patient else [item for item in seen if item.due >= soonest + by_cell * item.length]
         if not hopeful:
             return self._first(seen)
         level = hopeful[0].level
         batches = divide(hopeful, self.max_batch_size, self.max_batch_tokens, latency)
-        candidates = [
-            _in_time(batch, full, now, latency) for batch, full in batches if any(item.level <= level for item in batch)
-        ]
+        candidates = batches
+        if len(batches) > 1:
+            candidates = [each for each in batches if any([item.level <= level for item in each[0]])]
+        if not patient:
+            candidates = [_in_time(batch, full, now, latency) for batch, full in candidates]
         if len(candidates) == 1:
             return candidates[0]
         weights = [_weight(batch, level, now, latency) for batch, _ in candidates]

@@ -133,6 +133,15 @@ class Order(Protocol):
         ...
 
 
+@runtime_checkable
+class BulkOrder(Protocol):
+    """An order that looks at nothing but the item, and never refuses one: then many can be placed at once."""
+
+    def place(self, items: Sequence[Item]) -> None:
+        """Set the key and the level of each."""
+        ...
+
+
 class Shape(Protocol):
     """Which of the waiting make a batch."""
 
@@ -185,6 +194,10 @@ class Fifo:
     def level(self, item: Item) -> float:
         return 0.0
 
+    def place(self, items: Sequence[Item]) -> None:
+        for item in items:
+            item.key = item.level = 0.0
+
     def served(self, batch: Sequence[Item]) -> None:
         pass
 
@@ -210,7 +223,9 @@ class Policy:
         self.timing: Timing = timing or AtOnce()
         self.latency = LatencyModel()
         self._memory = _memory_bound(shape)
-        self._queue = Queue()
+        self._holds_back = type(self.timing) is not AtOnce
+        self._bulk = None if self._holds_back or self._memory is not None else _bulk_order(self.order)
+        self._queue = Queue(by_age=self._holds_back)
         self._padding = 1.0
         """Padded tokens for each token, in recent batches."""
 
@@ -222,6 +237,11 @@ class Policy:
         return len(self._queue)
 
     @property
+    def takes_all(self) -> bool:
+        """Whether it has nothing to ask of an item that arrives: then `add_all` does, instead of `add` for each."""
+        return self._bulk is not None and type(self).add is Policy.add
+
+    @property
     def memory_limit_mb(self) -> float | None:
         return None if self._memory is None else self._memory.memory_limit_mb
 
@@ -230,8 +250,15 @@ class Policy:
             self._memory.check(item)
         item.key = self.order.key(item)
         item.level = self.order.level(item)
-        item.release = self.timing.release(item)
-        self._queue.add(item)
+        if self._holds_back:
+            item.release = self.timing.release(item)
+        self._queue.add((item,))
+
+    def add_all(self, items: Sequence[Item]) -> None:
+        """Requests have arrived, in this order. Only where it `takes_all`."""
+        if self._bulk is not None:
+            self._bulk.place(items)
+            self._queue.add(items)
 
     def remove(self, item: Item) -> bool:
         found = self._queue.remove(item)
@@ -282,14 +309,19 @@ class Policy:
 
     def _when(self, now: float) -> tuple[float, Reason]:
         """When the waiting should go, though they fill no batch."""
-        until, reason = self._queue.oldest.release, self.timing.reason
-        if until > now and self._queue.with_deadline:
-            due = min(item.due for item in self._queue.items)
+        until, reason = self._queue.oldest.release if self._holds_back else now, self.timing.reason
+        if until > now:
+            due = min([item.due for item in self._queue.items])
             # Nothing known of the model: every moment of waiting may be one too many.
-            latest = due - (self.predict() or math.inf)
+            latest = due - (self.predict() or math.inf) if due < math.inf else math.inf
             if latest < until:
                 return latest, Reason.DEADLINE
         return until, reason
+
+
+def _bulk_order(order: Order) -> BulkOrder | None:
+    # A class that inherits `place` may have its own key.
+    return order if isinstance(order, BulkOrder) and "place" in vars(type(order)) else None
 
 
 def _memory_bound(shape: Shape | None) -> MemoryBound | None:

@@ -32,6 +32,13 @@ class Urgency:
     def level(self, item: Item) -> float:
         return item.priority
 
+    def place(self, items: Sequence[Item]) -> None:
+        aging = self.aging
+        for item in items:
+            due, priority = item.due - aging, item.priority
+            item.key = aging * priority + (due if due < item.arrival else item.arrival)
+            item.level = priority
+
     def served(self, batch: Sequence[Item]) -> None:
         pass
 

@@ -44,7 +44,7 @@ class Slots:
     def add(self, item: Item) -> None:
         """A request has arrived; it waits until `fill` gives it a slot."""
         item.key = self.order.key(item)
-        self._queue.add(item)
+        self._queue.add((item,))
 
     def fill(self) -> Sequence[Item]:
         """Give the free slots to the first of the waiting; those who got one."""

@@ -1,6 +1,8 @@
 """Which tokens of which sequences go into the next step. Decides, computes nothing."""
 
-from batchwright.scheduling.scheduler import Chunk, Scheduler, StepPlan
+from batchwright.scheduling.pace import Pace
+from batchwright.scheduling.plan import Chunk, StepPlan
+from batchwright.scheduling.scheduler import Scheduler
 from batchwright.scheduling.sequence import Sequence, Status
 
-__all__ = ["Chunk", "Scheduler", "Sequence", "Status", "StepPlan"]
+__all__ = ["Chunk", "Pace", "Scheduler", "Sequence", "Status", "StepPlan"]

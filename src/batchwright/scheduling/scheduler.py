@@ -1,19 +1,27 @@
 """The token-level scheduler: one budget of tokens a step, no prefill phase and no decode phase.
 
-A step is planned in this order, each part by urgency (priority, then deadline, then arrival):
+Online sequences are planned first, then those of batches, each class of traffic in this order, each part by urgency
+(priority, then deadline, then arrival):
 
 1. waiting sequences of a higher priority than a running one are admitted, at the cost of lower ones where they must;
 2. every running sequence that lacks only its last token gets it (a decode);
 3. running sequences that lack more get a chunk of it;
-4. waiting sequences are admitted, with their cached prefix, while slots, blocks and budget last.
+4. waiting sequences are admitted, with their cached prefix, while slots, blocks and budget last: an online one at the
+   cost of batch ones where it must.
+
+So batches fill what online traffic leaves of a step, and an online sequence waits for no batch longer than the step
+that is being computed. What is left may be less than the budget: `Pace` says how much time a step may take. Where it is
+less than the decodes of batches, those go first that have gone without for longest; they keep their blocks meanwhile.
+`BatchShare` is the one exception: what it owes to batches they get first.
 
 An admitted sequence gets the blocks of all its known tokens at once, so only a decode can lack one. Then the least
 urgent running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the
-prefix cache. The most urgent sequence is never preempted, so something always ends. All preemption comes before the
-first block of the step is published, so nobody shares a block that this step drops.
+prefix cache. The most urgent sequence is never preempted, so something always ends. A sequence of which this step
+computes anything is not preempted any more once a block of the step is published, so nobody shares a block that this
+step drops.
 
-Nothing waits for ever: a sequence that arrived `promote_after` seconds ago goes before all priorities, and such
-sequences are served in order of arrival.
+Within its class nothing waits for ever: a sequence that arrived `promote_after` seconds ago goes before all priorities,
+and such sequences are served in order of arrival.
 
 The scheduler is a state machine without a clock: `schedule(now)` plans, then exactly one of `commit(plan)` (the step
 was computed) or `rollback(plan)` (it was not) must follow.
@@ -25,49 +33,26 @@ import heapq
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable
 
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
+from batchwright.request import Traffic
+from batchwright.scheduling.pace import BatchRoom, Pace, StepShape
+from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
+from batchwright.scheduling.share import BatchShare
+from batchwright.scheduling.waiting import ENDED_KEPT, WaitingQueue
 
 _STEPS_BEFORE_REGROWTH = 64
-_ENDED_KEPT = 64
-"""Entries of ended sequences that a queue may hold beside twice those that it needs."""
-
-
-@dataclass(slots=True)
-class Chunk:
-    """`count` tokens of `sequence`, from position `start`, to be computed in one step."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    fresh: bool
-    """Its first chunk since it was admitted, as a rule by this plan."""
-
-    samples: bool
-    """It reaches the last known token, whose logits choose the next one."""
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What the next step computes. `expired` sequences have ended: their deadline passed."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    expired: list[Sequence] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
 
 
 class Scheduler:
     """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
 
-    `promote_after` is in the unit of `now`; None turns promotion off. Raises ValueError for limits below 1.
+    `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
+    batches get whatever online traffic there is, 0 ≤ share < 1. `pace` bounds the steps; without it, nothing does.
+    Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -77,35 +62,50 @@ class Scheduler:
         max_batch_tokens: int,
         max_num_seqs: int,
         promote_after: float | None = 60.0,
+        batch_share: float = 0.0,
+        pace: Pace | None = None,
     ) -> None:
         if max_batch_tokens < 1 or max_num_seqs < 1:
             raise ValueError(
                 f"max_batch_tokens={max_batch_tokens}, max_num_seqs={max_num_seqs}: both must be at least 1"
             )
+        if promote_after is not None and not promote_after > 0.0:
+            raise ValueError(f"promote_after={promote_after}: must be more than 0, or None for no promotion")
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
         self.promote_after = promote_after
+        self.pace = pace or Pace()
         self.token_budget = max_batch_tokens
         """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
         self.running: list[Sequence] = []
-        """By urgency."""
-        self._waiting: list[tuple[Urgency, int, Sequence]] = []
-        self._entries = 0
-        self._num_waiting = 0
+        """By urgency, so online ones first."""
+        self._num_online = 0
+        """Of them, how many are online."""
+        self._waiting: dict[Traffic, WaitingQueue] = {"online": WaitingQueue(), "batch": WaitingQueue()}
+        self._share = BatchShare(batch_share, max_batch_tokens)
         self._arrivals: deque[Sequence] = deque()
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._isolated: deque[Sequence] = deque()
         self._ordinal = 0
+        self._steps = 0
         self._steps_since_shrink = 0
 
     @property
     def num_waiting(self) -> int:
-        return self._num_waiting
+        return len(self._waiting["online"]) + len(self._waiting["batch"])
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self._num_waiting)
+        return bool(self.running or self.num_waiting)
+
+    def waiting_of(self, traffic: Traffic) -> int:
+        """How many sequences of this class wait."""
+        return len(self._waiting[traffic])
+
+    def running_of(self, traffic: Traffic) -> int:
+        """How many sequences of this class have a place."""
+        return self._num_online if traffic == "online" else len(self.running) - self._num_online
 
     def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
         """Why a sequence of this size could never be computed, or None if it can."""
@@ -133,7 +133,7 @@ class Scheduler:
             self._arrivals.append(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
-        self._enqueue(sequence)
+        self._waiting[sequence.traffic].add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing.
@@ -145,7 +145,7 @@ class Scheduler:
             self.blocks.retract(sequence.table, sequence.num_computed)
             self._drop(sequence)
         elif sequence.status is Status.WAITING and sequence.queue_entry >= 0:
-            self._num_waiting -= 1
+            self._waiting[sequence.traffic].left()
         sequence.status = Status.FINISHED
         self._sweep()
 
@@ -158,26 +158,36 @@ class Scheduler:
         if alone is not None:
             self._plan_alone(alone, plan)
             return plan
-        self._place_urgent(plan)
-        budget = self._plan_decodes(plan, self.token_budget)
-        budget = self._plan_chunks(plan, budget)
-        self._admit(plan, budget)
+        if self.pace.tpot is not None:
+            self._note_first_tokens(now)
+        owed, closed = self._seat_owed()
+        left = self._plan_online(plan, self.token_budget - owed, closed=closed) + owed
+        if self._wants_batch:
+            self._plan_batch(plan, self._room(now, plan, left, owed))
         return plan
 
     def commit(self, plan: StepPlan) -> None:
         """The step was computed: its tokens are now computed tokens."""
+        self._steps += 1
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.status is Status.RUNNING:
                 sequence.started = True
+                sequence.last_step = self._steps
                 sequence.num_computed = chunk.start + chunk.count
                 if sequence.num_computed % self.blocks.block_size == 0:
                     self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
+        if self._share.share:
+            self._share.settle(plan.num_tokens, plan.num_batch_tokens, wanted=self._wants_batch)
         if self.token_budget < self.max_batch_tokens:
             self._steps_since_shrink += 1
             if self._steps_since_shrink >= _STEPS_BEFORE_REGROWTH:
                 self.token_budget = min(self.max_batch_tokens, self.token_budget * 2)
                 self._steps_since_shrink = 0
+
+    def measured(self, plan: StepPlan, seconds: float) -> float | None:
+        """The step took `seconds`, from which later ones are predicted. What was predicted for it, None if nothing."""
+        return self.pace.times.observe(StepShape.of(plan.chunks), seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """The step was not computed: take back what was offered to others, send new sequences back to the queue."""
@@ -234,10 +244,15 @@ class Scheduler:
                 promoted += 1
                 oldest.promoted = True
                 if oldest.status is Status.WAITING:
-                    self._push(oldest)
+                    self._waiting[oldest.traffic].enter(oldest)
             self._arrivals.popleft()
         if promoted:
             self.running.sort(key=_urgency)
+
+    def _note_first_tokens(self, now: float) -> None:
+        for sequence in self.running[: self._num_online]:
+            if sequence.first_token_at is None and sequence.num_generated:
+                sequence.first_token_at = now
 
     def _next_isolated(self) -> Sequence | None:
         while self._isolated:
@@ -259,59 +274,132 @@ class Scheduler:
             self._preempt(self.running[-1 if self.running[-1] is not sequence else -2], plan)
         self._plan(sequence, count, plan)
 
-    def _place_urgent(self, plan: StepPlan) -> None:
-        claimed = 0
-        while self.running and (urgent := self._peek_waiting()) is not None:
-            if _class(urgent) >= _class(self.running[-1]):
-                return
-            if claimed and claimed + len(self.running) >= self.token_budget:
-                return
-            if not self._fits(urgent) and not self._clear_for(urgent, plan):
-                return
-            self._place(urgent)
-            claimed += urgent.remaining
+    # Online
 
-    def _clear_for(self, urgent: Sequence, plan: StepPlan) -> bool:
-        """Preempt as many of a lower class as it takes. False, and nobody preempted, when all would not be enough."""
-        lower = [other.table for other in self.running if _class(other) > _class(urgent)]
-        others = len(self.running) - len(lower)
-        if others >= self._slots or not self.blocks.can_open(urgent.tokens, spare=others, without=lower):
-            return False
-        while not self._fits(urgent):
-            self._preempt(self.running[-1], plan)
-        return True
-
-    def _plan_decodes(self, plan: StepPlan, budget: int) -> int:
-        size = self.blocks.block_size
-        for sequence in list(self.running):
+    def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
+        """The online part of the step; what it leaves of `budget`. `closed`: nobody is admitted."""
+        if not closed:
+            self._place_urgent("online", plan)
+        for sequence in self.running[: self._num_online]:
             if budget < 1:
                 break
-            if sequence.remaining != 1 or sequence.status is not Status.RUNNING:
-                continue
-            if sequence.num_computed >= len(sequence.table) * size and not self._make_room(sequence, plan):
-                continue
-            plan.chunks.append(Chunk(sequence, sequence.num_computed, 1, not sequence.started, samples=True))
-            budget -= 1
-        return budget
-
-    def _plan_chunks(self, plan: StepPlan, budget: int) -> int:
-        for sequence in self.running:
+            if sequence.remaining == 1 and sequence.status is Status.RUNNING and self._make_room(sequence, plan):
+                self._plan(sequence, 1, plan)
+                budget -= 1
+        for sequence in self.running[: self._num_online]:
             if budget < 1:
                 break
             if sequence.remaining > 1:
                 count = min(sequence.remaining, budget)
                 self._plan(sequence, count, plan)
                 budget -= count
+        queue = self._waiting["online"]
+        while budget > 0 and not closed and (waiting := queue.peek()) is not None:
+            # No batch sequence is in the plan yet, so all of them can still go.
+            if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
+                break
+            self._place(waiting)
+            count = min(waiting.remaining, budget)
+            self._plan(waiting, count, plan)
+            budget -= count
         return budget
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and (sequence := self._peek_waiting()) is not None and self._fits(sequence):
-            if sequence in plan.preempted:
+    def _removable(self) -> list[Sequence]:
+        """Batch sequences that give way to online ones."""
+        return [sequence for sequence in self.running[self._num_online :] if not sequence.kept]
+
+    # Batches
+
+    @property
+    def _wants_batch(self) -> bool:
+        return self._num_online < len(self.running) or len(self._waiting["batch"]) > 0
+
+    def _seat_owed(self) -> tuple[int, bool]:
+        """Places for batch sequences that are owed tokens: how many tokens, and whether one still lacks its place.
+
+        While one does, no online sequence is admitted, or a stream of them would keep it out for ever.
+        """
+        owed = self._share.due if self._wants_batch else 0
+        if not owed:
+            return 0, False
+        wanted = sum(sequence.remaining for sequence in self.running[self._num_online :])
+        while wanted < owed and (waiting := self._waiting["batch"].peek()) is not None:
+            if not self._fits(waiting):
+                return min(owed, wanted, self.token_budget), True
+            self._place(waiting)
+            waiting.kept = True
+            wanted += waiting.remaining
+        return min(owed, wanted, self.token_budget), False
+
+    def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> BatchRoom:
+        online = self.running[: self._num_online]
+        limit = self.pace.limit(now, online, self._waiting["online"].peek(), self.token_budget)
+        return self.pace.room(limit, plan.chunks, tokens, owed)
+
+    def _plan_batch(self, plan: StepPlan, room: BatchRoom) -> None:
+        if room.is_open:
+            self._place_urgent("batch", plan)
+        self._plan_batch_decodes(plan, room)
+        for sequence in self.running[self._num_online :]:
+            if sequence.remaining > 1:
+                if not (count := room.most_prompt(sequence.num_computed, sequence.remaining)):
+                    break
+                room.take_prompt(sequence.num_computed, count)
+                self._plan(sequence, count, plan)
+        queue = self._waiting["batch"]
+        # Where it will begin is not known before it has its place: not after its last token.
+        while (waiting := queue.peek()) is not None and room.most_prompt(len(waiting.tokens), 1):
+            if waiting in plan.preempted or not self._fits(waiting):
                 return
-            self._place(sequence)
-            count = min(sequence.remaining, budget)
-            self._plan(sequence, count, plan)
-            budget -= count
+            self._place(waiting)
+            count = room.most_prompt(waiting.num_computed, waiting.remaining)
+            room.take_prompt(waiting.num_computed, count)
+            self._plan(waiting, count, plan)
+
+    def _plan_batch_decodes(self, plan: StepPlan, room: BatchRoom) -> None:
+        decodes = [sequence for sequence in self.running[self._num_online :] if sequence.remaining == 1]
+        if not room.fits_rows(len(decodes), sum(len(sequence.tokens) for sequence in decodes)):
+            decodes.sort(key=_turn)
+        planned = set[int]()
+        for sequence in decodes:
+            if not room.fits_row(len(sequence.tokens)):
+                continue
+            if sequence.status is Status.RUNNING and self._make_room(sequence, plan, planned):
+                room.take_row(len(sequence.tokens))
+                self._plan(sequence, 1, plan)
+                planned.add(sequence.ordinal)
+
+    # Places
+
+    def _place_urgent(self, traffic: Traffic, plan: StepPlan) -> None:
+        """Admit those that may take the place of one of their own class."""
+        queue, claimed = self._waiting[traffic], 0
+        while self.running_of(traffic) and (urgent := queue.peek()) is not None:
+            last = self.running[-1] if traffic == "batch" else self.running[self._num_online - 1]
+            if urgent.rank >= last.rank:
+                return
+            if claimed and claimed + self.running_of(traffic) >= self.token_budget:
+                return
+            if not self._fits(urgent):
+                rank = urgent.rank
+                lower = [each for each in self.running if each.rank > rank and not (each.kept and not urgent.is_batch)]
+                if not self._clear(urgent, plan, lower):
+                    return
+            self._place(urgent)
+            claimed += urgent.remaining
+
+    def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
+        """Preempt as many of `lower` as it takes. False, and nobody preempted, when all would not be enough."""
+        others = len(self.running) - len(lower)
+        if not lower or others >= self._slots:
+            return False
+        if not self.blocks.can_open(urgent.tokens, spare=len(self.running)) and not self.blocks.can_open(
+            urgent.tokens, spare=others, without=[each.table for each in lower]
+        ):
+            return False
+        while not self._fits(urgent):
+            self._preempt(lower.pop(), plan)
+        return True
 
     @property
     def _slots(self) -> int:
@@ -332,10 +420,11 @@ class Scheduler:
         if not sequence.admitted:
             sequence.admitted = True
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-        self._num_waiting -= 1
         sequence.status = Status.RUNNING
+        self._waiting[sequence.traffic].left()
         sequence.started = False
         insort(self.running, sequence, key=_urgency)
+        self._num_online += not sequence.is_batch
 
     def _plan(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         start = sequence.num_computed
@@ -344,14 +433,23 @@ class Scheduler:
         if count > 1:
             self.blocks.publish(sequence.table, sequence.tokens, start + count)
 
-    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int] = ()) -> bool:
         """A block for one more token, at the cost of the least urgent sequence, which may be this one."""
+        if sequence.num_computed < len(sequence.table) * self.blocks.block_size:
+            return True
         while not self.blocks.grow(sequence.table, sequence.num_computed + 1):
-            victim = self.running[-1]
+            victim = self._victim(sequence, planned)
             self._preempt(victim, plan)
             if victim is sequence:
                 return False
         return True
+
+    def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
+        """Who gives its blocks up: the least urgent of which this step computes nothing, `lacking` at the latest."""
+        for sequence in reversed(self.running):
+            if sequence.ordinal not in planned and (lacking.is_batch or not sequence.kept):
+                return sequence
+        return lacking
 
     def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
         plan.preempted.append(victim)
@@ -361,51 +459,30 @@ class Scheduler:
     def _requeue(self, sequence: Sequence) -> None:
         self._drop(sequence)
         sequence.num_computed = 0
-        self._enqueue(sequence)
+        sequence.kept = False
+        self._waiting[sequence.traffic].add(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._num_online -= not sequence.is_batch
         self.blocks.close(sequence.table)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.status = Status.WAITING
-        self._num_waiting += 1
-        self._push(sequence)
-
-    def _push(self, sequence: Sequence) -> None:
-        """Enter it under its present urgency; an older entry of it is void from now on."""
-        self._entries += 1
-        sequence.queue_entry = self._entries
-        heapq.heappush(self._waiting, (sequence.urgency, self._entries, sequence))
-
-    def _peek_waiting(self) -> Sequence | None:
-        while self._waiting:
-            if _is_valid(self._waiting[0]):
-                return self._waiting[0][2]
-            heapq.heappop(self._waiting)
-        return None
 
     def _sweep(self) -> None:
         """Let go of ended sequences that lie deep in a queue, once they are most of it."""
-        most = 2 * (self._num_waiting + len(self.running)) + _ENDED_KEPT
-        if len(self._waiting) > most:
-            self._waiting = [entry for entry in self._waiting if _is_valid(entry)]
-            heapq.heapify(self._waiting)
-        if len(self._deadlines) > most:
+        needed = self.num_waiting + len(self.running)
+        for queue in self._waiting.values():
+            queue.sweep(needed)
+        if len(self._deadlines) > 2 * needed + ENDED_KEPT:
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
             heapq.heapify(self._deadlines)
-        if len(self._arrivals) > most:
+        if len(self._arrivals) > 2 * needed + ENDED_KEPT:
             self._arrivals = deque(each for each in self._arrivals if each.status is not Status.FINISHED)
-
-
-def _is_valid(entry: tuple[Urgency, int, Sequence]) -> bool:
-    _, serial, sequence = entry
-    return sequence.status is Status.WAITING and serial == sequence.queue_entry
 
 
 def _urgency(sequence: Sequence) -> Urgency:
     return sequence.urgency
 
 
-def _class(sequence: Sequence) -> tuple[bool, int]:
-    return sequence.urgency[:2]
+def _turn(sequence: Sequence) -> tuple[tuple[bool, bool, int], int, int]:
+    """Of decodes that do not all fit: by rank, then who has gone without for longest."""
+    return sequence.rank, sequence.last_step, sequence.ordinal

@@ -8,8 +8,9 @@ from enum import Enum
 from typing import TypeAlias
 
 from batchwright.kv import BlockTable
+from batchwright.request import Traffic
 
-Urgency: TypeAlias = tuple[bool, int, float, int]
+Urgency: TypeAlias = tuple[bool, bool, int, float, int]
 
 
 class Status(Enum):
@@ -38,6 +39,8 @@ class Sequence:
     deadline: float = math.inf
     """Absolute time after which it is given up."""
     arrived_at: float = 0.0
+    traffic: Traffic = "online"
+    """Online sequences go before those of a batch, whatever the priorities."""
     ordinal: int = 0
     """Order of arrival; set on `Scheduler.add`."""
     status: Status = Status.WAITING
@@ -46,14 +49,24 @@ class Sequence:
     """Prompt tokens found in the prefix cache when it was first admitted."""
     preemptions: int = 0
     promoted: bool = False
-    """It has waited so long that it goes before every priority."""
+    """It has waited so long that it goes before every priority of its class of traffic."""
     admitted: bool = False
     """Whether it has ever been admitted."""
     started: bool = False
     """Whether a step has computed any of it since it was last admitted."""
+    kept: bool = False
+    """Of a batch, and in the place that `batch_share` is owed: no online sequence takes it."""
+    first_token_at: float | None = None
+    """Time of the first plan after its first token."""
+    last_step: int = 0
+    """Number of the last step that computed any of it."""
     queue_entry: int = -1
     """Serial number of its valid entry in the waiting queue."""
     table: BlockTable = field(default_factory=BlockTable)
+
+    @property
+    def is_batch(self) -> bool:
+        return self.traffic == "batch"
 
     @property
     def remaining(self) -> int:
@@ -61,8 +74,17 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Smaller may take the place of larger: online before batch, then promoted ones, then by priority."""
+        return self.urgency[:3]
+
+    @property
     def urgency(self) -> Urgency:
-        """Smaller is sooner: promoted ones by arrival, then the others by priority, deadline and arrival."""
+        """Smaller is sooner: by rank; promoted ones by arrival, the others by deadline and arrival."""
         if self.promoted:
-            return (False, 0, 0.0, self.ordinal)
-        return (True, self.priority, self.deadline, self.ordinal)
+            return (self.is_batch, False, 0, 0.0, self.ordinal)
+        return (self.is_batch, True, self.priority, self.deadline, self.ordinal)

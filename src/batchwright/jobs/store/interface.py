@@ -15,8 +15,8 @@ line is claimed and no result is taken; `finish` writes the ids of the files, th
 outbox in one transaction, so a batch is never seen as completed without its files.
 
 Workers hold leases. One that does not renew its lease in time loses its claims: its late results are refused, since
-`commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each line
-is committed exactly once, though it may be computed more than once.
+`commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each
+line is committed exactly once, though it may be computed more than once.
 """
 
 from __future__ import annotations

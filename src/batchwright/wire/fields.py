@@ -19,10 +19,10 @@ _TRANSLATED = frozenset({
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
 _IGNORED = frozenset({
-    "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
 })  # fmt: skip
-"""Change nothing in the result. `model` is here because a job runs on the one model that was chosen for it."""
+"""Change nothing in the result. `model` is here because whoever chooses the model reads it first."""
 
 _NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
 _REFUSED: dict[str, tuple[object, ...]] = {
@@ -41,6 +41,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "guided_regex": (),
     "length_penalty": (1.0,),
     "modalities": (["text"],),
+    "moderation": (),
     "prompt_logprobs": (False,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -56,13 +57,18 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 }
 """Would change the result and are not supported. The values listed mean, as null does, that nothing is asked for."""
 
+_EMBEDDING_TAKEN = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
+
+DEFAULT_PRIORITY = 5
+
 _LARGEST = 2.0**64
+_LONGEST_NAME = 40
 
 
 def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict: bool) -> None:
     """Raises `InvalidRequest` naming the first field that cannot be honoured.
 
-    `reserved` are the names that the form of the line itself uses. With `strict` an unknown name is refused; without,
+    `reserved` are the names that the form of the body itself uses. With `strict` an unknown name is refused; without,
     only one that looks like a slip of the pen for a field that is known, since lines may carry columns of their own.
     """
     for name, value in body.items():
@@ -72,15 +78,28 @@ def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict:
             if value not in _REFUSED[name]:
                 raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
             continue
-        meant = _meant(name) if len(name) <= 40 else None
-        if meant is not None or strict:
-            hint = f"did you mean {meant}?" if meant else "leave it out"
-            raise InvalidRequest(f"{name[:40]} is unknown: {hint}", param=name[:40], code="unknown_parameter")
+        if strict or _meant(name, _TAKEN) is not None:
+            raise _unknown(name, _TAKEN)
+
+
+def check_embedding_names(body: Mapping[str, object]) -> None:
+    """Raises `InvalidRequest` naming the first field of a body for `/v1/embeddings` that cannot be honoured."""
+    for name, value in body.items():
+        if value is not None and name not in _EMBEDDING_TAKEN and name not in _IGNORED:
+            raise _unknown(name, _EMBEDDING_TAKEN)
+
+
+def _unknown(name: str, known: frozenset[str]) -> InvalidRequest:
+    meant = _meant(name, known)
+    hint = f"did you mean {meant}?" if meant else "leave it out"
+    # Python's own JSON reader lets half a surrogate pair through, which no answer could carry back.
+    short = name[:_LONGEST_NAME].encode(errors="replace").decode()
+    return InvalidRequest(f"{short} is unknown: {hint}", param=short, code="unknown_parameter")
 
 
 @lru_cache(maxsize=1024)
-def _meant(name: str) -> str | None:
-    close = get_close_matches(name, _TAKEN, n=1, cutoff=0.88)
+def _meant(name: str, known: frozenset[str]) -> str | None:
+    close = get_close_matches(name, known, n=1, cutoff=0.88) if len(name) <= _LONGEST_NAME else []
     return close[0] if close else None
 
 
@@ -92,8 +111,7 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
     """
     given = {name: body[name] for name in _TAKEN & body.keys() if body[name] is not None}
     for name, value in given.items():
-        if isinstance(value, (int, float)) and abs(value) >= _LARGEST:
-            raise InvalidRequest(f"{name} is out of range", param=name)
+        _require_in_range(name, value)
     overrides = {name: given[name] for name in _AS_THEY_ARE & given.keys()}
     for name in ("max_tokens", "max_completion_tokens"):
         if name in given:
@@ -118,12 +136,29 @@ def deadline_seconds(body: Mapping[str, object]) -> float | None:
     if not given:
         return None
     if len(given) == 2:
-        raise InvalidRequest("the line has both deadline and deadline_ms: give one", param="deadline")
+        raise InvalidRequest("both deadline and deadline_ms are given: give one", param="deadline")
     name, value = given[0], body[given[0]]
+    _require_in_range(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
         unit = "seconds" if name == "deadline" else "milliseconds"
         raise InvalidRequest(f"{name} must be a number of {unit} above 0", param=name)
     return value / 1000 if name == "deadline_ms" else float(value)
+
+
+def priority_of(body: Mapping[str, object]) -> int:
+    """`priority` of `body`, lower being sooner; the default where it is not set. Raises `InvalidRequest`."""
+    priority = body.get("priority")
+    if priority is None:
+        return DEFAULT_PRIORITY
+    _require_in_range("priority", priority)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidRequest("priority must be a whole number", param="priority")
+    return priority
+
+
+def _require_in_range(name: str, value: object) -> None:
+    if isinstance(value, (int, float)) and abs(value) >= _LARGEST:
+        raise InvalidRequest(f"{name} is out of range", param=name)
 
 
 def _stop(value: object) -> tuple[object, ...]:

@@ -1,0 +1,1 @@
+"""Two classes of traffic on one engine, measured."""

@@ -1,0 +1,6 @@
+"""`python -m batchwright` is the command `batchwright`."""
+
+from batchwright.cli.main import main
+
+if __name__ == "__main__":
+    main()

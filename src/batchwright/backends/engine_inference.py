@@ -1,0 +1,153 @@
+"""`EngineInference`: chats and completions, computed by the engine in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from batchwright.backends.calls import Held, all_of, chosen_model, merged, time_left
+from batchwright.backends.inference import Call
+from batchwright.backends.off_loop import TrafficThreads
+from batchwright.engine.async_engine import AsyncEngine
+from batchwright.errors import BatchwrightError, InvalidRequest, Overloaded
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
+from batchwright.wire.responses import Chunks, Head, completion_body
+
+_WANTED = 2
+"""Sequences held for each place in the engine, so that none stays empty while the next lines are fetched."""
+_LEARNING = 0.1
+"""Weight of the newest latency in their mean."""
+
+
+class EngineInference:
+    """Serves one generating model.
+
+    The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
+    first stands in answers to bodies that name none (default: the engine's own name). More than `max_waiting`
+    completions that wait, batch lines left out, are refused with `Overloaded`.
+    """
+
+    endpoints = frozenset({CHAT_URL, COMPLETION_URL})
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        names: Sequence[str] = (),
+        *,
+        max_waiting: int = 1000,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self.engine = engine
+        self._names = tuple(names) or (engine.model_name,)
+        self._max_waiting = max_waiting
+        self._unix_time = unix_time
+        self._places = engine.stats.max_num_seqs
+        self._context = min(engine.max_model_len, engine.stats.kv_blocks * engine.stats.block_size)
+        self._threads = TrafficThreads()
+        self._held = Held()
+        self._seconds: float | None = None
+        """Mean latency of late; None until something was answered."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        return self._names
+
+    @property
+    def room(self) -> int:
+        """`wants`, and below zero where it holds more than it would like to."""
+        return _WANTED * self._places - self._held.total
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.room)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        body = self._read(call)
+        head = self._head(call, body)
+        with self._held.hold(call.traffic, len(body.prompts) * body.n):
+            requests = await self._requests(call, body)
+            responses = await all_of([self._computed(request) for request in requests])
+        return completion_body(head, responses)
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        body = self._read(call)
+        head = self._head(call, body)
+        chunks = Chunks(head, include_usage=body.include_usage)
+        usages: list[Usage] = []
+        with self._held.hold(call.traffic, len(body.prompts) * body.n):
+            requests = await self._requests(call, body)
+            async with aclosing(merged([self._events(request) for request in requests])) as events:
+                async for position, event in events:
+                    index = position * body.n + event.index
+                    for chunk in chunks.text(
+                        index, event.text, logprobs=event.logprobs, finish_reason=event.finish_reason
+                    ):
+                        yield chunk
+                    if event.response is not None:
+                        usages.append(event.response.usage)
+        for chunk in chunks.usage(usages):
+            yield chunk
+
+    async def close(self) -> None:
+        self._threads.close()
+        await self.engine.close()
+
+    def _read(self, call: Call) -> GenerationBody:
+        """The body, if there is room for what it asks for."""
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        waiting = self._held.online + len(body.prompts) * body.n - self._places
+        if call.traffic == "online" and self._held.online and waiting > self._max_waiting:
+            after = None if self._seconds is None else self._seconds * waiting / self._places
+            raise Overloaded(
+                f"{waiting} completions would wait, the limit is {self._max_waiting}: try again later",
+                retry_after=after,
+            )
+        return body
+
+    def _head(self, call: Call, body: GenerationBody) -> Head:
+        model = chosen_model(body.model, self._names)
+        return Head(call.request_id.removeprefix("req_"), int(self._unix_time()), model, body.chat, body.n)
+
+    async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
+        """With ids of their own, since a line may be computed anew before its first try has left the engine."""
+        left = time_left(call, body.deadline)
+        encoded = await self._threads.run(call.traffic, lambda: [self._encoded(prompt) for prompt in body.prompts])
+        return [
+            InferenceRequest.of(
+                ids,
+                body.params(self._context - len(ids)),
+                priority=body.priority,
+                deadline=left,
+                traffic=call.traffic,
+            )
+            for ids in encoded
+        ]
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        try:
+            return self.engine.tokenizer.encode(prompt)
+        except BatchwrightError:
+            raise
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+            raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+
+    async def _computed(self, request: InferenceRequest) -> InferenceResponse:
+        return self._accepted(await self.engine.generate(request))
+
+    async def _events(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(self.engine.stream(request)) as events:
+            async for event in events:
+                if event.response is not None:
+                    self._accepted(event.response)
+                yield event
+
+    def _accepted(self, response: InferenceResponse) -> InferenceResponse:
+        """Raises its error, if it has one."""
+        if response.error is not None:
+            raise response.error
+        seconds = response.latency_ms / 1e3
+        self._seconds = seconds if self._seconds is None else self._seconds + _LEARNING * (seconds - self._seconds)
+        return response

@@ -1,0 +1,68 @@
+"""An upload as it arrives: how large it may be, and how slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable
+
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.limits import Limits
+
+
+class Gauge:
+    """Measures an upload as it passes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._bytes = 0
+        self._newlines = 0
+        self._open = 0
+        """Bytes since the last newline."""
+
+    def take(self, chunk: bytes) -> None:
+        """Raises `InvalidRequest` past a limit."""
+        limits = self._limits
+        self._bytes += len(chunk)
+        if self._bytes > limits.max_file_bytes:
+            raise _too_large(f"the file has more than {limits.max_file_bytes:,} bytes")
+        # Only a chunk that is longer than what is left for the line that is open can hold one that is too long.
+        if self._open + len(chunk) > limits.max_line_bytes:
+            self._measure_lines(chunk)
+        self._newlines += chunk.count(b"\n")
+        last = chunk.rfind(b"\n")
+        if self._newlines + (last + 1 < len(chunk)) > limits.max_lines:
+            raise _too_large(f"the file has more than {limits.max_lines:,} lines")
+        self._open = self._open + len(chunk) if last < 0 else len(chunk) - last - 1
+
+    def _measure_lines(self, chunk: bytes) -> None:
+        before = self._open
+        for number, line in enumerate(chunk.split(b"\n"), self._newlines + 1):
+            if before + len(line) > self._limits.max_line_bytes:
+                raise _too_large(f"line {number:,} has more than {self._limits.max_line_bytes:,} bytes")
+            before = 0
+
+
+def _too_large(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{what}: split it into several files, or raise the limit of the service", param="file", code="file_too_large"
+    )
+
+
+async def in_time(chunks: AsyncIterable[bytes], limits: Limits) -> AsyncGenerator[bytes]:
+    """`chunks`, none of which may be long in coming. Raises `InvalidRequest`."""
+    iterator = aiter(chunks)
+    end = asyncio.get_running_loop().time() + limits.upload_time
+    while True:
+        try:
+            async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + limits.upload_stall)):
+                chunk = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise InvalidRequest(
+                f"the upload brought nothing for {limits.upload_stall:g} s, or took more than "
+                f"{limits.upload_time:g} s: send it again",
+                param="file",
+                code="upload_too_slow",
+            ) from None
+        yield chunk

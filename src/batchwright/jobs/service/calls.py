@@ -1,0 +1,131 @@
+"""Lines of batches that are being computed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from batchwright.backends.inference import Call, Inference
+from batchwright.clock import Clock
+from batchwright.errors import BatchwrightError, DeadlineExceeded
+from batchwright.jobs.service import outputs
+from batchwright.jobs.service.retries import Failures, RetryPolicy, nobody_computes, passing
+from batchwright.jobs.store.records import ClaimedLine, LineResult
+
+_log = logging.getLogger(__name__)
+
+
+class _InputLine(msgspec.Struct):
+    """What computing needs of a line of an input."""
+
+    body: dict[str, Any]
+
+
+_decode = msgspec.json.Decoder(_InputLine).decode
+
+
+class Calls:
+    """Computes lines, each in a task of its own."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        *,
+        done: Callable[[ClaimedLine, LineResult | None], None],
+        timeout: float | None,
+        retries: RetryPolicy,
+        clock: Clock,
+        draw: random.Random,
+    ) -> None:
+        """`done` is called with each line that ended: with its result, or with None when nobody could compute it.
+
+        `timeout`: seconds for one try.
+        """
+        self._inference = inference
+        self._done = done
+        self._timeout = timeout
+        self._retries = retries
+        self._clock = clock
+        self._draw = draw
+        self._tasks: dict[asyncio.Task[LineResult | None], ClaimedLine] = {}
+        self._successes = 0
+        self._with_model = 0
+        self.tried_again = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def room(self) -> int:
+        """How many more lines the model would like to have. Those on their way to it are counted, and those that wait
+        to be tried again: they hold their places.
+        """
+        return self._inference.wants - (len(self._tasks) - self._with_model)
+
+    def start(self, line: ClaimedLine, content: bytes) -> None:
+        """Compute a line, `content` being its bytes in the input."""
+        task = asyncio.create_task(self._result(line, content))
+        self._tasks[task] = line
+        task.add_done_callback(self._ended)
+
+    def drop(self, wanted: Callable[[ClaimedLine], bool]) -> list[ClaimedLine]:
+        """Stop computing the lines that are not wanted, and give them back; `done` is not called for them."""
+        dropped = [(task, line) for task, line in self._tasks.items() if not wanted(line)]
+        for task, _ in dropped:
+            del self._tasks[task]
+            task.cancel()
+        return [line for _, line in dropped]
+
+    def _ended(self, task: asyncio.Task[LineResult | None]) -> None:
+        line = self._tasks.pop(task, None)
+        if line is None:
+            return
+        result = None
+        if not task.cancelled():
+            if (error := task.exception()) is None:
+                result = task.result()
+            else:
+                _log.error("line %d of %s", line.number, line.batch_id, exc_info=error)
+        self._done(line, result)
+
+    async def _result(self, line: ClaimedLine, content: bytes) -> LineResult | None:
+        try:
+            body = _decode(content.removeprefix(b"\xef\xbb\xbf")).body
+        except ValueError as error:
+            return outputs.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
+        call = Call(line.endpoint, body, outputs.request_id(line.batch_id, line.number), "batch", self._timeout)
+        failures = Failures()
+        while True:
+            try:
+                return await self._try(line, call)
+            except (TimeoutError, DeadlineExceeded) as error:
+                return outputs.broken(line, "request_timeout", str(error) or self._too_long())
+            except Exception as error:
+                if nobody_computes(error):
+                    return None
+                if not isinstance(error, BatchwrightError):
+                    _log.exception("line %d of %s failed", line.number, line.batch_id)
+                if not passing(error) or not failures.may_go_on(self._retries, self._clock.now(), self._successes):
+                    return outputs.refused(line, error)
+                retry_after = getattr(error, "retry_after", None)
+                delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
+            self.tried_again += 1
+            await asyncio.sleep(delay)
+
+    async def _try(self, line: ClaimedLine, call: Call) -> LineResult:
+        self._with_model += 1
+        try:
+            async with asyncio.timeout(self._timeout):
+                body = await self._inference.answer(call)
+        finally:
+            self._with_model -= 1
+        self._successes += 1
+        return outputs.succeeded(line, body)
+
+    def _too_long(self) -> str:
+        return f"This request took longer than {self._timeout:g} s."

@@ -1,0 +1,78 @@
+"""What is checked of a batch before it is made, beside its lines. All raise `InvalidRequest`, naming the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import cast, get_args
+
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.store.records import Endpoint
+from batchwright.wire.shown import shown
+
+MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
+"""Seconds from the creation of a file."""
+_PAIRS, _KEY, _VALUE = 16, 64, 512
+_IDEMPOTENCY_KEY = 255
+_FILENAME = 1024
+_WINDOW = re.compile(r"([0-9]{1,9})([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def endpoint_of(value: object) -> Endpoint:
+    """One that a batch may have."""
+    if value not in get_args(Endpoint):
+        raise InvalidRequest(
+            f"endpoint={shown(value)}: must be one of {', '.join(get_args(Endpoint))}", param="endpoint"
+        )
+    return cast("Endpoint", value)
+
+
+def window_seconds(value: object, longest: float) -> float:
+    """`"24h"` and its like: a whole number of s, m, h or d."""
+    match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not 0.0 < seconds <= longest:
+        raise InvalidRequest(
+            f"completion_window={shown(value)}: must be a duration such as 24h, 30m, 90s or 7d, "
+            f"at most {longest / 86_400:g}d",
+            param="completion_window",
+        )
+    return seconds
+
+
+def metadata_of(value: object) -> dict[str, str]:
+    """Up to 16 pairs of texts."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > _PAIRS:
+        raise InvalidRequest(f"metadata: must be an object of at most {_PAIRS} pairs", param="metadata")
+    for key, text in value.items():
+        if not isinstance(key, str) or not 0 < len(key) <= _KEY:
+            raise InvalidRequest(f"metadata key {shown(key)}: must have 1 to {_KEY} characters", param="metadata")
+        if not isinstance(text, str) or len(text) > _VALUE:
+            raise InvalidRequest(f"metadata[{key!r}]: must be a text of at most {_VALUE} characters", param="metadata")
+        if "\0" in key + text:
+            raise InvalidRequest(f"metadata[{key!r}]: must not hold the character NUL", param="metadata")
+    return dict(value)
+
+
+def expiry_of(value: float | None, param: str) -> float | None:
+    """Seconds from the creation of a file after which it expires; None: the default."""
+    if value is not None and not MIN_EXPIRY <= value <= MAX_EXPIRY:
+        raise InvalidRequest(f"{param}[seconds]={shown(value)}: must be {MIN_EXPIRY} to {MAX_EXPIRY}", param=param)
+    return value
+
+
+def idempotency_key_of(value: str | None) -> str | None:
+    """As the header gives it."""
+    if value is not None and (not 0 < len(value) <= _IDEMPOTENCY_KEY or "\0" in value):
+        raise InvalidRequest(f"Idempotency-Key: must have 1 to {_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
+    return value
+
+
+def filename_of(value: str) -> str:
+    """Only kept and shown; no path is made of it."""
+    if not 0 < len(value) <= _FILENAME or "\0" in value:
+        raise InvalidRequest(f"file: its name must have 1 to {_FILENAME} characters", param="file")
+    return value

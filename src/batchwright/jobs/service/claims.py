@@ -1,0 +1,42 @@
+"""How many lines to claim. Pure: time comes in as an argument."""
+
+from __future__ import annotations
+
+import math
+
+LOOKAHEAD = 0.25
+"""Seconds of work that wait in memory, so that no slot is empty while the next claim is under way."""
+_MEMORY = 5.0
+"""Seconds over which the rate is averaged."""
+
+
+class ClaimPlan:
+    """Keeps as many lines ready as are started in `LOOKAHEAD` seconds at the rate that is seen.
+
+    So a fast model costs the store few transactions, and a slow one holds back nothing that another worker could do.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._started = 0.0
+        self._seconds = 0.0
+        self._ready = 0
+
+    def start(self, lines: int) -> None:
+        """Note that `lines` were started."""
+        self._started += lines
+
+    def low(self, waiting: int) -> bool:
+        """Whether it is time to ask `wanted`, with `waiting` lines claimed and not started."""
+        return waiting <= self._ready // 2
+
+    def wanted(self, now: float, *, room: int, waiting: int) -> int:
+        """How many to claim, with room for `room` lines and `waiting` of them claimed and not started."""
+        elapsed = max(0.0, now - self._since)
+        self._since = now
+        keep = math.exp(-elapsed / _MEMORY)
+        self._seconds = self._seconds * keep + elapsed
+        self._started *= keep
+        # The first second says little: the rate is taken as if it had passed.
+        self._ready = int(LOOKAHEAD * self._started / max(1.0, self._seconds))
+        return max(0, room + self._ready - waiting) if self.low(waiting) else 0

@@ -1,0 +1,77 @@
+"""What is done from time to time, whatever else happens: expiry, reaping of leases, removal of dead files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.store.interface import Store
+
+_log = logging.getLogger(__name__)
+_FILES_AT_A_TIME = 100
+
+
+@dataclass(slots=True)
+class _Duty:
+    perform: Callable[[], Awaitable[bool]]
+    """Whether it made work for a worker."""
+    period: float
+    due: float = float("-inf")
+
+
+class Duties:
+    """The duties of a process with a store. Several processes may do them at once."""
+
+    def __init__(self, store: Store, blobs: Blobs) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._duties = [
+            _Duty(self._expire, 1.0),
+            _Duty(self._reap, 5.0),
+            _Duty(self._bury, 30.0),
+            _Duty(self._sweep, 600.0),
+        ]
+
+    async def perform(self, now: float) -> bool:
+        """Do those that are due at `now` (monotonic seconds). Whether there is new work for workers.
+
+        Raises what the store raises; what was not done then is still due.
+        """
+        found = False
+        for duty in self._duties:
+            if now >= duty.due:
+                found = await duty.perform() or found
+                duty.due = now + duty.period
+        return found
+
+    def next_due(self) -> float:
+        """When `perform` has something to do."""
+        return min(duty.due for duty in self._duties)
+
+    def hasten(self) -> None:
+        """Look after dead files, and batches whose time is over, at once."""
+        for duty in self._duties[:3]:
+            duty.due = float("-inf")
+
+    async def _expire(self) -> bool:
+        return bool(await self._store.expire_batches())
+
+    async def _reap(self) -> bool:
+        lines = await self._store.reap()
+        if lines:
+            _log.warning("took %d lines from workers that did not renew their lease", lines)
+        return lines > 0
+
+    async def _bury(self) -> bool:
+        while dead := await self._store.take_dead_files(_FILES_AT_A_TIME):
+            await self._blobs.remove(dead)
+            await self._store.forget_files(dead)
+        return False
+
+    async def _sweep(self) -> bool:
+        removed = await self._blobs.sweep(self._store.known_files)
+        if removed:
+            _log.warning("removed %d files that a crash had left behind", removed)
+        return False

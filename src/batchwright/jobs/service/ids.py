@@ -1,0 +1,10 @@
+"""Ids that the service gives."""
+
+from __future__ import annotations
+
+import secrets
+
+
+def new_id(prefix: str) -> str:
+    """`prefix` and 24 random hex digits, such as `batch_0f…`."""
+    return prefix + secrets.token_hex(12)

@@ -1,0 +1,28 @@
+"""Work in threads that an event loop waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar, TypeVarTuple
+
+_T = TypeVar("_T")
+_Arguments = TypeVarTuple("_Arguments")
+
+
+async def off_loop(work: Callable[[*_Arguments], _T], *arguments: *_Arguments) -> _T:
+    """What `work(*arguments)` returns, computed in a thread.
+
+    When the caller is cancelled, `work` is still waited for: so what it uses (a file, a buffer) is free afterwards.
+    """
+    future = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        # Looked at, so that asyncio does not complain of an error that nobody saw.
+        future.exception()
+        raise

@@ -1,0 +1,329 @@
+"""What can be asked of files and batches: the one door of HTTP and of the command line. It makes no decisions of time:
+workers (`worker.py`) do the work, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Literal, TypeVar
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
+from batchwright.jobs.service import checks, simple
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.ids import new_id
+from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.off_loop import off_loop
+from batchwright.jobs.service.progress import Paces, Progress
+from batchwright.jobs.service.simple import Prompts, SimpleOutput
+from batchwright.jobs.store.interface import Store
+from batchwright.jobs.store.records import BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+
+_PAGE_LINES = 256
+_T = TypeVar("_T")
+
+
+class JobService:
+    """Files and batches of all tenants, each method for one.
+
+    All raise `StoreUnavailable` when the database does not answer or a disk is full, and `NotFound` for an id that does
+    not exist or is another tenant's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        *,
+        limits: Limits | None = None,
+        paces: Paces | None = None,
+        clock: Clock | None = None,
+        unix_time: Callable[[], float] = time.time,
+        on_work: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`paces`: those that the worker of this process is given too, if it has one. `on_work` is called when there is
+        something for workers: `Worker.wake`.
+        """
+        self._store = store
+        self._blobs = blobs
+        self._limits = limits or Limits()
+        self._paces = paces or Paces()
+        self._clock = clock or MonotonicClock()
+        self._unix_time = unix_time
+        self._on_work = on_work
+
+    # Files.
+
+    async def upload(
+        self,
+        tenant: str,
+        filename: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        purpose: str = "batch",
+        expires_after: float | None | Callable[[], float | None] = None,
+    ) -> FileRecord:
+        """Take in an input file as it arrives. `expires_after`: seconds from now; None: the default; a function is asked
+        when all has arrived, since a form may say it last.
+
+        Raises `InvalidRequest`, whose code is `file_too_large` past a limit and `upload_too_slow` when the upload
+        stalls; nothing is left of it then, nor when `chunks` raises or the caller is cancelled.
+        """
+        if purpose != "batch":
+            raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose")
+        if not callable(expires_after):
+            checks.expiry_of(expires_after, "expires_after")
+        filename = checks.filename_of(filename)
+        file_id = new_id("file-")
+        async with self._blobs.upload(file_id, chunks, self._limits) as blob:
+            asked = expires_after() if callable(expires_after) else expires_after
+            age = checks.expiry_of(asked, "expires_after")
+            await off_loop(blob.keep)
+            now = self._unix_time()
+            file = FileRecord(
+                id=file_id,
+                tenant=tenant,
+                filename=filename,
+                purpose="batch",
+                bytes=blob.size,
+                created_at=now,
+                expires_at=now + (self._limits.file_age if age is None else age),
+            )
+            await self._add_file(file)
+        return file
+
+    async def _add_file(self, file: FileRecord) -> None:
+        try:
+            await self._store.add_file(file)
+        except StoreUnavailable:
+            # A database that went away just then may have added it after all. What cannot be asked is swept later.
+            with suppress(StoreUnavailable):
+                if not await self._store.known_files([file.id]):
+                    await self._blobs.remove([file.id])
+            raise
+
+    async def file(self, tenant: str, file_id: str) -> FileRecord:
+        return _found(await self._store.file(tenant, file_id), "file", file_id)
+
+    async def files(
+        self,
+        tenant: str,
+        *,
+        limit: int = 10_000,
+        purpose: Purpose | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> list[FileRecord]:
+        """A page, by time of creation. `after`: the id of the last one of the page before."""
+        return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Raises `Conflict` for the input of a batch that has not ended."""
+        if not await self._store.delete_file(tenant, file_id):
+            raise _missing("file", file_id)
+        self._on_work()
+
+    async def content(
+        self, tenant: str, file_id: str, start: int = 0, stop: int | None = None
+    ) -> tuple[FileRecord, AsyncGenerator[bytes]]:
+        """A file and its bytes from `start` to before `stop`, in pieces. Close the generator when leaving it early."""
+        file = await self.file(tenant, file_id)
+        if not await self._blobs.exists(file_id):
+            raise _missing("content of file", file_id)
+        return file, self._blobs.read(file_id, start, stop)
+
+    # Batches.
+
+    async def create_batch(
+        self,
+        tenant: str,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        completion_window: str = "24h",
+        metadata: Mapping[str, str] | None = None,
+        output_expires_after: float | None = None,
+        idempotency_key: str | None = None,
+        callback_url: str | None = None,
+    ) -> BatchRecord:
+        """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
+
+        `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`.
+        """
+        batch = self._new_batch(
+            tenant,
+            input_file_id,
+            checks.endpoint_of(endpoint),
+            completion_window,
+            metadata=checks.metadata_of(metadata),
+            output_expires_after=checks.expiry_of(output_expires_after, "output_expires_after"),
+            idempotency_key=checks.idempotency_key_of(idempotency_key),
+            callback_url=callback_url,
+        )
+        file = await self._store.file(tenant, input_file_id)
+        # One that is gone may have been there when a batch was made with this key.
+        if file is not None and file.purpose != "batch":
+            raise InvalidRequest(
+                f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'",
+                param="input_file_id",
+            )
+        made = await self._store.create_batch(batch)
+        self._on_work()
+        return made
+
+    async def create_simple(
+        self,
+        tenant: str,
+        prompts: Prompts,
+        *,
+        callback_url: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> BatchRecord:
+        """Make a batch of prompts. Raises `InvalidRequest`."""
+        prompts.check(self._limits)
+        key = checks.idempotency_key_of(idempotency_key)
+        batch_id = new_id("batch_")
+        async with aclosing(simple.input_of(prompts)) as chunks:
+            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks)
+        batch = self._new_batch(
+            tenant,
+            file.id,
+            simple.ENDPOINT,
+            "24h",
+            batch_id=batch_id,
+            simple=True,
+            idempotency_key=key,
+            callback_url=callback_url,
+        )
+        made = await self._store.create_batch(batch)
+        if made.id != batch_id:
+            await self._store.delete_file(tenant, file.id)
+        self._on_work()
+        return made
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        return _found(await self._store.batch(tenant, batch_id), "batch", batch_id)
+
+    async def batches(
+        self,
+        tenant: str,
+        *,
+        limit: int = 20,
+        after: str | None = None,
+        simple: bool = False,
+        status: BatchStatus | None = None,
+    ) -> list[BatchRecord]:
+        """A page, the newest first. `after`: the id of the last one of the page before."""
+        return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """What is committed stays; lines being computed are dropped. Nothing changes for a batch that ends or ended."""
+        batch = _found(await self._store.request_cancel(tenant, batch_id), "batch", batch_id)
+        self._on_work()
+        return batch
+
+    async def pause(self, tenant: str, batch_id: str) -> BatchRecord:
+        """No further lines are begun until `resume`. The completion window goes on."""
+        return _found(await self._store.set_paused(tenant, batch_id, True), "batch", batch_id)
+
+    async def resume(self, tenant: str, batch_id: str) -> BatchRecord:
+        batch = _found(await self._store.set_paused(tenant, batch_id, False), "batch", batch_id)
+        self._on_work()
+        return batch
+
+    async def retry(
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        completion_window: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> BatchRecord:
+        """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
+
+        Raises `Conflict` when the batch has not ended, or has no such lines.
+        """
+        old = await self.batch(tenant, batch_id)
+        new = self._new_batch(
+            tenant,
+            old.input_file_id,
+            old.endpoint,
+            completion_window or old.completion_window,
+            metadata=old.metadata,
+            output_expires_after=old.output_expires_after,
+            callback_url=old.callback_url,
+            simple=old.simple,
+            idempotency_key=checks.idempotency_key_of(idempotency_key),
+        )
+        made = await self._store.retry_batch(tenant, batch_id, new)
+        self._on_work()
+        return made
+
+    async def results(self, tenant: str, batch_id: str, *, after: int = 0, limit: int = 100) -> list[StoredLine]:
+        """Finished lines of a batch, running or not, in the order in which they were finished.
+
+        `after`: the `sequence` of the last one of the page before.
+        """
+        return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
+
+    async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput]:
+        """What came of each prompt of a simple batch, in their order."""
+        batch = await self.batch(tenant, batch_id)
+        if not batch.simple:
+            raise _missing("simple batch", batch_id)
+        outputs: list[SimpleOutput] = []
+        after = 0
+        while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
+            after = page[-1].number
+            outputs += map(simple.output_of, page)
+        return outputs
+
+    def progress(self, batch: BatchRecord) -> Progress:
+        """Where a batch stands that was read just now, how fast it goes, and when it will be done."""
+        return self._paces.progress(batch, self._clock.now())
+
+    async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
+        """By status; `simple`: only those, or only the others."""
+        return await self._store.count_batches(tenant, simple=simple)
+
+    def _new_batch(
+        self,
+        tenant: str,
+        input_file_id: str,
+        endpoint: Endpoint,
+        completion_window: str,
+        *,
+        batch_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        output_expires_after: float | None = None,
+        idempotency_key: str | None = None,
+        callback_url: str | None = None,
+        simple: bool = False,
+    ) -> BatchRecord:
+        now = self._unix_time()
+        return BatchRecord(
+            id=batch_id or new_id("batch_"),
+            tenant=tenant,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=completion_window,
+            created_at=now,
+            expires_at=now + checks.window_seconds(completion_window, self._limits.max_completion_window),
+            metadata=metadata or {},
+            output_expires_after=output_expires_after,
+            idempotency_key=idempotency_key,
+            callback_url=callback_url,
+            simple=simple,
+        )
+
+
+def _missing(what: str, its_id: str) -> NotFound:
+    return NotFound(f"no {what} {its_id!r}")
+
+
+def _found(record: _T | None, what: str, its_id: str) -> _T:
+    if record is None:
+        raise _missing(what, its_id)
+    return record

@@ -1,0 +1,419 @@
+"""A worker: takes batches and lines from the store, has them computed, and commits what came of them.
+
+It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
+through the store and the lines in hand:
+
+- *feed* claims lines so that all slots are taken and a few lines are ready (`claims.py`), and starts them;
+- *commit* hands over all results that were gathered while the commit before was under way;
+- *validate* and *finish* see to the beginning and the end of batches;
+- *lease* keeps the lease, and drops lines of batches that have been ended;
+- *duties* are those of `duties.py`.
+
+What the store refuses for now (`StoreUnavailable`) is tried again, and results wait for it. When the lease is lost, all
+lines in hand are forgotten, since others may compute them, and the worker registers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from types import TracebackType
+from typing import Self
+
+from batchwright.backends.inference import Inference
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import InputBroken, LeaseLost, NotFound, StoreUnavailable
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.calls import Calls
+from batchwright.jobs.service.claims import ClaimPlan
+from batchwright.jobs.service.duties import Duties
+from batchwright.jobs.service.finisher import finish
+from batchwright.jobs.service.hand import Hand
+from batchwright.jobs.service.intake import validate
+from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.loops import Loop
+from batchwright.jobs.service.progress import Paces
+from batchwright.jobs.service.retries import RetryPolicy
+from batchwright.jobs.store.interface import Store
+from batchwright.jobs.store.records import BatchProblem, ClaimedLine, LineResult
+
+_log = logging.getLogger(__name__)
+
+_CLAIM_LINES = 4096
+_SHORT_POLL = 0.05
+"""Seconds between looks at what the model wants, while lines wait for it."""
+_REST = 1.0
+"""Seconds without claims after what computes said that it cannot."""
+_LAST_COMMITS = 5.0
+"""Seconds at least that a worker that stops gets to hand over its results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works. Times in seconds."""
+
+    concurrency: int | None = None
+    """Most lines being computed at once; None: as many as the model wants."""
+    lease: float = 30.0
+    """For which its lines are safe from others when nothing is heard of it."""
+    poll: float = 1.0
+    """Between looks at the store for what other processes did."""
+    request_timeout: float | None = 3600.0
+    """For computing one line, once; None: any."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """What a worker did since it was made."""
+
+    succeeded: int = 0
+    failed: int = 0
+    """Lines whose error was committed."""
+    refused: int = 0
+    """Results that the store did not take: the batch had ended, or another worker has the line."""
+    commits: int = 0
+    leases_lost: int = 0
+
+
+class Worker:
+    """Works from `start` to `stop`. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        inference: Inference,
+        *,
+        options: WorkerOptions | None = None,
+        paces: Paces | None = None,
+        clock: Clock | None = None,
+        unix_time: Callable[[], float] = time.time,
+        draw: random.Random | None = None,
+    ) -> None:
+        """`paces`: told of what is committed; `draw`: for the random part of the delays between tries."""
+        self._store = store
+        self._blobs = blobs
+        self._inference = inference
+        self._options = options or WorkerOptions()
+        self._clock = clock or MonotonicClock()
+        self._unix_time = unix_time
+        self.stats = WorkerStats()
+        self._paces = paces or Paces()
+        self._duties = Duties(store, blobs)
+        self._plan = ClaimPlan(self._clock.now())
+        self._calls = Calls(
+            inference,
+            done=self._line_ended,
+            timeout=self._options.request_timeout,
+            retries=self._options.retries,
+            clock=self._clock,
+            draw=draw or random.Random(),
+        )
+        self._hand = Hand(self._calls)
+        self._id: str | None = None
+        self._registering = asyncio.Lock()
+        self._renew_at = self._look_at = self._claim_at = float("-inf")
+        """When to renew the lease, to look for batches that were ended, and to claim: not before."""
+        self._nothing_to_claim = False
+        self._moved = asyncio.Event()
+        """A line ended, or was handed over."""
+        self._loops: dict[str, Loop] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # For its owner.
+
+    async def start(self) -> None:
+        """Begin to work."""
+        poll = self._options.poll
+        steps: dict[str, tuple[Callable[[], Awaitable[bool]], Callable[[], float | None]]] = {
+            "lease": (self._keep_lease, lambda: min(poll, self._options.lease / 3)),
+            "commit": (self._commit, lambda: None),
+            "feed": (self._feed, lambda: _SHORT_POLL if self._hand.waiting else poll),
+            "validate": (self._validate, lambda: poll),
+            "finish": (self._finish, lambda: poll),
+            "duties": (self._perform_duties, lambda: max(0.0, self._duties.next_due() - self._clock.now())),
+        }
+        for name, (step, pause) in steps.items():
+            self._loops[name] = loop = Loop(name, step, pause)
+            self._tasks[name] = asyncio.create_task(loop.run())
+
+    def wake(self) -> None:
+        """Look at once for work that this process made, and for batches that it ended."""
+        self._look_at = self._claim_at = float("-inf")
+        self._nothing_to_claim = False
+        self._duties.hasten()
+        for loop in self._loops.values():
+            loop.wake()
+
+    @property
+    def id(self) -> str:
+        """Under which it holds its lease now, for what works in its name; empty while it has none."""
+        return self._id or ""
+
+    @property
+    def in_flight(self) -> int:
+        """Lines being computed."""
+        return len(self._calls)
+
+    async def until_idle(self) -> None:
+        """Until nothing is left that this worker could do, nor that another is doing. Paused batches do not count."""
+        while True:
+            if await self._idle():
+                return
+            await asyncio.sleep(self._options.poll)
+
+    async def stop(self, grace: float = 30.0) -> None:
+        """Give back what was not begun, finish what is being computed within `grace` seconds, and give back the rest.
+
+        Results that were gathered are committed.
+        """
+        await self._end("feed", "validate", "finish", "duties")
+        self._hand.give_back_waiting()
+        self._loops["commit"].wake()
+        await self._until(lambda: not self.in_flight, grace)
+        self._hand.give_back_running()
+        self._loops["commit"].wake()
+        await self._until(lambda: self._hand.empty, max(_LAST_COMMITS, grace))
+        await self._end("commit", "lease")
+        if self._id is not None:
+            # Where that fails, what it holds is taken from it when its lease runs out.
+            with suppress(StoreUnavailable):
+                await self._store.retire_worker(self._id)
+            self._id = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # Its loops.
+
+    async def _keep_lease(self) -> bool:
+        now = self._clock.now()
+        if now >= self._renew_at:
+            worker = await self._registered()
+            if not await self._store.renew_lease(worker, self._options.lease):
+                self._lose_lease(worker)
+                return True
+            self._renew_at = now + self._options.lease / 3
+        if now >= self._look_at and self._hand.batches:
+            self._look_at = now + self._options.poll
+            ended = await self._store.ending_among([*self._hand.batches])
+            if ended and self._hand.drop(ended):
+                self._loops["feed"].wake()
+            if ended:
+                self._loops["finish"].wake()
+        return False
+
+    async def _feed(self) -> bool:
+        self._fill()
+        now = self._clock.now()
+        if self._hand.congested or now < self._claim_at:
+            return False
+        wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
+        if not wanted:
+            return False
+        limit = min(wanted, _CLAIM_LINES)
+        async with self._lease() as worker:
+            lines = await self._store.claim(worker, limit)
+            try:
+                contents = await self._read(lines)
+            except BaseException:
+                if worker == self._id:
+                    self._hand.give_back(lines)
+                    self._loops["commit"].wake()
+                raise
+        self._nothing_to_claim = not lines
+        if len(lines) < limit:
+            self._claim_at = now + self._options.poll
+        if worker == self._id:
+            self._hand.take(contents)
+            self._fill()
+        return bool(lines)
+
+    async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
+        """Each line with its bytes in the input; nothing for one that is not there, which then fails."""
+        contents: list[tuple[ClaimedLine, bytes]] = []
+        for file_id, members in groupby(lines, key=lambda line: line.input_file_id):
+            group = [*members]
+            try:
+                read = await self._blobs.read_spans(file_id, [(line.offset, line.length) for line in group])
+            except (NotFound, InputBroken) as error:
+                _log.error("%s: %s", group[0].batch_id, error)
+                read = [b""] * len(group)
+            contents += zip(group, read, strict=True)
+        return contents
+
+    async def _commit(self) -> bool:
+        if self._id is None:
+            return False
+        returned = self._hand.returned()
+        if returned:
+            async with self._lease() as worker:
+                await self._store.release(worker, returned)
+                if worker == self._id:
+                    self._hand.let_go_returned(returned)
+                    self._moved.set()
+        results = self._hand.gather_results()
+        if results:
+            await self._commit_results(results)
+        return bool(results)
+
+    async def _commit_results(self, results: list[LineResult]) -> None:
+        async with self._lease() as worker:
+            try:
+                taken = await self._store.commit(worker, results)
+            except LeaseLost:
+                raise
+            except BaseException:
+                if worker == self._id:
+                    self._hand.put_back(results)
+                raise
+            self._count(results, taken)
+            if worker == self._id:
+                self._moved.set()
+                if self._hand.let_go(results):
+                    self._loops["finish"].wake()
+                self._fill()
+                self._wake_feed_when_low()
+
+    async def _validate(self) -> bool:
+        async with self._lease() as worker:
+            batch = await self._store.take_validation(worker)
+            if batch is None:
+                return False
+            try:
+                await validate(self._store, self._blobs, worker, batch, self._options.limits)
+            except (LeaseLost, StoreUnavailable):
+                raise
+            except Exception as error:
+                # It must not stand in the way of the batches behind it.
+                _log.exception("%s cannot be validated", batch.id)
+                problem = BatchProblem("internal_error", f"The input file cannot be read: {type(error).__name__}.")
+                await self._store.reject(worker, batch.id, [problem])
+        self._claim_at = float("-inf")
+        self._nothing_to_claim = False
+        self._loops["feed"].wake()
+        return True
+
+    async def _finish(self) -> bool:
+        async with self._lease() as worker:
+            batch = await self._store.take_finishing(worker)
+            if batch is None:
+                return False
+            await finish(self._store, self._blobs, worker, batch, self._options.limits, self._unix_time)
+        return True
+
+    async def _perform_duties(self) -> bool:
+        if await self._duties.perform(self._clock.now()):
+            self._look_at = self._claim_at = float("-inf")
+            for name in ("lease", "feed", "validate", "finish"):
+                self._loops[name].wake()
+        return False
+
+    # What they share.
+
+    @property
+    def _room(self) -> int:
+        """For how many more lines."""
+        room, most = self._calls.room, self._options.concurrency
+        return max(0, room if most is None else min(room, most - self.in_flight))
+
+    def _fill(self) -> None:
+        self._plan.start(self._hand.fill(self._room))
+
+    def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
+        self._hand.end(line, result)
+        self._moved.set()
+        if result is None:
+            self._claim_at = self._clock.now() + _REST
+        self._loops["commit"].wake()
+        self._fill()
+        self._wake_feed_when_low()
+
+    def _wake_feed_when_low(self) -> None:
+        if self._plan.low(len(self._hand.waiting)):
+            self._loops["feed"].wake()
+
+    def _count(self, results: list[LineResult], taken: list[bool]) -> None:
+        self.stats.commits += 1
+        lines = Counter(result.batch_id for result, took in zip(results, taken, strict=True) if took)
+        for batch_id, count in lines.items():
+            self._paces.committed(batch_id, count, self._clock.now())
+        for result, took in zip(results, taken, strict=True):
+            if not took:
+                self.stats.refused += 1
+            elif result.succeeded:
+                self.stats.succeeded += 1
+            else:
+                self.stats.failed += 1
+
+    @asynccontextmanager
+    async def _lease(self) -> AsyncIterator[str]:
+        """The id of this worker, for one exchange with the store. When the lease is lost, so is what is in hand."""
+        worker = await self._registered()
+        try:
+            yield worker
+        except LeaseLost:
+            self._lose_lease(worker)
+            raise
+
+    async def _registered(self) -> str:
+        async with self._registering:
+            if self._id is None:
+                self._id = await self._store.register_worker(_name(), self._options.lease)
+                self._renew_at = self._clock.now() + self._options.lease / 3
+            return self._id
+
+    def _lose_lease(self, worker: str) -> None:
+        if worker == self._id:
+            _log.warning("lease %s ran out; what it held is computed again", worker)
+            self.stats.leases_lost += 1
+            self._id = None
+            self._hand.clear()
+
+    async def _idle(self) -> bool:
+        if not self._rests():
+            return False
+        batches = await self._store.count_batches()
+        if any(batches.get(status, 0) for status in ("validating", "finalizing", "cancelling")):
+            return False
+        lines = await self._store.count_lines()
+        # Lines that are pending and cannot be claimed are those of paused batches.
+        left = lines.get("claimed", 0) or (lines.get("pending", 0) and not self._nothing_to_claim)
+        return not left and self._rests()
+
+    def _rests(self) -> bool:
+        return self._hand.empty and all(self._loops[name].idle for name in ("validate", "finish", "duties"))
+
+    async def _until(self, reached: Callable[[], bool], seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not reached():
+                    self._moved.clear()
+                    await self._moved.wait()
+
+    async def _end(self, *names: str) -> None:
+        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,54 @@
+"""Where a store comes from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from batchwright.errors import InvalidRequest, MissingExtra
+from batchwright.jobs.store.interface import Store
+from batchwright.jobs.store.sql_store import SqlStore
+from batchwright.jobs.store.transaction import Driver
+
+
+def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> Store:
+    """Open the store at `url`, with its schema brought up to date.
+
+    `url` is `postgresql://…`, `sqlite:///relative.db`, `sqlite:////absolute.db`, or the path of an SQLite file, which
+    is made where there is none. `now` gives Unix seconds; by default it is the database's own clock (with SQLite that
+    of the machine), so that processes on several machines agree on who still holds a lease.
+
+    Blocks while it opens. Close it, or use it as an asynchronous context manager:
+
+        async with open_store("batches.db") as store:
+            ...
+
+    Raises `MissingExtra` where the driver of the database is not installed, `InvalidRequest` for another kind of URL,
+    and `StoreUnavailable` when the database cannot be reached or was written by a newer version.
+    """
+    return SqlStore(_driver(str(url), now))
+
+
+def _driver(url: str, now: Callable[[], float] | None) -> Driver:
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        try:
+            from batchwright.jobs.store.postgresql import PostgresqlDriver
+        except ImportError as error:
+            raise MissingExtra(
+                f"a store in PostgreSQL needs {error.name}: pip install 'batchwright[postgres]'"
+            ) from error
+        return PostgresqlDriver(url, now)
+    if separator and scheme != "sqlite":
+        raise InvalidRequest(
+            f"database={scheme}://…: no such kind of database; use postgresql://… or sqlite:///path", param="database"
+        )
+    path = rest.removeprefix("/") if separator else url
+    if not path:
+        raise InvalidRequest(f"database={url!r}: names no file; use sqlite:///path", param="database")
+    try:
+        from batchwright.jobs.store.sqlite import SqliteDriver
+    except ImportError as error:
+        raise MissingExtra(f"a store in SQLite needs {error.name}: pip install 'batchwright[server]'") from error
+    return SqliteDriver(Path(path), now or time.time)

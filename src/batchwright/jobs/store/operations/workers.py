@@ -1,0 +1,44 @@
+"""Operations on workers and their leases."""
+
+from __future__ import annotations
+
+import secrets
+
+from batchwright.errors import LeaseLost
+from batchwright.jobs.store.transaction import Tx
+
+
+def register_worker(tx: Tx, name: str, lease: float) -> str:
+    worker = f"wrk_{secrets.token_hex(12)}"
+    tx.run("add_worker", id=worker, name=name, expires_at=tx.now + lease)
+    return worker
+
+
+def renew_lease(tx: Tx, worker: str, lease: float) -> bool:
+    return tx.run("renew_lease", worker=worker, expires_at=tx.now + lease, now=tx.now) == 1
+
+
+def require_lease(tx: Tx, worker: str) -> None:
+    """Raises `LeaseLost`; until the end of the transaction nobody takes from this worker what it holds."""
+    row = tx.row("lease", worker=worker)
+    if row is None or row[0] <= tx.now:
+        raise LeaseLost(f"the lease of worker {worker} has run out: register again")
+
+
+def _free(tx: Tx, worker: str) -> int:
+    tx.run("remove_worker", worker=worker)
+    tx.run("free_batches_of_worker", worker=worker)
+    tx.run("free_deliveries_of_worker", worker=worker)
+    return tx.run("free_lines_of_worker", worker=worker)
+
+
+def retire_worker(tx: Tx, worker: str) -> None:
+    _free(tx, worker)
+
+
+def reap(tx: Tx) -> int:
+    return sum(_free(tx, worker) for (worker,) in tx.rows("dead_workers", now=tx.now))
+
+
+def check(tx: Tx) -> None:
+    tx.run("check", now=tx.now)

@@ -1,0 +1,139 @@
+-- What PostgreSQL needs in another form: row locks, arrays for statements that are run for many rows at a time (each
+-- parameter is then the column of its values), and the clock.
+
+-- name: begin
+SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION), pg_current_xact_id();
+
+-- name: clock
+SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION);
+
+-- name: lock_file
+SELECT id FROM files
+WHERE id = :id AND tenant = :tenant AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > :now)
+FOR NO KEY UPDATE;
+
+-- name: forget_files
+DELETE FROM files WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON)));
+
+-- name: known_files
+SELECT id FROM files WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON)));
+
+-- name: lock_batch
+SELECT key, status, ending, worker FROM batches WHERE id = :id FOR NO KEY UPDATE;
+
+-- name: lock_batch_of_tenant
+SELECT key, status, ending FROM batches WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE;
+
+-- name: lock_batches
+SELECT id, key, status, ending, total, completed, failed FROM batches
+WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON))) ORDER BY key FOR NO KEY UPDATE;
+
+-- name: take_validation
+UPDATE batches SET worker = :worker
+WHERE key = (
+    SELECT key FROM batches
+    WHERE status = 'validating' AND ending IS NULL AND worker IS NULL AND expires_at > :now
+    ORDER BY created_at, key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+)
+RETURNING key, id;
+
+-- name: overdue_batches
+SELECT key, id, status FROM batches
+WHERE status IN ('in_progress', 'validating') AND ending IS NULL AND expires_at <= :now
+ORDER BY key FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: ending_among
+SELECT asked.id FROM json_array_elements_text(CAST(:ids AS JSON)) AS asked (id) LEFT JOIN batches AS b ON b.id = asked.id
+WHERE b.id IS NULL OR b.ending IS NOT NULL OR b.status IN ('failed', 'completed', 'expired', 'cancelled');
+
+-- name: take_finishing
+UPDATE batches SET worker = :worker
+WHERE key = (
+    SELECT key FROM batches WHERE ending IS NOT NULL AND worker IS NULL
+    ORDER BY key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+)
+RETURNING id;
+
+-- name: add_lines
+INSERT INTO lines (batch, number, custom_id, first_byte, bytes, state, attempt)
+SELECT *, 'pending', 0 FROM unnest(
+    CAST(:batch AS BIGINT[]), CAST(:number AS BIGINT[]), CAST(:custom_id AS TEXT[]), CAST(:first_byte AS BIGINT[]),
+    CAST(:bytes AS BIGINT[])
+);
+
+-- name: claim_lines
+WITH free AS MATERIALIZED (
+    SELECT batch, number FROM lines WHERE batch = :batch AND state = 'pending'
+    ORDER BY number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE lines AS l SET state = 'claimed', attempt = attempt + 1, worker = :worker
+FROM free WHERE l.batch = free.batch AND l.number = free.number
+RETURNING l.number, l.attempt, l.custom_id, l.first_byte, l.bytes;
+
+-- name: release_lines
+UPDATE lines AS l SET state = 'pending', worker = NULL
+FROM unnest(
+    CAST(:worker AS TEXT[]), CAST(:batch_id AS TEXT[]), CAST(:number AS BIGINT[]), CAST(:attempt AS INTEGER[])
+) AS given (worker, batch_id, number, attempt)
+JOIN batches AS b ON b.id = given.batch_id
+WHERE l.batch = b.key AND l.number = given.number AND l.attempt = given.attempt AND l.worker = given.worker
+    AND l.state = 'claimed';
+
+-- name: lock_lines
+SELECT number, attempt, state FROM lines
+WHERE batch = :batch
+    AND number = ANY (ARRAY(SELECT CAST(asked AS BIGINT) FROM json_array_elements_text(CAST(:numbers AS JSON)) AS asked))
+ORDER BY number FOR NO KEY UPDATE;
+
+-- name: finish_lines
+UPDATE lines AS l SET state = given.state, sequence = given.sequence, worker = NULL
+FROM unnest(
+    CAST(:batch AS BIGINT[]), CAST(:number AS BIGINT[]), CAST(:state AS TEXT[]), CAST(:sequence AS BIGINT[])
+) AS given (batch, number, state, sequence)
+WHERE l.batch = given.batch AND l.number = given.number;
+
+-- name: add_results
+INSERT INTO results (batch, sequence, number, output)
+SELECT * FROM unnest(
+    CAST(:batch AS BIGINT[]), CAST(:sequence AS BIGINT[]), CAST(:number AS BIGINT[]), CAST(:output AS BYTEA[])
+);
+
+-- name: free_lines_of_worker
+WITH held AS MATERIALIZED (
+    SELECT batch, number FROM lines WHERE worker = :worker AND state = 'claimed'
+    ORDER BY batch, number FOR NO KEY UPDATE
+)
+UPDATE lines AS l SET state = 'pending', worker = NULL
+FROM held WHERE l.batch = held.batch AND l.number = held.number;
+
+-- name: free_lines_of_batch
+WITH held AS MATERIALIZED (
+    SELECT batch, number FROM lines
+    WHERE batch = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers)
+    ORDER BY batch, number FOR NO KEY UPDATE
+)
+UPDATE lines AS l SET state = 'pending', worker = NULL
+FROM held WHERE l.batch = held.batch AND l.number = held.number;
+
+-- A worker whose row is locked like this can renew its lease, but cannot be removed.
+-- name: lease
+SELECT expires_at FROM workers WHERE id = :worker FOR KEY SHARE;
+
+-- name: dead_workers
+SELECT id FROM workers WHERE expires_at <= :now ORDER BY id FOR UPDATE SKIP LOCKED;
+
+-- name: free_batches_of_worker
+WITH held AS MATERIALIZED (SELECT key FROM batches WHERE worker = :worker ORDER BY key FOR NO KEY UPDATE)
+UPDATE batches AS b SET worker = NULL FROM held WHERE b.key = held.key;
+
+-- name: webhooks_to_tell
+SELECT url, id FROM webhooks WHERE tenant = :tenant AND disabled_at IS NULL ORDER BY created_at, id FOR SHARE;
+
+-- name: take_deliveries
+WITH due AS MATERIALIZED (
+    SELECT id FROM deliveries WHERE failed_at IS NULL AND worker IS NULL AND due_at <= :now
+    ORDER BY due_at, id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE deliveries AS d SET worker = :worker, tries = tries + 1
+FROM due WHERE d.id = due.id
+RETURNING d.id, event_id, tenant, type, batch_id, created_at, url, webhook_id, tries - 1;

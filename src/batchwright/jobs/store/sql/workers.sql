@@ -1,0 +1,23 @@
+-- name: add_worker
+INSERT INTO workers (id, name, expires_at) VALUES (:id, :name, :expires_at);
+
+-- name: lease
+SELECT expires_at FROM workers WHERE id = :worker;
+
+-- name: renew_lease
+UPDATE workers SET expires_at = :expires_at WHERE id = :worker AND expires_at > :now;
+
+-- name: remove_worker
+DELETE FROM workers WHERE id = :worker;
+
+-- name: dead_workers
+SELECT id FROM workers WHERE expires_at <= :now;
+
+-- name: free_batches_of_worker
+UPDATE batches SET worker = NULL WHERE worker = :worker;
+
+-- name: free_deliveries_of_worker
+UPDATE deliveries SET worker = NULL WHERE worker = :worker;
+
+-- name: check
+INSERT INTO checks (id, checked_at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at;

@@ -1,0 +1,223 @@
+"""How much a step may carry for batches without an online request feeling it.
+
+An SLO bounds two times: to an online request's first token (`ttft`), and from one of its tokens to the next, on average
+over the request (`tpot`). A step delays every online sequence by as long as it takes, so the SLO bounds the seconds of
+a step, and a learned model of step times turns these into tokens:
+
+    seconds = α + β · prefill tokens + γ · prefill (token, key) pairs + δ · decode rows + ε · keys that these read
+
+- **While online sequences decode**, a step may take `tpot`. One that is behind asks for less, so that it makes up for
+  what it lost within its next tokens; one that is ahead asks for no more, since nothing is gained by making it wait.
+- **While one waits for its first token**, the steps until then may take what is left of its `ttft`.
+- **At any time** one may arrive in the middle of a step. It waits for the end of this one, then for its own: a step may
+  take half of `ttft`.
+- **The margin** is learned: what 95% of the recent steps stayed within, as a ratio to their prediction. On a quiet
+  machine it is a few percent, on a busy one more.
+- **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest yet.
+
+Online tokens are never held back, and a step without any carries at least one batch token, whatever the SLO: so one
+that cannot be kept stops no batch that has the engine to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from batchwright.fitting import FadedFit
+from batchwright.scheduling.plan import Chunk
+from batchwright.scheduling.sequence import Sequence
+
+_CONFIDENCE = 0.95
+_REMEMBERED = 256
+"""Recent steps that the margin is taken from."""
+_MEMORY = 400
+"""Steps that the model looks back."""
+_MARGIN_EVERY = 16
+_CATCH_UP = 8
+"""Tokens within which a sequence that is behind makes up for it."""
+_FIRST_TOKENS = 16
+"""Of the first step of all, of which nothing is known."""
+
+
+@dataclass(slots=True)
+class StepShape:
+    """What the time of a step depends on."""
+
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    """(token, key) pairs of prefill chunks: what their attention costs."""
+    decode_rows: int = 0
+    """Chunks of a single token."""
+    decode_keys: int = 0
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepShape:
+        tokens = pairs = rows = keys = 0
+        for chunk in chunks:
+            count = chunk.count
+            if count == 1:
+                rows += 1
+                keys += chunk.start + 1
+            else:
+                tokens += count
+                pairs += _pairs(chunk.start, count)
+        return cls(tokens, pairs, rows, keys)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_rows
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        return (1.0, self.prefill_tokens, self.prefill_pairs, self.decode_rows, self.decode_keys)
+
+
+class StepTimes:
+    """Predicts the seconds of a step from those of the steps before."""
+
+    def __init__(self) -> None:
+        self._fit = FadedFit(5, _MEMORY)
+        self._ratios: deque[float] = deque(maxlen=_REMEMBERED)
+        self._since_margin = 0
+        self.margin = 1.0
+        """Seconds over predicted seconds that most steps stay within, at least 1."""
+        self.largest = 0
+        """Most tokens of a step that was measured."""
+
+    def observe(self, shape: StepShape, seconds: float) -> float | None:
+        """Such a step took `seconds`. What was predicted for it, None when nothing was known."""
+        predicted = self.predict(shape)
+        if predicted is not None and predicted > 0.0:
+            self._ratios.append(seconds / predicted)
+            self._since_margin += 1
+            if self._since_margin >= _MARGIN_EVERY or len(self._ratios) < _MARGIN_EVERY:
+                self._since_margin = 0
+                ordered = sorted(self._ratios)
+                self.margin = max(1.0, ordered[min(len(ordered) - 1, int(_CONFIDENCE * len(ordered)))])
+        is_larger = shape.num_tokens > self.largest
+        self.largest = max(self.largest, shape.num_tokens)
+        self._fit.observe(shape.features, seconds, is_larger=is_larger)
+        return predicted
+
+    def predict(self, shape: StepShape) -> float | None:
+        """Seconds; None when nothing is known."""
+        return self._fit.predict(shape.features)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds for a step, a prefill token, a prefill pair, a decode row, a key; all 0 when nothing is known."""
+        return self._fit.coefficients
+
+
+@dataclass(slots=True)
+class BatchRoom:
+    """What batch sequences may still take of one step: tokens, and predicted seconds.
+
+    `owed` tokens may be taken though they cost more seconds than there are.
+    """
+
+    tokens: int
+    owed: int = 0
+    seconds: float = math.inf
+    costs: tuple[float, ...] = field(default=(0.0,) * 5)
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens > 0 and (self.seconds > 0.0 or self.owed > 0)
+
+    def fits_rows(self, rows: int, keys: int) -> bool:
+        """Whether that many decodes fit, which read so many keys together."""
+        return rows <= self.tokens and self.costs[3] * rows + self.costs[4] * keys <= self.seconds
+
+    def fits_row(self, keys: int) -> bool:
+        return self.tokens > 0 and (self.owed > 0 or self._row(keys) <= self.seconds)
+
+    def take_row(self, keys: int) -> None:
+        self._take(1, self._row(keys))
+
+    def most_prompt(self, start: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens from position `start` fit."""
+        most = min(wanted, self.tokens)
+        count = min(most, self._affordable(start))
+        if count < 2:
+            count = min(most, int(self._row(start + 1) <= self.seconds))
+        return max(count, min(most, self.owed))
+
+    def take_prompt(self, start: int, count: int) -> None:
+        if count == 1:
+            return self.take_row(start + 1)
+        return self._take(count, self.costs[1] * count + self.costs[2] * _pairs(start, count))
+
+    def _take(self, tokens: int, seconds: float) -> None:
+        self.tokens -= tokens
+        self.owed = max(0, self.owed - tokens)
+        self.seconds -= seconds
+
+    def _row(self, keys: int) -> float:
+        return self.costs[3] + self.costs[4] * keys
+
+    def _affordable(self, start: int) -> int:
+        """Most prompt tokens n with β n + γ (n start + n (n + 1) / 2) ≤ seconds."""
+        if self.seconds <= 0.0:
+            return 0
+        if self.seconds == math.inf:
+            return self.tokens
+        half = self.costs[2] / 2
+        linear = self.costs[1] + self.costs[2] * (start + 0.5)
+        root = linear + math.sqrt(linear * linear + 4 * half * self.seconds)
+        count = 2 * self.seconds / root if root > 0.0 else math.inf
+        return int(min(count, self.tokens))
+
+
+class Pace:
+    """Keeps the SLO `ttft` and `tpot` (units of `now`, seconds; None: no bound). Raises ValueError unless positive."""
+
+    def __init__(self, *, ttft: float | None = None, tpot: float | None = None) -> None:
+        for name, value in (("ttft", ttft), ("tpot", tpot)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"{name}={value}: must be more than 0, or None for no bound")
+        self.ttft = ttft
+        self.tpot = tpot
+        self.times = StepTimes()
+
+    def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
+        """Seconds that the step may take, for the sake of `online` ones that run and the first that waits."""
+        most = math.inf if self.ttft is None else self.ttft / 2
+        for sequence in (*online, *(() if waiting is None else (waiting,))):
+            if sequence.num_generated:
+                if self.tpot is not None:
+                    most = min(most, _until_next(sequence, now, self.tpot))
+            elif self.ttft is not None:
+                steps = max(1, math.ceil(sequence.remaining / budget))
+                most = min(most, (sequence.arrived_at + self.ttft - now) / steps)
+        return most
+
+    def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> BatchRoom:
+        """For batches in a step that computes `online` chunks in any case, and may take `limit` seconds."""
+        if self.ttft is None and self.tpot is None:
+            return BatchRoom(tokens, owed)
+        shape = StepShape.of(online)
+        most = max(_FIRST_TOKENS, 2 * self.times.largest) - shape.num_tokens
+        if not shape.num_tokens:
+            owed = max(owed, 1)
+        taken = self.times.predict(shape) or 0.0
+        seconds = limit / self.times.margin - taken
+        return BatchRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
+
+
+def _until_next(sequence: Sequence, now: float, tpot: float) -> float:
+    """Seconds that the next token of a sequence may take."""
+    if sequence.first_token_at is None:
+        return tpot
+    behind = now - sequence.first_token_at - (sequence.num_generated - 1) * tpot
+    if behind <= 0.0:
+        return tpot
+    left = sequence.max_total - len(sequence.tokens)
+    return tpot - behind / max(1, min(_CATCH_UP, left))
+
+
+def _pairs(start: int, count: int) -> int:
+    return count * start + count * (count + 1) // 2

@@ -1,0 +1,39 @@
+"""What one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.scheduling.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Chunk:
+    """`count` tokens of `sequence`, from position `start`, to be computed in one step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    fresh: bool
+    """Its first chunk since it was admitted, as a rule by this plan."""
+
+    samples: bool
+    """It reaches the last known token, whose logits choose the next one."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the next step computes. `expired` sequences have ended: their deadline passed."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    expired: list[Sequence] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def num_batch_tokens(self) -> int:
+        """Of them, those of batch sequences."""
+        return sum(chunk.count for chunk in self.chunks if chunk.sequence.is_batch)

@@ -1,0 +1,71 @@
+"""The application: routes, errors in one form, who may ask, and what surrounds every request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from batchwright import __version__
+from batchwright.server import errors
+from batchwright.server.auth import Guard, is_loopback
+from batchwright.server.dashboard import page
+from batchwright.server.middleware import Frame
+from batchwright.server.routes import batches, files, health, models, online, simple, state
+from batchwright.server.services import Services
+
+_ROUTERS = (
+    online.router,
+    models.router,
+    files.router,
+    batches.router,
+    simple.router,
+    health.router,
+    state.router,
+    page.router,
+)
+_DESCRIPTION = (
+    "OpenAI-compatible online requests, files and batches, and simple batches of prompts. Every error is "
+    '`{"error": {"message", "type", "param", "code"}}`.'
+)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": errors.Error, "description": "What was asked for cannot be done; the error says why."},
+    "5XX": {"model": errors.Error, "description": "The service cannot do it now."},
+}
+_TELEMETRY: Any = {
+    "tracing": True,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": True,
+}
+"""Spans of requests, which go where OpenTelemetry's own variables say, if they say anything."""
+
+
+def create_app(services: Services) -> FastAPI:
+    """The service over HTTP. `services` are opened and closed by the caller: see `open_services`."""
+    app = FastAPI(
+        title="batchwright",
+        description=_DESCRIPTION,
+        version=__version__,
+        responses=_ERRORS,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+        telemetry=_TELEMETRY,
+    )
+    app.state.services = services
+    settings, clock = services.settings, services.clock
+    for router in _ROUTERS:
+        app.include_router(router)
+    errors.install(app)
+    # The one that is added last is the outermost.
+    app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host), clock=clock)
+    app.add_middleware(Frame, figures=services.http, clock=clock, max_body_size=settings.max_body_size)
+    return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

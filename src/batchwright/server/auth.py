@@ -1,0 +1,111 @@
+"""Who may ask: with a key its tenant; without any key in the store, programs on this machine only.
+
+Without keys nothing proves who asks, so the service is bound to loopback, and what a web page from elsewhere could make
+a browser send is refused: a Host that is not this machine (DNS rebinding), an Origin that is not this service (CSRF).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from batchwright.clock import Clock
+from batchwright.jobs.service.keys import DEFAULT_TENANT, ApiKeys
+from batchwright.server.errors import HttpError
+
+PUBLIC = frozenset({"/", "/health", "/ready", "/openapi.json", "/favicon.ico"})
+"""Tell nothing of any tenant. The page at `/` is empty until its script has asked for data, with a key."""
+PUBLIC_FOLDER = "/dashboard/static/"
+_LOOK_AGAIN = 1.0
+"""Seconds between looks for a first key."""
+
+
+class Guard:
+    """Lets a request pass with the tenant in its state, or answers it with 401 or 403."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool, clock: Clock) -> None:
+        """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may."""
+        self._app = app
+        self._keys = keys
+        self._loopback = loopback
+        self._clock = clock
+        self._looked_at: float | None = None
+        """When there was no key yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_public(scope["path"]):
+            headers = Headers(scope=scope)
+            if await self._needs_key():
+                tenant = await self._by_key(headers)
+            else:
+                refuse_strangers(headers)
+                tenant = DEFAULT_TENANT
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+    async def _needs_key(self) -> bool:
+        if not self._loopback:
+            return True
+        now = self._clock.now()
+        if self._looked_at is None or now - self._looked_at >= _LOOK_AGAIN:
+            if await self._keys.required():
+                return True
+            self._looked_at = now
+        return False
+
+    async def _by_key(self, headers: Headers) -> str:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("give an API key: Authorization: Bearer <key>", "missing_api_key")
+        known = await self._keys.recognize(key.strip())
+        if known is None:
+            raise _unauthorized("the API key is not known here, or was revoked", "invalid_api_key")
+        return known.tenant
+
+
+def is_public(path: str) -> bool:
+    """Whether a path is answered without a key."""
+    return path in PUBLIC or path.startswith(PUBLIC_FOLDER)
+
+
+def refuse_strangers(headers: Headers) -> None:
+    """Raises `HttpError` (403) for what a browser sends on behalf of a page that is not this service's own."""
+    host = headers.get("host", "")
+    if not is_loopback(_hostname(host)):
+        raise _forbidden(
+            f"Host {host[:100]!r} is not this machine; other hosts need an API key: batchwright keys create"
+        )
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+        raise _forbidden(f"Origin {origin[:100]!r} is not this service")
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise _forbidden("a page of another site may not use this service")
+
+
+def _hostname(host: str) -> str:
+    """Of a Host header, without its port; empty when it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be this machine; a name other than localhost is not trusted to be."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _unauthorized(message: str, code: str) -> HttpError:
+    return HttpError(401, message, kind="authentication_error", code=code, headers={"www-authenticate": "Bearer"})
+
+
+def _forbidden(message: str) -> HttpError:
+    return HttpError(403, message, kind="permission_error", code="forbidden")

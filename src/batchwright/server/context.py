@@ -1,0 +1,32 @@
+"""What routes are given: the services behind the application, and whose request it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from batchwright.server.services import Services
+
+
+def services_of(request: Request) -> Services:
+    """Those that `create_app` was given."""
+    services: Services = request.app.state.services
+    return services
+
+
+def tenant_of(request: Request) -> str:
+    """Set by `auth.Guard`, which no request to a route with a tenant passes by."""
+    tenant: str = request.state.tenant
+    return tenant
+
+
+def request_id_of(request: Request) -> str:
+    """Set by `middleware.Frame`."""
+    request_id: str = request.state.request_id
+    return request_id
+
+
+ServicesOf = Annotated[Services, Depends(services_of)]
+Tenant = Annotated[str, Depends(tenant_of)]
+RequestId = Annotated[str, Depends(request_id_of)]

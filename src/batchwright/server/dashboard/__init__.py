@@ -1,0 +1,1 @@
+"""The page at `/`: what the service is doing, for people."""

@@ -1,0 +1,69 @@
+// Puts the page together: one stream of states in, every part of the page updated from each.
+
+import { action, byId, fill, setText, show } from "./dom.js";
+import { Details } from "./details.js";
+import { Figures } from "./figures.js";
+import { clock } from "./format.js";
+import { Jobs } from "./jobs.js";
+import { askForKey, connectKey } from "./key.js";
+import { Live } from "./live.js";
+import { announce } from "./messages.js";
+import { connectTheme } from "./theme.js";
+import { Uploads, connectExample } from "./upload.js";
+
+let latest = null;
+let link = "connecting";
+
+const figures = new Figures();
+const details = new Details();
+const jobs = new Jobs({ onDetails: (id) => details.open(jobs.job(id)) });
+const uploads = new Uploads();
+const showExample = connectExample(uploads, () => latest?.models[0] ?? "…");
+const live = new Live({ onState, onLink });
+
+function onState(state) {
+  latest = state;
+  for (const each of [figures, jobs, details, uploads]) each.update(state);
+  showExample();
+  showLink();
+}
+
+function onLink(now, reason) {
+  const before = link;
+  link = now;
+  document.documentElement.dataset.link = now;
+  showLink();
+  show(byId("banner"), now !== "live");
+  if (now === "live") {
+    if (before === "lost") announce("Connected again.");
+    return;
+  }
+  const as = latest ? `The figures are those of ${clock(latest.at)}.` : "";
+  const locked = now === "locked";
+  fill(byId("banner"), {
+    title: locked ? "An API key is needed." : "Reconnecting:",
+    text: locked ? as : `${reason}. ${as}`,
+  });
+  setText(action(byId("banner"), "banner"), locked ? "Enter a key" : "Try now");
+  if (before !== now) announce(locked ? "An API key is needed." : "The connection to the server is lost. Reconnecting.");
+}
+
+function showLink() {
+  const told = { connecting: "Connecting…", lost: "Reconnecting…", locked: "Key needed" }[link];
+  let text = told ?? "Live";
+  let tone = told ? "bad" : "good";
+  if (link === "connecting") tone = "off";
+  if (link === "live" && latest.draining) [text, tone] = ["Stopping: takes no new work", "warn"];
+  else if (link === "live" && !latest.ready) [text, tone] = ["Not ready for work", "warn"];
+  fill(byId("link"), { link: text });
+  byId("link").dataset.tone = tone;
+}
+
+action(byId("banner"), "banner").addEventListener("click", async () => {
+  if (link === "locked" && !(await askForKey())) return;
+  live.retry();
+});
+window.addEventListener("online", () => live.retry());
+connectTheme(byId("theme"));
+connectKey();
+live.run();

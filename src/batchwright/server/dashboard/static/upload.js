@@ -1,0 +1,180 @@
+// Files to batches: chosen or dropped, uploaded one after another, and followed until their validation is over.
+
+import { ApiError, NO_ANSWER, call, errorFrom, headers } from "./api.js";
+import { problemText } from "./details.js";
+import { action, byId, fill, fillBars, fromTemplate, make, part, setAttribute, setText, show } from "./dom.js";
+import { endpointOf } from "./first-line.js";
+import { bytes } from "./format.js";
+import { askForKey } from "./key.js";
+import { announce } from "./messages.js";
+
+const WINDOW = "24h";
+const PROBLEMS_SHOWN = 50;
+
+export class Uploads {
+  #queue = Promise.resolve();
+  #following = new Map(); // by the id of the batch
+
+  constructor() {
+    const input = byId("file-input");
+    input.addEventListener("change", () => {
+      this.add(input.files);
+      input.value = "";
+    });
+    connectDrops((files) => this.add(files));
+  }
+
+  add(files) {
+    for (const file of files) {
+      const item = new Item(file);
+      this.#queue = this.#queue.then(() => this.#upload(item, file));
+    }
+  }
+
+  /** A refused batch is explained where it was uploaded; one that was accepted stands in the list. */
+  update(state) {
+    for (const job of state.jobs) {
+      const item = this.#following.get(job.id);
+      if (!item || job.status === "validating") continue;
+      this.#following.delete(job.id);
+      if (job.status === "failed") this.#explain(item, job.id);
+      else item.remove();
+    }
+  }
+
+  async #upload(item, file) {
+    try {
+      const endpoint = await endpointOf(file);
+      const made = await send(file, (share) => item.sending(share));
+      item.say("Uploaded. Starting the batch…");
+      const batch = await call("POST", "/v1/batches", {
+        input_file_id: made.id, endpoint, completion_window: WINDOW, metadata: { name: file.name.slice(0, 512) },
+      });
+      item.say("Its lines are being checked…");
+      this.#following.set(batch.id, item);
+    } catch (error) {
+      item.fail(error.message);
+    }
+  }
+
+  async #explain(item, id) {
+    try {
+      const batch = await call("GET", `/v1/batches/${encodeURIComponent(id)}`);
+      item.fail("The service refused this file. Nothing of it is computed.", (batch.errors?.data ?? []).map(problemText));
+    } catch (error) {
+      item.fail(`The service refused this file; why could not be read: ${error.message}`);
+    }
+  }
+}
+
+class Item {
+  #row = fromTemplate("upload");
+  #name;
+
+  constructor(file) {
+    this.#name = file.name;
+    fill(this.#row, { name: file.name, size: bytes(file.size), said: "Waiting for its turn…" });
+    setAttribute(part(this.#row, "progress"), "aria-label", `Upload of ${file.name}`);
+    action(this.#row, "dismiss").addEventListener("click", () => {
+      this.remove();
+      byId("file-input").focus();
+    });
+    show(action(this.#row, "dismiss"), false);
+    byId("uploads").append(this.#row);
+  }
+
+  say(text) {
+    fill(this.#row, { said: text });
+  }
+
+  sending(share) {
+    this.say(share < 1 ? `Uploading, ${Math.floor(share * 100)}%` : "Uploaded. The service is storing it…");
+    fillBars(this.#row, { done: share });
+    setAttribute(part(this.#row, "progress"), "aria-valuenow", Math.floor(share * 100));
+  }
+
+  fail(text, problems = []) {
+    this.say(text);
+    this.#row.classList.add("bad");
+    show(part(this.#row, "progress"), false);
+    show(action(this.#row, "dismiss"), true);
+    const list = part(this.#row, "problems");
+    list.replaceChildren(...problems.slice(0, PROBLEMS_SHOWN).map((problem) => make("li", {}, problem)));
+    if (problems.length > PROBLEMS_SHOWN) list.append(make("li", {}, `and ${problems.length - PROBLEMS_SHOWN} more`));
+    show(list, problems.length > 0);
+    announce(`${this.#name}: ${text} ${problems[0] ?? ""}`);
+  }
+
+  remove() {
+    this.#row.remove();
+  }
+}
+
+/** POST /v1/files. With XMLHttpRequest, since fetch does not tell how much has been sent. */
+async function send(file, onProgress) {
+  for (;;) {
+    try {
+      return await sendOnce(file, onProgress);
+    } catch (error) {
+      if (error.status !== 401 || !(await askForKey())) throw error;
+    }
+  }
+}
+
+function sendOnce(file, onProgress) {
+  const form = new FormData();
+  form.append("purpose", "batch");
+  form.append("file", file, file.name);
+  const request = new XMLHttpRequest();
+  request.open("POST", "/v1/files");
+  request.responseType = "json";
+  for (const [name, value] of Object.entries(headers())) request.setRequestHeader(name, value);
+  return new Promise((resolve, reject) => {
+    request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(total ? loaded / total : 0));
+    request.addEventListener("error", () => reject(new ApiError(0, `The upload broke off: ${NO_ANSWER}.`)));
+    request.addEventListener("load", () => {
+      if (request.status < 300) resolve(request.response);
+      else reject(errorFrom(request.status, request.response));
+    });
+    request.send(form);
+  });
+}
+
+/** Files may be dropped anywhere on the page. */
+function connectDrops(onFiles) {
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+  const hint = (shown) => show(byId("drop-hint"), shown);
+  for (const name of ["dragenter", "dragover"]) {
+    window.addEventListener(name, (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      event.dataTransfer.dropEffect = "copy";
+      hint(true);
+    });
+  }
+  window.addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) hint(false);
+  });
+  window.addEventListener("drop", (event) => {
+    hint(false);
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    onFiles(event.dataTransfer.files);
+  });
+}
+
+/** What the empty list offers: an input file of a few lines for one of the models. */
+export function connectExample(uploads, model) {
+  const line = (id, prompt) => JSON.stringify({
+    custom_id: id,
+    method: "POST",
+    url: "/v1/chat/completions",
+    body: { model: model(), messages: [{ role: "user", content: prompt }], max_tokens: 32 },
+  });
+  const prompts = ["What is a batch?", "Name three rivers.", "Write a line about rain."];
+  byId("try-example").addEventListener("click", () => {
+    const text = prompts.map((prompt, index) => `${line(`example-${index + 1}`, prompt)}\n`).join("");
+    uploads.add([new File([text], "example.jsonl")]);
+  });
+  return () => setText(byId("example-line"), line("example-1", prompts[0]));
+}

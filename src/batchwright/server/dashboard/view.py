@@ -1,0 +1,144 @@
+"""Puts together what the dashboard shows to one tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from batchwright import __version__
+from batchwright.jobs.store.records import ENDED, BatchRecord, BatchStatus
+from batchwright.metrics import Recent
+from batchwright.request import Traffic
+from batchwright.server.dashboard.state import (
+    ClassState,
+    DashboardState,
+    EngineState,
+    Job,
+    JobCounts,
+    Percentiles,
+    Rates,
+)
+from batchwright.server.observability.engines import dispatch_reasons, engine_stats
+from batchwright.server.services import Services
+
+_JOBS = 50
+_UNENDED: tuple[BatchStatus, ...] = ("in_progress", "validating", "finalizing", "cancelling")
+
+
+async def dashboard_state(services: Services, tenant: str) -> DashboardState:
+    """Everything on the page. Raises `StoreUnavailable`."""
+    counts, lines, deliveries, jobs = await asyncio.gather(
+        services.jobs.count_batches(tenant),
+        services.store.count_lines(),
+        services.store.count_deliveries(),
+        _jobs(services, tenant),
+    )
+    rates = [services.live.rates(traffic) for traffic in ("online", "batch")]
+    now = time.time()
+    return DashboardState(
+        at=now,
+        version=__version__,
+        uptime_seconds=max(0.0, now - services.started_at),
+        ready=await services.why_not_ready() is None,
+        draining=services.draining,
+        keys_required=await services.keys.required(),
+        models=list(services.inference.models),
+        backend=services.settings.backend,
+        tokens=Rates(prompt=sum(each.prompt for each in rates), generated=sum(each.generated for each in rates)),
+        online=_traffic(services, "online", 0),
+        batch=_traffic(services, "batch", lines.get("pending", 0)),
+        engine=_engine(services),
+        dispatch_reasons=dict(dispatch_reasons(services.inference.inner)),
+        lines_pending=lines.get("pending", 0),
+        lines_claimed=lines.get("claimed", 0),
+        deliveries_pending=deliveries.get("pending", 0),
+        deliveries_failed=deliveries.get("failed", 0),
+        job_counts=JobCounts(**counts),
+        jobs=jobs,
+        history=services.live.history(),
+    )
+
+
+def _traffic(services: Services, traffic: Traffic, pending: int) -> ClassState:
+    figures = services.inference.figures[traffic]
+    stats = engine_stats(services.inference.inner)
+    engine = None if stats is None else stats.traffic[traffic]
+    running = figures.in_flight if engine is None else min(engine.running, figures.in_flight)
+    return ClassState(
+        waiting=figures.in_flight - running + pending,
+        running=running,
+        answered=figures.answered,
+        failed=figures.failed,
+        cancelled=figures.cancelled,
+        tokens=services.live.rates(traffic),
+        latency_ms=_percentiles(figures.recent_latency_ms),
+        # The engine sees the tokens of every request; from outside they are seen in streams only.
+        ttft_ms=_percentiles(figures.recent_ttft_ms if engine is None else engine.recent_ttft_ms),
+        tpot_ms=_percentiles(figures.recent_tpot_ms if engine is None else engine.recent_tpot_ms),
+    )
+
+
+def _percentiles(recent: Recent) -> Percentiles:
+    p50, p90, p99 = (recent.percentile(q) for q in (50, 90, 99))
+    return Percentiles(count=len(recent), p50=p50, p90=p90, p99=p99)
+
+
+def _engine(services: Services) -> EngineState | None:
+    stats = engine_stats(services.inference.inner)
+    if stats is None:
+        return None
+    return EngineState(
+        implementation=stats.implementation,
+        steps=stats.steps,
+        occupancy=services.live.occupancy,
+        max_num_seqs=stats.max_num_seqs,
+        kv_used=stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else None,
+        prefix_hit_rate=stats.prefix_hit_rate,
+        padding_efficiency=stats.padding_efficiency,
+        preemptions=stats.preemptions,
+    )
+
+
+async def _jobs(services: Services, tenant: str) -> list[Job]:
+    """Those that have not ended, then the newest that have; of both kinds."""
+    found: dict[str, BatchRecord] = {}
+    for simple in (False, True):
+        pages = [await services.jobs.batches(tenant, limit=_JOBS, simple=simple)]
+        if len(pages[0]) == _JOBS:
+            # Older ones may still be under way.
+            pages += [
+                await services.jobs.batches(tenant, limit=_JOBS, simple=simple, status=status) for status in _UNENDED
+            ]
+        found.update({batch.id: batch for page in pages for batch in page})
+    ordered = sorted(found.values(), key=lambda batch: (batch.status in ENDED, -batch.created_at, batch.id))
+    return [_job(services, batch) for batch in ordered[:_JOBS]]
+
+
+def _job(services: Services, batch: BatchRecord) -> Job:
+    progress = services.jobs.progress(batch)
+    ended = batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
+    return Job(
+        id=batch.id,
+        kind="simple" if batch.simple else "batch",
+        name=batch.metadata.get("name"),
+        parent_id=batch.parent_id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        status=batch.status,
+        paused=batch.paused,
+        total=progress.total,
+        completed=progress.completed,
+        failed=progress.failed,
+        progress=progress.fraction,
+        eta_seconds=progress.eta_seconds,
+        lines_per_second=progress.lines_per_second,
+        input_tokens=batch.usage.input_tokens,
+        output_tokens=batch.usage.output_tokens,
+        created_at=batch.created_at,
+        expires_at=batch.expires_at,
+        ended_at=ended,
+        input_file_id=batch.input_file_id,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        problem=batch.errors[0].message if batch.errors else None,
+    )

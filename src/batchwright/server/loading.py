@@ -1,0 +1,86 @@
+"""What computes, as the settings say: models in this process, or an endpoint elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from batchwright.backends.inference import Inference
+from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.server.settings import Settings
+
+if TYPE_CHECKING:
+    from batchwright.backends.encoder import Encoder
+    from batchwright.engine.async_engine import AsyncEngine
+
+_ENGINE_OPTIONS = (
+    "dtype",
+    "device",
+    "max_batch_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "kv_memory",
+    "prefix_caching",
+    "batch_share",
+    "ttft_ms",
+    "tpot_ms",
+)
+
+
+async def load_inference(settings: Settings) -> Inference:
+    """Load the models, or look at the endpoint. Takes seconds.
+
+    Raises `InputError` for a setting that does not fit the model or the machine, `MissingExtra`, `EndpointError`, and
+    what loading a model raises.
+    """
+    if settings.backend != "engine":
+        return await _endpoint(settings)
+    try:
+        return await _models(settings)
+    except BatchwrightError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]', or have an endpoint "
+            "elsewhere compute: --backend http://host/v1"
+        ) from error
+
+
+async def _endpoint(settings: Settings) -> Inference:
+    from batchwright.backends.endpoint import EndpointInference
+
+    key = settings.backend_api_key
+    endpoint = EndpointInference(
+        settings.backend,
+        None if key is None else key.get_secret_value(),
+        max_concurrency=settings.backend_concurrency,
+        max_waiting=settings.max_online_requests,
+    )
+    try:
+        await endpoint.discover()
+    except BaseException:
+        await endpoint.close()
+        raise
+    return endpoint
+
+
+async def _models(settings: Settings) -> Inference:
+    from batchwright.backends.embedding_inference import EmbeddingInference
+    from batchwright.backends.engine_inference import EngineInference
+    from batchwright.backends.routing import RoutedInference
+
+    engine, encoder = await asyncio.to_thread(_loaded, settings)
+    generating = EngineInference(engine, max_waiting=settings.max_online_requests)
+    return RoutedInference([generating] if encoder is None else [generating, EmbeddingInference(encoder)])
+
+
+def _loaded(settings: Settings) -> tuple[AsyncEngine, Encoder | None]:
+    from batchwright.backends.encoder import Encoder
+    from batchwright.engine.async_engine import AsyncEngine
+
+    given = {name: getattr(settings, name) for name in _ENGINE_OPTIONS}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    encoder = Encoder(settings.embedding_model, device=settings.device) if settings.embedding_model else None
+    return AsyncEngine(settings.model, **options), encoder

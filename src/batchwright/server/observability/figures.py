@@ -1,0 +1,42 @@
+"""What the service counts of itself: requests over HTTP, and calls of both classes of traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.metrics import Histogram, Recent
+
+
+@dataclass(slots=True)
+class HttpFigures:
+    """Requests by (method, path of the route, status), and how long each route took in milliseconds."""
+
+    requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    latency_ms: dict[str, Histogram] = field(default_factory=dict)
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        key = (method, path, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.latency_ms.setdefault(path, Histogram()).add(seconds * 1e3)
+
+
+@dataclass(slots=True)
+class CallFigures:
+    """Calls of one class of traffic. Times in milliseconds."""
+
+    in_flight: int = 0
+    answered: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    embedded_tokens: int = 0
+    """Of the prompt tokens, those of embeddings."""
+    latency_ms: Histogram = field(default_factory=Histogram)
+    ttft_ms: Histogram = field(default_factory=Histogram)
+    """Of streams, as `tpot_ms`: of other calls it is not seen from here."""
+    tpot_ms: Histogram = field(default_factory=Histogram)
+    recent_latency_ms: Recent = field(default_factory=Recent)
+    recent_ttft_ms: Recent = field(default_factory=Recent)
+    recent_tpot_ms: Recent = field(default_factory=Recent)

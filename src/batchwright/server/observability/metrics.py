@@ -1,0 +1,157 @@
+"""`/metrics`: the figures of the service for Prometheus, read when they are scraped.
+
+docs/metrics.md tells what each of them means; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from batchwright.jobs.service.worker import WorkerStats
+from batchwright.jobs.store.records import BatchStatus
+from batchwright.request import Traffic
+from batchwright.server.observability.engine_metrics import engine_families
+from batchwright.server.observability.families import counter, fill, gauge, histogram
+from batchwright.server.observability.figures import CallFigures, HttpFigures
+from batchwright.server.observability.timed_store import StoreFigures
+
+if TYPE_CHECKING:
+    from batchwright.engine.stats import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """What the store holds, of all tenants and processes."""
+
+    batches: Mapping[BatchStatus, int]
+    lines: Mapping[str, int]
+    deliveries: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Everything that is shown."""
+
+    version: str
+    ready: bool
+    http: HttpFigures
+    calls: Mapping[Traffic, CallFigures]
+    engine: EngineStats | None
+    reasons: Mapping[str, int]
+    worker: WorkerStats
+    lines_in_flight: int
+    store: StoreFigures
+    counts: StoreCounts | None
+    """None: the database does not answer; the rest is shown all the same."""
+
+
+def exposition(scrape: Scrape) -> bytes:
+    """The text that Prometheus reads."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(scrape))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, scrape: Scrape) -> None:
+        self._scrape = scrape
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        scrape = self._scrape
+        info = gauge("build_info", "1, with the version of the package as a label.", "version")
+        info.add_metric([scrape.version], 1)
+        yield info
+        ready = gauge("ready", "1 when the service takes work, as /ready says; else 0.")
+        ready.add_metric([], float(scrape.ready))
+        yield ready
+        yield from _http(scrape.http)
+        yield from _calls(scrape.calls)
+        if scrape.engine is not None:
+            yield from engine_families(scrape.engine)
+        reasons = counter("dispatches", "Batches of embeddings by why they were dispatched when they were.", "reason")
+        for reason, count in sorted(scrape.reasons.items()):
+            reasons.add_metric([reason], count)
+        yield reasons
+        yield from _worker(scrape.worker, scrape.lines_in_flight)
+        yield from _store(scrape.store, scrape.counts)
+
+
+def _http(figures: HttpFigures) -> Iterator[Metric]:
+    requests = counter("http_requests", "Requests over HTTP by route and status.", "method", "route", "status")
+    for (method, path, status), count in figures.requests.copy().items():
+        requests.add_metric([method, path, str(status)], count)
+    yield requests
+    seconds = histogram("http_request_seconds", "From a request to the end of its answer.", "route")
+    for path, latency in figures.latency_ms.copy().items():
+        fill(seconds, [path], latency)
+    yield seconds
+
+
+def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
+    outcomes = counter("calls", "Calls of the model by class of traffic and outcome.", "traffic", "outcome")
+    in_flight = gauge("calls_in_flight", "Calls waiting or running now.", "traffic")
+    tokens = {
+        "prompt_tokens": counter("prompt_tokens", "Tokens of prompts that were answered.", "traffic"),
+        "cached_tokens": counter("cached_tokens", "Of those, found in the prefix cache.", "traffic"),
+        "generated_tokens": counter("generated_tokens", "Tokens generated in answers.", "traffic"),
+    }
+    times = {
+        "latency_ms": histogram("call_seconds", "From a call to its answer, of those that succeeded.", "traffic"),
+        "ttft_ms": histogram("time_to_first_token_seconds", "From a streamed call to its first token.", "traffic"),
+        "tpot_ms": histogram("time_per_output_token_seconds", "Between two tokens of a streamed call.", "traffic"),
+    }
+    for traffic, figures in calls.items():
+        for outcome in ("answered", "failed", "cancelled"):
+            outcomes.add_metric([traffic, outcome], getattr(figures, outcome))
+        in_flight.add_metric([traffic], figures.in_flight)
+        for name, family in tokens.items():
+            family.add_metric([traffic], getattr(figures, name))
+        for name, times_of in times.items():
+            fill(times_of, [traffic], getattr(figures, name))
+    yield from (outcomes, in_flight, *tokens.values(), *times.values())
+
+
+def _worker(stats: WorkerStats, in_flight: int) -> Iterator[Metric]:
+    lines = counter("worker_lines", "Lines of batches that this process computed, by outcome.", "outcome")
+    for outcome in ("succeeded", "failed", "refused"):
+        lines.add_metric([outcome], getattr(stats, outcome))
+    commits = counter("worker_commits", "Transactions that committed results.")
+    commits.add_metric([], stats.commits)
+    leases = counter("worker_leases_lost", "Leases that ran out before they were renewed.")
+    leases.add_metric([], stats.leases_lost)
+    running = gauge("worker_lines_in_flight", "Lines being computed by this process now.")
+    running.add_metric([], in_flight)
+    yield from (lines, commits, leases, running)
+
+
+def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric]:
+    seconds = histogram("store_seconds", "Of operations of the store.", "operation")
+    for name, latency in figures.latency_ms.copy().items():
+        fill(seconds, [name], latency)
+    unavailable = counter("store_unavailable", "Operations that found the database not answering.")
+    unavailable.add_metric([], figures.unavailable)
+    yield from (seconds, unavailable)
+    if counts is None:
+        return
+    shown: tuple[tuple[str, str, str, Mapping[Any, int]], ...] = (
+        ("batches", "Batches in the store by status, simple ones included.", "status", counts.batches),
+        ("lines", "Lines of batches in progress that are not finished, of all processes.", "state", counts.lines),
+        ("deliveries", "Messages to webhooks: under way, and given up.", "state", counts.deliveries),
+    )
+    for name, told, label, values in shown:
+        family = gauge(name, told, label)
+        for value, count in values.items():
+            family.add_metric([value], count)
+        yield family

@@ -1,0 +1,114 @@
+"""`batchwright serve` as a process: the address, the services, uvicorn, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+from uvicorn.loops.auto import auto_loop_factory
+
+from batchwright.errors import RunFailed
+from batchwright.server.app import create_app
+from batchwright.server.auth import is_loopback
+from batchwright.server.observability.logs import configure_logging, logger
+from batchwright.server.services import Services, open_services
+from batchwright.server.settings import Settings
+
+_LAST_SECONDS = 1
+"""For answers to leave once nothing is computed any more."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises `RunFailed` when the address cannot be had, `InputError` for one that needs a key where there is none, and
+    what opening the store and loading the model raise.
+    """
+    configure_logging(settings.log_format, settings.log_level)
+    # Before the model is loaded, which takes its time.
+    listener = _bound(settings.host, settings.port)
+    with listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(_serve(settings, listener))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    async with open_services(settings) as services:
+        config = uvicorn.Config(
+            create_app(services),
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+        _greet(services, listener)
+        await _Server(config, services).serve(sockets=[listener])
+        logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """Stops in two steps: at a signal no new work is taken; when what was taken is answered, the server goes."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._until = math.inf
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._services.draining:
+            self.should_exit = self.force_exit = self.force_exit or sig == signal.SIGINT
+            return
+        self._services.drain()
+        grace = self._services.settings.drain_grace
+        self._until = self._services.clock.now() + grace
+        logger.info("draining", requests=self._services.online.inside, grace_seconds=grace)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called by uvicorn ten times a second; true ends its loop."""
+        finished = self._services.draining and (
+            self._services.online.inside == 0 or self._services.clock.now() >= self._until
+        )
+        return await super().on_tick(counter) or finished
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket with the address. Raises `RunFailed`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise RunFailed(f"--host {host}: there is no such address ({error.strerror})") from error
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise RunFailed(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port, or 0 for any"
+        ) from error
+    return listener
+
+
+def _greet(services: Services, listener: socket.socket) -> None:
+    """Say where it is and who can reach it. On a terminal in words; else the log has it."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    loopback = is_loopback(services.settings.host)
+    logger.info("serving", url=url, models=list(services.inference.models), loopback_only=loopback)
+    if not sys.stderr.isatty():
+        return
+    lines = [
+        f"batchwright serves {', '.join(services.inference.models)}",
+        f"  dashboard  {url}/",
+        f"  API        {url}/v1",
+        f"  data       {services.settings.data}",
+    ]
+    if loopback:
+        lines.append("  Only this machine can reach it. For others: batchwright keys create NAME, then --host 0.0.0.0")
+    print("\n".join(lines), file=sys.stderr)

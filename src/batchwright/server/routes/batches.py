@@ -1,0 +1,124 @@
+"""`/v1/batches`: OpenAI's batches, and beyond them retry, pause, resume and results while they come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from batchwright.jobs.store.records import BatchRecord
+from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.objects import BatchObject, Page
+from batchwright.server.routes.bodies import BatchCreate, BatchRetry
+from batchwright.server.routes.ids import After, BatchId
+from batchwright.server.services import Services
+
+router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="The same key gives the same batch, however often it is asked for.", max_length=255),
+]
+
+
+class ResultPage(BaseModel):
+    """Lines of the output and error files, in the order in which they were finished."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    next_after: int
+    """`after` for the next page; the same again when nothing is new."""
+    has_more: bool
+    """Whether the next page has something now. A batch that has not ended may give more later."""
+
+
+@router.post("")
+async def create_batch(
+    body: BatchCreate, services: ServicesOf, tenant: Tenant, idempotency_key: IdempotencyKey = None
+) -> BatchObject:
+    """Make a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
+    expires = body.output_expires_after
+    batch = await services.jobs.create_batch(
+        tenant,
+        input_file_id=body.input_file_id,
+        endpoint=body.endpoint,
+        completion_window=body.completion_window,
+        metadata=body.metadata,
+        output_expires_after=None if expires is None else float(expires.seconds),
+        idempotency_key=idempotency_key,
+    )
+    return _shown(services, batch)
+
+
+@router.get("")
+async def list_batches(
+    services: ServicesOf, tenant: Tenant, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: After = None
+) -> Page[BatchObject]:
+    """Batches, the newest first."""
+    batches = await services.jobs.batches(tenant, limit=limit + 1, after=after)
+    return Page[BatchObject].of([_shown(services, batch) for batch in batches], limit)
+
+
+@router.get("/{batch_id}")
+async def retrieve_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
+    """A batch, with how far it is and when it will be done."""
+    return _shown(services, await services.jobs.batch(tenant, batch_id))
+
+
+@router.post("/{batch_id}/cancel")
+async def cancel_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
+    """End a batch with what is done of it. Nothing changes for one that has ended."""
+    return _shown(services, await services.jobs.cancel(tenant, batch_id))
+
+
+@router.post("/{batch_id}/pause")
+async def pause_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
+    """Begin no further lines until it is resumed. Its completion window goes on."""
+    return _shown(services, await services.jobs.pause(tenant, batch_id))
+
+
+@router.post("/{batch_id}/resume")
+async def resume_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
+    """Go on with a paused batch."""
+    return _shown(services, await services.jobs.resume(tenant, batch_id))
+
+
+@router.post("/{batch_id}/retry")
+async def retry_batch(
+    batch_id: BatchId,
+    services: ServicesOf,
+    tenant: Tenant,
+    body: BatchRetry | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> BatchObject:
+    """A new batch of the lines of an ended one that did not succeed. 409 when there are none, or it has not ended."""
+    window = None if body is None else body.completion_window
+    batch = await services.jobs.retry(tenant, batch_id, completion_window=window, idempotency_key=idempotency_key)
+    return _shown(services, batch)
+
+
+@router.get("/{batch_id}/results", response_class=Response, responses={200: {"model": ResultPage}})
+async def batch_results(
+    batch_id: BatchId,
+    services: ServicesOf,
+    tenant: Tenant,
+    after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """Results so far, while the batch runs and after it."""
+    lines = await services.jobs.results(tenant, batch_id, after=after, limit=limit + 1)
+    page = lines[:limit]
+    last = page[-1].sequence if page else None
+    # Each is JSON already, as it stands in the output file.
+    data = b",".join(line.output for line in page if line.output is not None)
+    rest = b'],"next_after":%d,"has_more":%s}' % (
+        after if last is None else last,
+        b"true" if len(lines) > limit else b"false",
+    )
+    return Response(b'{"object":"list","data":[' + data + rest, media_type="application/json")
+
+
+def _shown(services: Services, batch: BatchRecord) -> BatchObject:
+    return BatchObject.of(batch, services.jobs.progress(batch))

@@ -1,0 +1,117 @@
+"""`/v1/files`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.store.records import Purpose
+from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.multipart import Form
+from batchwright.server.objects import FileDeleted, FileObject, Page
+from batchwright.server.routes.ids import After, FileId
+from batchwright.server.sse import ByteStream
+
+router = APIRouter(tags=["Files"])
+
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                        "purpose": {"enum": ["batch"]},
+                        "expires_after[anchor]": {"enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                }
+            }
+        },
+    }
+}
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.post("/v1/files", openapi_extra=_FORM)
+async def upload_file(request: Request, services: ServicesOf, tenant: Tenant) -> FileObject:
+    """Take in the input file of a batch, as a form; it is stored as it arrives."""
+    form = Form(request.headers.get("content-type", ""), request.stream())
+    filename = await form.begin()
+    async with aclosing(_described(form)) as chunks:
+        file = await services.jobs.upload(tenant, filename, chunks, expires_after=lambda: _expiry(form.fields))
+    return FileObject.of(file)
+
+
+@router.get("/v1/files")
+async def list_files(
+    services: ServicesOf,
+    tenant: Tenant,
+    purpose: Purpose | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    after: After = None,
+) -> Page[FileObject]:
+    """Files by time of creation, inputs and outputs."""
+    files = await services.jobs.files(tenant, limit=limit + 1, purpose=purpose, order=order, after=after)
+    return Page[FileObject].of([FileObject.of(file) for file in files], limit)
+
+
+@router.get("/v1/files/{file_id}")
+async def retrieve_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -> FileObject:
+    """A file."""
+    return FileObject.of(await services.jobs.file(tenant, file_id))
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -> FileDeleted:
+    """Delete a file. 409 for the input of a batch that has not ended."""
+    await services.jobs.delete_file(tenant, file_id)
+    return FileDeleted(id=file_id, deleted=True)
+
+
+@router.get("/v1/files/{file_id}/content", response_class=Response, responses=_CONTENT)
+async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) -> Response:
+    """The bytes of a file."""
+    file, chunks = await services.jobs.content(tenant, file_id)
+    headers = {
+        "content-type": "application/octet-stream",
+        "content-length": str(file.bytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='', errors='replace')}",
+        "x-content-type-options": "nosniff",
+    }
+    return ByteStream(chunks, headers)
+
+
+async def _described(form: Form) -> AsyncGenerator[bytes]:
+    """The bytes of the file. What else is in the form may stand after it, so it is judged at the end."""
+    async for chunk in form.chunks():
+        yield chunk
+    purpose = form.fields.get("purpose")
+    if purpose != "batch":
+        code = None if purpose is not None else "missing_required_parameter"
+        raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose", code=code)
+    _expiry(form.fields)
+
+
+def _expiry(fields: dict[str, str]) -> float | None:
+    """Seconds after which the file expires, as `expires_after` says; None: it does not say."""
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidRequest(f"expires_after[anchor]={anchor!r}: must be 'created_at'", param="expires_after")
+    if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise InvalidRequest(f"expires_after[seconds]={seconds!r}: must be a whole number", param="expires_after")
+    return float(seconds)

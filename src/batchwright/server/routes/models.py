@@ -1,0 +1,45 @@
+"""`/v1/models`: what may stand as `model` in a body."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from batchwright.errors import ModelNotFound
+from batchwright.server.context import ServicesOf
+
+router = APIRouter(tags=["Online"])
+
+
+class Model(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """When the service started: a model's own age is not known."""
+    owned_by: str = "batchwright"
+
+
+class ModelList(BaseModel):
+    """All of them, the default one first."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.get("/v1/models")
+async def list_models(services: ServicesOf) -> ModelList:
+    """The models that are served here."""
+    created = int(services.started_at)
+    return ModelList(data=[Model(id=name, created=created) for name in services.inference.models])
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(model: str, services: ServicesOf) -> Model:
+    """One of them. A name may have slashes in it."""
+    if model not in services.inference.models:
+        raise ModelNotFound(f"model {model!r} is not served here: GET /v1/models lists those that are")
+    return Model(id=model, created=int(services.started_at))

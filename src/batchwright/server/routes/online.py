@@ -1,0 +1,60 @@
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`: requests that somebody waits for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from batchwright.backends.inference import Call
+from batchwright.server.context import RequestId, ServicesOf
+from batchwright.server.routes.answers import (
+    ChatBody,
+    ChatCompletion,
+    Completion,
+    CompletionBody,
+    Embeddings,
+    EmbeddingsBody,
+)
+from batchwright.server.services import Services
+from batchwright.server.sse import EventStream, first_of, while_connected
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
+
+router = APIRouter(tags=["Online"])
+
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "content": _STREAM if stream else {}}}
+
+
+@router.post(CHAT_URL, response_class=Response, responses=_answers(ChatCompletion))
+async def chat_completions(body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+    """Answer a chat; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
+    return await _answer(CHAT_URL, body, request, services, request_id)
+
+
+@router.post(COMPLETION_URL, response_class=Response, responses=_answers(Completion))
+async def completions(body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+    """Go on with prompts; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
+    return await _answer(COMPLETION_URL, body, request, services, request_id)
+
+
+@router.post(EMBEDDINGS_URL, response_class=Response, responses=_answers(Embeddings, stream=False))
+async def embeddings(body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+    """The vectors of texts."""
+    return await _answer(EMBEDDINGS_URL, body, request, services, request_id)
+
+
+async def _answer(
+    endpoint: str, body: dict[str, Any], request: Request, services: Services, request_id: str
+) -> Response:
+    """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
+    call = Call(endpoint, body, request_id)
+    if endpoint != EMBEDDINGS_URL and wants_stream(body):
+        return EventStream(await first_of(request, services.online.stream(call)))
+    answer = await while_connected(request.receive, services.online.answer(call))
+    return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")

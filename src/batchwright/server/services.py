@@ -1,0 +1,221 @@
+"""What stands behind the application: opened before it serves, closed after it has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from batchwright import __version__
+from batchwright.backends.inference import Inference
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import InputError, StoreUnavailable
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.keys import ApiKeys
+from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.progress import Paces
+from batchwright.jobs.service.service import JobService
+from batchwright.jobs.service.worker import Worker, WorkerOptions
+from batchwright.jobs.store import Store, open_store
+from batchwright.jobs.webhooks.allowed import AllowList
+from batchwright.jobs.webhooks.courier import Courier
+from batchwright.jobs.webhooks.sender import Sender
+from batchwright.server.auth import is_loopback
+from batchwright.server.dashboard.live import Live
+from batchwright.server.loading import load_inference
+from batchwright.server.observability.engines import dispatch_reasons, engine_stats
+from batchwright.server.observability.figures import HttpFigures
+from batchwright.server.observability.logs import logger
+from batchwright.server.observability.measured import MeasuredInference
+from batchwright.server.observability.metrics import Scrape, StoreCounts
+from batchwright.server.observability.timed_store import StoreFigures, timed_store
+from batchwright.server.observability.traces import Tracing, configured
+from batchwright.server.online import OnlineDoor
+from batchwright.server.settings import Settings
+
+_BLOBS = "files"
+_DATABASE = "batchwright.db"
+_CHECK_EVERY = 1.0
+"""Seconds for which the answer of the database to a check is good."""
+
+
+@dataclass
+class Services:
+    """Made by `open_services`."""
+
+    settings: Settings
+    limits: Limits
+    clock: Clock
+    started_at: float
+    """Unix seconds."""
+    store: Store
+    jobs: JobService
+    keys: ApiKeys
+    sender: Sender
+    inference: MeasuredInference
+    online: OnlineDoor
+    worker: Worker
+    live: Live
+    http: HttpFigures
+    store_figures: StoreFigures
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by `drain`: streams without an end of their own end then."""
+    _checked: tuple[float, str | None] | None = None
+    _worker_ends: asyncio.Task[None] | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is stopping."""
+        return self.online.closed
+
+    def drain(self) -> None:
+        """Take no new work: online requests inside are answered, batch lines that were not begun are given back.
+
+        May be called again, which changes nothing.
+        """
+        self.online.closed = True
+        self.stopping.set()
+        if self._worker_ends is None:
+            self._worker_ends = asyncio.create_task(self.worker.stop(self.settings.drain_grace))
+
+    async def stopped(self) -> None:
+        """Wait until the worker has ended, after `drain`."""
+        self.drain()
+        if self._worker_ends is not None:
+            await self._worker_ends
+
+    async def why_not_ready(self) -> str | None:
+        """Why no work can be taken now; None when it can."""
+        if self.draining:
+            return "the service is stopping"
+        now = self.clock.now()
+        if self._checked is None or now - self._checked[0] >= _CHECK_EVERY:
+            try:
+                await self.store.check()
+                reason = None
+            except StoreUnavailable as error:
+                reason = str(error)
+            self._checked = now, reason
+        return self._checked[1]
+
+    async def scrape(self) -> Scrape:
+        """Everything for `/metrics`. It comes without what the database would tell while that does not answer."""
+        counts = None
+        with suppress(StoreUnavailable):
+            counts = StoreCounts(
+                await self.store.count_batches(),
+                await self.store.count_lines(),
+                await self.store.count_deliveries(),
+            )
+        inner = self.inference.inner
+        return Scrape(
+            version=__version__,
+            ready=await self.why_not_ready() is None,
+            http=self.http,
+            calls=self.inference.figures,
+            engine=engine_stats(inner),
+            reasons=dispatch_reasons(inner),
+            worker=self.worker.stats,
+            lines_in_flight=self.worker.in_flight,
+            store=self.store_figures,
+            counts=counts,
+        )
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings,
+    *,
+    store: Store | None = None,
+    inference: Inference | None = None,
+    clock: Clock | None = None,
+    unix_time: Callable[[], float] = time.time,
+    options: WorkerOptions | None = None,
+) -> AsyncIterator[Services]:
+    """Open the store, load the model, start to work on batches and to deliver webhooks; at the end stop all of it.
+
+    `store` and `inference` may be given, and are closed with the rest. Raises `InputError` for an address that needs an
+    API key where there is none, and what opening the store and loading the model raise.
+    """
+    clock = clock or MonotonicClock()
+    tracing = Tracing(configured())
+    store_figures = StoreFigures()
+    async with AsyncExitStack() as opened:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        raw_store = store or open_store(settings.database or settings.data / _DATABASE)
+        opened.push_async_callback(raw_store.close)
+        store = timed_store(raw_store, store_figures, clock, tracing)
+        keys = ApiKeys(store, clock=clock, now=unix_time)
+        await _require_key(settings, keys)
+        sender = Sender(AllowList.parse(settings.webhook_allow))
+        opened.callback(sender.close)
+        measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
+        opened.push_async_callback(measured.close)
+        limits = limits_of(settings)
+        blobs, paces = Blobs(settings.data / _BLOBS), Paces()
+        worker = Worker(
+            store,
+            blobs,
+            measured,
+            options=options or WorkerOptions(concurrency=settings.batch_concurrency, limits=limits),
+            paces=paces,
+            clock=clock,
+            unix_time=unix_time,
+        )
+        jobs = JobService(
+            store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
+        )
+        services = Services(
+            settings=settings,
+            limits=limits,
+            clock=clock,
+            started_at=unix_time(),
+            store=store,
+            jobs=jobs,
+            keys=keys,
+            sender=sender,
+            inference=measured,
+            online=OnlineDoor(measured, settings.max_online_requests, clock),
+            worker=worker,
+            live=Live(measured, clock, unix_time),
+            http=HttpFigures(),
+            store_figures=store_figures,
+        )
+        await worker.start()
+        opened.push_async_callback(services.stopped)
+        courier = Courier(store, sender, now=unix_time)
+        for name, work in (("courier", courier.run(lambda: worker.id)), ("live", services.live.run())):
+            opened.push_async_callback(_end, asyncio.create_task(work, name=name))
+        try:
+            yield services
+        finally:
+            services.drain()
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The limits of the job service, from the settings."""
+    return Limits(
+        max_lines=settings.max_lines,
+        max_file_bytes=settings.max_file_size,
+        max_line_bytes=settings.max_line_size,
+        upload_stall=settings.upload_timeout,
+        max_prompts=settings.max_prompts,
+    )
+
+
+async def _require_key(settings: Settings, keys: ApiKeys) -> None:
+    if not is_loopback(settings.host) and not await keys.required():
+        raise InputError(
+            f"--host {settings.host}: others than this machine could reach the service, and there is no API key yet; "
+            "make one with: batchwright keys create NAME"
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    done = await asyncio.gather(task, return_exceptions=True)
+    for error in done:
+        if isinstance(error, Exception):
+            logger.error("task_failed", task=task.get_name(), exc_info=error)

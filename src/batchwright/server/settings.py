@@ -1,0 +1,221 @@
+"""Settings of the service: this model is what the flags, the environment, the TOML file and docs/settings.md come from.
+
+A flag goes before the environment, the environment before the file, the file before the default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
+
+from platformdirs import user_data_path
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+
+ENV_PREFIX = "BATCHWRIGHT_"
+DEFAULT_EMBEDDING_MODEL = next(name for name, model in BUILTIN.items() if model.kind is Kind.EMBED)
+
+LogFormat = Literal["auto", "console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _no_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def _split(value: object) -> object:
+    """The environment and a flag give a list as text, with commas."""
+    return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
+
+Text = Annotated[str, AfterValidator(_no_blank)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
+Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[ByteSize, Field(ge=1)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
+    """A field with its place on the page of settings."""
+    return Field(default, description=told, json_schema_extra={"group": group}, **more)
+
+
+def default_data() -> Path:
+    """The platform's folder for data of this user's programs."""
+    return user_data_path("batchwright", appauthor=False)
+
+
+class Settings(BaseSettings):
+    """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False)
+
+    host: Text = _setting(
+        "Address",
+        "127.0.0.1",
+        "Address to listen on. One that is not loopback needs an API key in the store first: batchwright keys create",
+    )
+    port: int = _setting("Address", 8000, "Port to listen on; 0: any that is free.", ge=0, le=65_535)
+
+    model: Text = _setting(
+        "Model", DEFAULT_MODEL, "Generates: a built-in name, a local folder, a GGUF file or a hub id."
+    )
+    embedding_model: str = _setting(
+        "Model", DEFAULT_EMBEDDING_MODEL, "Answers /v1/embeddings, given likewise; an empty text: none."
+    )
+    backend: Text = _setting(
+        "Model",
+        "engine",
+        'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
+        "http://10.0.0.5:8000/v1",
+    )
+    backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
+    backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
+
+    dtype: Text = _setting("Engine", "auto", "auto, float32, bfloat16 or float16.")
+    device: Text = _setting("Engine", "auto", "auto, cpu, cuda or cuda:N.")
+    max_batch_tokens: Count | None = _setting(
+        "Engine", None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."
+    )
+    max_num_seqs: Count | None = _setting("Engine", None, "Most sequences in a step. Default: 256.")
+    max_model_len: Count | None = _setting(
+        "Engine", None, "Most tokens of a prompt and its answer together. Default: what the model was made for."
+    )
+    kv_memory: Text | None = _setting(
+        "Engine", None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
+    )
+    prefix_caching: bool = _setting("Engine", True, "Keep keys and values of shared beginnings.")
+
+    batch_share: Share = _setting(
+        "Two classes of traffic",
+        0.05,
+        "Share of the engine's tokens that batch lines get at least, however many online requests there are.",
+    )
+    ttft_ms: Milliseconds | None = _setting(
+        "Two classes of traffic", None, "Goal for an online request's first token, in milliseconds. Default: none."
+    )
+    tpot_ms: Milliseconds | None = _setting(
+        "Two classes of traffic",
+        None,
+        "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
+        "a step carries. Default: none.",
+    )
+    max_online_requests: Count = _setting(
+        "Two classes of traffic",
+        1024,
+        "Most online requests waiting or running; more are answered with 429 and Retry-After.",
+    )
+    batch_concurrency: Count | None = _setting(
+        "Two classes of traffic", None, "Most batch lines under way at once. Default: what keeps the batches full."
+    )
+
+    data: Path = _setting(
+        "Storage",
+        None,
+        "Folder of files and of the SQLite database. Default: the folder for data of this user's programs.",
+        validate_default=True,
+    )
+    database: Text | None = _setting(
+        "Storage",
+        None,
+        "A SQLite file, or postgresql://user@host/name for several machines with one store. Default: batchwright.db in "
+        "the data folder.",
+    )
+
+    max_lines: Count = _setting("Limits", 50_000, "Most lines in an input file.")
+    max_file_size: Size = _setting("Limits", ByteSize(200_000_000), "Most bytes in an uploaded file, such as 200MB.")
+    max_line_size: Size = _setting("Limits", ByteSize(2**20), "Most bytes in a line of an input file, such as 1MiB.")
+    max_body_size: Size = _setting(
+        "Limits", ByteSize(16 * 2**20), "Most bytes in the body of any other request, such as 16MiB."
+    )
+    upload_timeout: Annotated[float, Field(gt=0.0, le=86_400.0)] = _setting(
+        "Limits", 60.0, "Seconds for which an upload may bring nothing before it is given up."
+    )
+    max_prompts: Count = _setting("Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async.")
+
+    webhook_allow: Names = _setting(
+        "Webhooks",
+        (),
+        "Hosts and networks that webhooks may go to although they are not global, with commas: hooks.internal, "
+        "10.1.0.0/16",
+    )
+
+    drain_grace: Seconds = _setting(
+        "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
+    )
+    log_format: LogFormat = _setting(
+        "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."
+    )
+    log_level: LogLevel = _setting("Operation", "info", "debug, info, warning or error.")
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_folder(cls, value: object) -> object:
+        return default_data() if value is None else value
+
+    @field_validator("data", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("backend")
+    @classmethod
+    def _engine_or_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value != "engine" and not (parts.scheme in ("http", "https") and parts.hostname):
+            raise ValueError('must be "engine" or an http:// or https:// address')
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what it is given: `load_settings` reads the sources, so that tests depend on no environment."""
+        return (init_settings,)
+
+
+def group_of(field: FieldInfo) -> str:
+    """The heading under which a setting stands in the help and on the page of settings."""
+    extra = field.json_schema_extra
+    return str(extra["group"]) if isinstance(extra, dict) else ""
+
+
+def type_name(field: FieldInfo) -> str:
+    """What kind of value a setting takes, in a word: "text", "number", "size", ..."""
+    kind = field.annotation
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    first = next(each for each in kinds if each is not type(None))
+    while get_origin(first) is Annotated:
+        first = get_args(first)[0]
+    if get_origin(first) is Literal:
+        return "|".join(map(str, get_args(first)))
+    if get_origin(first) is tuple:
+        return "list"
+    names = {bool: "true|false", int: "number", float: "number", ByteSize: "size", Path: "folder", SecretStr: "secret"}
+    return names.get(first, "text") if isinstance(first, type) else "text"
+
+
+def shown_default(field: FieldInfo) -> str:
+    """The default as one would write it; empty where there is none, or the description tells it."""
+    value = field.default
+    if value is None or value in ("", ()):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, ByteSize):
+        return value.human_readable(decimal=value % 1000 == 0).replace(".0", "")
+    return f"{value:g}" if isinstance(value, float) else str(value)

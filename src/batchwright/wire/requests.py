@@ -1,0 +1,254 @@
+"""Bodies of OpenAI requests, read: what is to be computed, how, and how soon.
+
+What a body leaves out has OpenAI's own default: temperature 1; in a chat as many tokens as the context still holds, in
+a completion 16. A value that is null is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast
+
+from batchwright.errors import InvalidRequest
+from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.fields import (
+    check_embedding_names,
+    check_names,
+    deadline_seconds,
+    priority_of,
+    sampling_overrides,
+)
+from batchwright.wire.shown import shown
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETION_URL = "/v1/completions"
+EMBEDDINGS_URL = "/v1/embeddings"
+
+MAX_INPUTS = 2048
+"""Most texts in one body for embeddings, and most completions that one body may ask for: OpenAI's limit."""
+
+EncodingFormat: TypeAlias = Literal["float", "base64"]
+
+_TO_THE_END = 2**31 - 1
+_CHAT_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=_TO_THE_END)
+_COMPLETION_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=16)
+_CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
+_COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationBody:
+    """A body for chats or completions."""
+
+    chat: bool
+    model: str | None
+    """None: it names none."""
+    prompts: tuple[Prompt, ...]
+    """One; of a completion also several, each of which gets its `n` choices."""
+    priority: int
+    deadline: float | None
+    """Seconds after which the answer is of no use."""
+    stream: bool
+    include_usage: bool
+    """Whether a stream ends with its token counts."""
+    _params: SamplingParams
+
+    @property
+    def n(self) -> int:
+        """Completions of each prompt."""
+        return self._params.n
+
+    def params(self, room: int) -> SamplingParams:
+        """How to choose the tokens. `room`: how many the context holds beside the prompt, for a body without a limit of
+        its own. Raises `InvalidRequest` when `min_tokens` are more.
+        """
+        if self._params.max_tokens != _TO_THE_END:
+            return self._params
+        return replace(self._params, max_tokens=max(1, room))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsBody:
+    """A body for embeddings."""
+
+    model: str | None
+    inputs: tuple[str | list[int], ...]
+    """Texts, or token ids, which are used as they are. At least one."""
+    encoding_format: EncodingFormat
+    dimensions: int | None
+    priority: int
+    deadline: float | None
+
+
+def read_generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
+    """Read a body for `/v1/chat/completions`, or without `chat` for `/v1/completions`.
+
+    Raises `InvalidRequest`, naming the field, and nothing else for whatever JSON holds.
+    """
+    try:
+        return _generation(body, chat=chat)
+    except InvalidRequest:
+        raise
+    except (ValueError, OverflowError, TypeError) as error:
+        raise out_of_range(error) from error
+
+
+def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
+    """Read a body for `/v1/embeddings`. Raises as `read_generation`."""
+    check_embedding_names(body)
+    if body.get("input") is None:
+        raise _missing("input")
+    encoding_format = body.get("encoding_format")
+    if encoding_format not in (None, "float", "base64"):
+        raise InvalidRequest(
+            f"encoding_format={shown(encoding_format)}: must be float or base64", param="encoding_format"
+        )
+    dimensions = body.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
+        raise InvalidRequest(f"dimensions={shown(dimensions)}: must be a whole number above 0", param="dimensions")
+    return EmbeddingsBody(
+        model=read_model(body),
+        inputs=_inputs(body["input"]),
+        encoding_format=encoding_format or "float",
+        dimensions=dimensions,
+        priority=priority_of(body),
+        deadline=deadline_seconds(body),
+    )
+
+
+def read_model(body: Mapping[str, Any]) -> str | None:
+    """The name of the model; None where the body names none. Raises `InvalidRequest`."""
+    model = body.get("model")
+    if model is None or (isinstance(model, str) and model):
+        return model
+    raise InvalidRequest(f"model={shown(model)}: must be the name of a model", param="model")
+
+
+def wants_stream(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is to come as a stream. Raises `InvalidRequest`."""
+    return _flag("stream", body.get("stream"))
+
+
+def read_params(body: Mapping[str, object], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
+    """`defaults` with the fields that `body` sets. Raises `InvalidRequest`."""
+    overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
+    return replace(defaults, **overrides) if overrides else defaults
+
+
+def read_prompts(prompt: object) -> tuple[Prompt, ...]:
+    """One prompt, or as many as are in a list of texts or of lists of token ids. Raises `InvalidRequest`."""
+    prompts = _texts_or_tokens(prompt)
+    if prompts is None:
+        raise InvalidRequest(
+            "prompt must be a text, a list of token ids, or a list of either that is not empty", param="prompt"
+        )
+    return prompts
+
+
+def read_messages(messages: object) -> list[Mapping[str, Any]]:
+    """Messages of a chat, each with its content as one text. Raises `InvalidRequest`."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
+
+
+def out_of_range(error: Exception) -> InvalidRequest:
+    """Of a value that passed every check by name and still cannot be converted: numbers of thousands of digits."""
+    return InvalidRequest(f"a value is out of range: {error}")
+
+
+def _generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
+    check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES, strict=True)
+    needed = "messages" if chat else "prompt"
+    if body.get(needed) is None:
+        raise _missing(needed)
+    params = read_params(body, _CHAT_DEFAULTS if chat else _COMPLETION_DEFAULTS, chat=chat)
+    prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
+    if len(prompts) * params.n > MAX_INPUTS:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n={params.n} are more than {MAX_INPUTS} completions: send several requests",
+            param="n" if chat else "prompt",
+        )
+    return GenerationBody(
+        chat=chat,
+        model=read_model(body),
+        prompts=prompts,
+        priority=priority_of(body),
+        deadline=deadline_seconds(body),
+        stream=wants_stream(body),
+        include_usage=_include_usage(body.get("stream_options")),
+        _params=params,
+    )
+
+
+def _missing(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is missing", param=name, code="missing_field")
+
+
+def _include_usage(options: object) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, Mapping):
+        raise InvalidRequest("stream_options must be an object", param="stream_options")
+    return _flag("stream_options.include_usage", options.get("include_usage"))
+
+
+def _flag(name: str, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise InvalidRequest(f"{name}={shown(value)}: must be true or false", param=name)
+
+
+def _inputs(value: object) -> tuple[str | list[int], ...]:
+    inputs = _texts_or_tokens(value)
+    if inputs is None:
+        raise InvalidRequest(
+            "input must be a text, a list of token ids, or a list of either that is not empty", param="input"
+        )
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequest(f"input has {len(inputs)} texts, the most is {MAX_INPUTS}: split it", param="input")
+    if "" in inputs:
+        raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
+    return inputs
+
+
+def _texts_or_tokens(value: object) -> tuple[str | list[int], ...] | None:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and value:
+        if _are_token_ids(value):
+            return (value,)
+        if all(isinstance(item, str) for item in value) or all(_are_token_ids(item) for item in value):
+            return tuple(value)
+    return None
+
+
+def _are_token_ids(value: object) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in value)
+
+
+def _message(where: str, message: object) -> Mapping[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidRequest(f"{where} must be an object with a role and content", param=where)
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    if isinstance(content, list):
+        return {**message, "content": "".join(_text_part(where, part) for part in content)}
+    if content is None and message.get("tool_calls"):
+        return {**message, "content": ""}
+    raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=where)
+
+
+def _text_part(where: str, part: object) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return cast("str", part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidRequest(
+        f"{where}.content has a part of type {kind!r}: only text is supported",
+        param=where,
+        code="unsupported_parameter",
+    )

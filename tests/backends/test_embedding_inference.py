@@ -1,0 +1,198 @@
+"""Embeddings by the real encoder, and several models behind one `Inference`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from openai.types import CreateEmbeddingResponse
+
+from batchwright import Encoder
+from batchwright.backends.embedding_inference import EmbeddingInference
+from batchwright.backends.inference import Call
+from batchwright.backends.routing import RoutedInference
+from batchwright.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineClosed,
+    InvalidRequest,
+    ModelNotFound,
+)
+from batchwright.request import Traffic
+
+URL = "/v1/embeddings"
+_T = TypeVar("_T")
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """A test that hangs is ended."""
+
+    async def bounded() -> _T:
+        async with asyncio.timeout(120):
+            return await main
+
+    return asyncio.run(bounded())
+
+
+def call(traffic: Traffic = "online", *, timeout: float | None = None, **body: Any) -> Call:
+    return Call(URL, body, "req_1", traffic, timeout)
+
+
+def vectors(body: dict[str, Any]) -> np.ndarray[Any, Any]:
+    return np.array([entry["embedding"] for entry in body["data"]], np.float32)
+
+
+def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> None:
+    asked = [text for text in texts if text]
+    ids = encoder.tokenizer.encode(asked[0])
+
+    async def main() -> list[dict[str, Any]]:
+        inference = EmbeddingInference(encoder, ["minilm"])
+        answers = [
+            await inference.answer(call(input=asked, model="minilm")),
+            await inference.answer(call("batch", input=asked[0], dimensions=encoder.dim)),
+            await inference.answer(call(input=ids, encoding_format="base64")),
+        ]
+        await inference.close()
+        return answers
+
+    several, one, coded = run(main())
+    parsed = CreateEmbeddingResponse.model_validate(several, strict=True)
+    assert parsed.usage.prompt_tokens == sum(len(encoder.tokenizer.encode(text)) for text in asked)
+    np.testing.assert_allclose(vectors(several), encoder.encode(asked), atol=1e-5)
+    np.testing.assert_allclose(vectors(one)[0], vectors(several)[0], atol=1e-5)
+    assert (one["model"], one["usage"]["total_tokens"]) == ("minilm", len(ids))
+    decoded = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(decoded, vectors(one)[0], atol=1e-5)
+
+
+def test_requests_are_computed_together_and_online_ones_first(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[list[int]] = []
+    own = encoder.generate_batch
+
+    def generate_batch(prompts: list[Any]) -> list[Any]:
+        batches.append([len(prompt) for prompt in prompts])
+        return own(prompts)
+
+    monkeypatch.setattr(encoder, "generate_batch", generate_batch)
+    long, short = "sky " * 20, "sky"
+
+    async def main() -> None:
+        inference = EmbeddingInference(encoder)
+        await inference.answer(call(input="warm"))
+        batches.clear()
+        lines = [asyncio.ensure_future(inference.answer(call("batch", input=long))) for _ in range(100)]
+        online = asyncio.ensure_future(inference.answer(call(input=[short] * 3)))
+        await online
+        assert sum(map(len, batches)) < 103, "it waited for all lines of the batch"
+        assert inference.wants == 256 - sum(not line.done() for line in lines)
+        await asyncio.gather(*lines)
+        assert inference.wants == 256
+        await inference.close()
+
+    run(main())
+    assert max(map(len, batches)) > 1
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({"input": "a", "dimensions": 5}, InvalidRequest, "dimensions"),
+        ({"input": "a", "priority": 10**18}, InvalidRequest, "priority"),
+        ({"input": ["a", "sky " * 400]}, ContextLengthExceeded, "input"),
+        ({"input": [[1], [10**6]]}, InvalidRequest, "input"),
+        ({"input": "\ud800"}, InvalidRequest, "input"),
+    ],
+)
+def test_what_can_never_be_computed(
+    encoder: Encoder, body: dict[str, Any], kind: type[InvalidRequest], param: str
+) -> None:
+    async def main() -> None:
+        inference = EmbeddingInference(encoder)
+        with pytest.raises(kind) as caught:
+            await inference.answer(call(**body))
+        assert type(caught.value) is kind
+        assert caught.value.param == param
+        await inference.close()
+
+    run(main())
+
+
+def test_what_else_is_refused(encoder: Encoder) -> None:
+    async def main() -> None:
+        inference = EmbeddingInference(encoder, ["minilm"])
+        with pytest.raises(ModelNotFound):
+            await inference.answer(call(input="a", model="other"))
+        with pytest.raises(DeadlineExceeded):
+            await inference.answer(call(input="a", timeout=0.0))
+        with pytest.raises(InvalidRequest, match="stream"):
+            inference.stream(call(input="a"))
+        await inference.close()
+        with pytest.raises(EngineClosed):
+            await inference.answer(call(input="a"))
+
+    run(main())
+
+
+class Echo:
+    """A route that says which it is."""
+
+    def __init__(self, name: str, endpoints: Sequence[str], models: Sequence[str], room: int) -> None:
+        self.name, self.endpoints, self.models, self.room = name, endpoints, models, room
+        self.closed = False
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.room)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        return {"route": self.name}
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        yield {"route": self.name}
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_calls_go_where_their_endpoint_and_model_are() -> None:
+    chat, small, embed = (
+        Echo("chat", ["/v1/chat/completions"], ["big", "both"], 5),
+        Echo("small", ["/v1/chat/completions"], ["small"], -3),
+        Echo("embed", [URL], ["minilm", "both"], 4),
+    )
+    routed = RoutedInference([chat, small, embed])
+
+    async def route(endpoint: str, **body: Any) -> str:
+        asked = Call(endpoint, body, "r")
+        (chunk,) = [chunk async for chunk in routed.stream(asked)]
+        assert chunk == await routed.answer(asked)
+        return str(chunk["route"])
+
+    async def main() -> None:
+        assert await route("/v1/chat/completions") == "chat"
+        assert await route("/v1/chat/completions", model="small") == "small"
+        assert await route("/v1/chat/completions", model="both") == "chat"
+        assert await route(URL, model="both") == "embed"
+        with pytest.raises(ModelNotFound, match="choose from big, both, small"):
+            await route("/v1/chat/completions", model="huge")
+        with pytest.raises(InvalidRequest, match="does not serve /v1/chat/completions") as caught:
+            await route("/v1/chat/completions", model="minilm")
+        assert caught.value.param == "model"
+        with pytest.raises(InvalidRequest, match="no model for /v1/completions"):
+            await route("/v1/completions")
+        assert routed.models == ["big", "both", "small", "minilm"]
+        assert routed.wants == 6
+        chat.room = -20
+        assert routed.wants == 0
+        await routed.close()
+        assert chat.closed
+        assert embed.closed
+
+    run(main())

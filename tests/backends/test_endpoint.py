@@ -1,0 +1,497 @@
+"""Calls to an endpoint elsewhere, over real connections to one that fails in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from batchwright.backends.calls import merged
+from batchwright.backends.concurrency import AimdLimit, Gate
+from batchwright.backends.endpoint import EndpointInference, pause_before_retry
+from batchwright.backends.inference import Call
+from batchwright.errors import (
+    DeadlineExceeded,
+    EndpointError,
+    EngineClosed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
+from batchwright.request import Traffic
+from batchwright.wire.errors import error_body, retry_after, status_of
+
+from .scripted import CHAT, Reply, Request, ScriptedServer, events, refusal
+
+KEY = "sk-secret-key-123"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def call(
+    traffic: Traffic = "online", *, endpoint: str = "/v1/chat/completions", timeout: float | None = None, **body: Any
+) -> Call:
+    return Call(endpoint, BODY | body, "req_1", traffic, timeout)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was waited between tries, which takes no time here."""
+    waited: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr("stamina._core._smart_sleep", wait)
+    return waited
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Real connections need real time; a test that hangs is ended."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(bounded())
+
+
+def test_a_call_is_handed_on_without_our_own_fields() -> None:
+    async def main() -> None:
+        async with ScriptedServer() as server:
+            endpoint = EndpointInference(server.url, KEY, {"m": "theirs"})
+            answer = await endpoint.answer(call(priority=1, deadline_ms=5000, temperature=0.5))
+            assert answer == CHAT | {"model": "m"}
+            assert ChatCompletion.model_construct(**answer).model == "m"
+            (request,) = server.requests
+            assert request.path == "/v1/chat/completions"
+            assert request.headers["authorization"] == f"bearer {KEY}"
+            assert request.body == BODY | {"model": "theirs", "temperature": 0.5}
+            assert endpoint.models == ("m",)
+            with pytest.raises(ModelNotFound, match="choose from m"):
+                await endpoint.answer(call(model="other"))
+            with pytest.raises(InvalidRequest, match="deadline_ms"):
+                await endpoint.answer(call(deadline_ms="soon"))
+            with pytest.raises(InvalidRequest, match="form as JSON"):
+                await endpoint.answer(call(user="\ud800"))
+            await endpoint.close()
+            with pytest.raises(EngineClosed):
+                await endpoint.answer(call())
+
+    run(main())
+
+
+def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
+    async def main() -> None:
+        listed = Reply(content=b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {}, 5]}')
+        async with ScriptedServer(Reply(), listed) as server:
+            endpoint = EndpointInference(server.url)
+            assert (await endpoint.answer(call(model="anything")))["model"] == "theirs"
+            assert server.requests[0].body["model"] == "anything"
+            assert "authorization" not in server.requests[0].headers
+            await endpoint.discover()
+            assert endpoint.models == ("a", "b")
+            await endpoint.answer(call(model=None))
+            assert server.requests[-1].body["model"] == "a"
+            await endpoint.close()
+        async with ScriptedServer(Reply(content=b'{"data": []}')) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(EndpointError, match="lists no models"):
+                await endpoint.discover()
+            await endpoint.close()
+
+    run(main())
+
+
+def test_what_passes_is_tried_again(pauses: list[float]) -> None:
+    short = Reply(headers={"content-length": "9999"}, cut=True)
+    script = [None, short, *(refusal(status) for status in (408, 409, 429, 500, 502, 503, 504)), Reply()]
+
+    async def main() -> None:
+        async with ScriptedServer(*script) as server:
+            endpoint = EndpointInference(server.url)
+            assert await endpoint.answer(call("batch")) == CHAT
+            assert len(server.requests) == len(script)
+            await endpoint.close()
+
+    run(main())
+    assert len(pauses) == len(script) - 1
+    assert pauses[0] >= 1.0
+    assert max(pauses) <= 60.0
+    assert pauses[-1] > pauses[0]
+
+
+def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(*[refusal(500, "on fire")] * 9) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(EndpointError, match="on fire") as caught:
+                await endpoint.answer(call())
+            assert caught.value.status == 500
+            assert status_of(caught.value) == 502
+            assert len(server.requests) == 3
+            await endpoint.close()
+
+    run(main())
+    assert sum(pauses) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "says"),
+    [
+        (refusal(400, "too long", code="context_length_exceeded"), 400, "too long"),
+        (refusal(404, "no such model"), 404, "no such model"),
+        (refusal(422, "what?"), 422, "what?"),
+        (refusal(429, "pay first", code="insufficient_quota"), 429, "pay first"),
+        (Reply(401, b'{"error": {"message": "Incorrect API key provided: sk-s...123"}}'), 401, "accept the API key"),
+        (Reply(400, b'{"detail": "bad thing"}'), 400, "bad thing"),
+        (Reply(400, b'{"object": "error", "message": "old form"}'), 400, "old form"),
+        (Reply(400, b'{"error": "plain"}'), 400, "plain"),
+        (Reply(400, b"<html>no</html>"), 400, "<html>no</html>"),
+        (Reply(404, b""), 404, "answered 404"),
+        (Reply(302, b"", {"location": "http://127.0.0.1:1/"}), 302, "answered 302"),
+        (Reply(200, b"<html>login</html>"), None, "something else than a JSON object"),
+        (Reply(200, b'{"choices": [' * 2), None, "something else than a JSON object"),
+        (Reply(200, b"\xff\xfe"), None, "something else than a JSON object"),
+        (Reply(200, b"[]"), None, "something else than a JSON object"),
+        (Reply(200, b"{}"), None, "without a list of choices"),
+        (Reply(200, b'{"choices": 5}'), None, "without a list of choices"),
+    ],
+)
+def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
+    reply: Reply, status: int | None, says: str, pauses: list[float]
+) -> None:
+    async def main() -> None:
+        async with ScriptedServer(reply) as server:
+            endpoint = EndpointInference(server.url, KEY)
+            with pytest.raises(EndpointError) as caught:
+                await endpoint.answer(call("batch"))
+            assert caught.value.status == status
+            assert says in str(caught.value)
+            assert server.url in str(caught.value)
+            assert error_body(caught.value)["error"]["message"]
+            assert len(server.requests) == 1
+            await endpoint.close()
+
+    run(main())
+    assert not pauses
+
+
+def test_the_body_of_a_refusal_is_kept() -> None:
+    async def main() -> None:
+        async with ScriptedServer(refusal(400, "too long", code="context_length_exceeded")) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(EndpointError) as caught:
+                await endpoint.answer(call())
+            told = error_body(caught.value)["error"]
+            assert told == {"message": "too long", "type": "t", "param": None, "code": "context_length_exceeded"}
+            await endpoint.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ({"retry_after": "7"}, 7.0),
+        ({"retry_after": "0.5"}, 0.5),
+        ({"retry_after_ms": "250", "retry_after": "9"}, 0.25),
+        ({"retry_after": "100000"}, 600.0),
+        ({"retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+    ],
+)
+def test_batch_lines_wait_as_long_as_they_are_told(header: dict[str, str], seconds: float, pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(refusal(429, **header)) as server:
+            endpoint = EndpointInference(server.url)
+            await endpoint.answer(call("batch"))
+            await endpoint.close()
+
+    run(main())
+    assert pauses == [seconds]
+
+
+def test_a_retry_after_that_makes_no_sense_is_ignored(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(refusal(429, retry_after="soon"), refusal(503, retry_after="-5")) as server:
+            endpoint = EndpointInference(server.url)
+            await endpoint.answer(call("batch"))
+            await endpoint.close()
+
+    run(main())
+    assert 1.0 <= pauses[0] <= 2.0
+
+
+def test_online_callers_are_told_of_a_long_wait_instead(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(refusal(429, "slow down", retry_after="30")) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(EndpointError) as caught:
+                await endpoint.answer(call())
+            assert (status_of(caught.value), retry_after(caught.value)) == (429, 30)
+            await endpoint.close()
+
+    run(main())
+    assert not pauses
+
+
+def test_what_is_tried_again() -> None:
+    assert pause_before_retry(ValueError(), "batch", 60) is False
+    assert pause_before_retry(EndpointError("x"), "batch", 60) is False
+    assert pause_before_retry(EndpointError("x", status=429, retry_after=1), "online", 2) == 1
+
+
+def test_nobody_listens(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer() as server:
+            url = server.url
+        endpoint = EndpointInference(url)
+        with pytest.raises(EndpointError, match="gave no answer") as caught:
+            await endpoint.answer(call())
+        assert caught.value.status is None
+        await endpoint.close()
+
+    run(main())
+    assert len(pauses) == 2
+
+
+def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
+    leaks = [
+        refusal(400, f"you sent {KEY}"),
+        Reply(400, f"<p>{KEY}</p>".encode()),
+        Reply(200, f"no JSON: {KEY}".encode()),
+        *[refusal(500, f"you sent {KEY}")] * 3,
+        events({"error": {"message": KEY}}),
+    ]
+
+    async def main() -> None:
+        async with ScriptedServer(*leaks) as server:
+            endpoint = EndpointInference(server.url, KEY)
+            for _ in range(4):
+                with pytest.raises(EndpointError) as caught:
+                    await endpoint.answer(call())
+                assert KEY not in str(caught.value) + repr(caught.value) + str(error_body(caught.value))
+            with pytest.raises(EndpointError) as caught:
+                _ = [chunk async for chunk in endpoint.stream(call())]
+            assert KEY not in str(caught.value) + str(error_body(caught.value))
+            assert KEY not in repr(endpoint)
+            await endpoint.close()
+
+    caplog.set_level(logging.DEBUG)
+    run(main())
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["host/v1", "ftp://host/v1", "http://", "https://me:pass@host/v1"])
+def test_urls_that_are_none(url: str) -> None:
+    with pytest.raises(ValueError, match="base_url") as caught:
+        EndpointInference(url)
+    assert "pass@" not in str(caught.value)
+
+
+def chunk(text: str) -> dict[str, Any]:
+    return {"id": "x", "model": "theirs", "choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+def test_streams_pass_through(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(None, refusal(503), events(chunk("a\u2028b"), chunk("c"))) as server:
+            endpoint = EndpointInference(server.url, None, {"m": "theirs"})
+            chunks = [chunk async for chunk in endpoint.stream(call(stream_options={"include_usage": True}))]
+            assert chunks == [chunk("a\u2028b") | {"model": "m"}, chunk("c") | {"model": "m"}]
+            assert server.requests[-1].body["stream"] is True
+            assert server.requests[-1].body["stream_options"] == {"include_usage": True}
+            assert endpoint._held.total == endpoint._gate.inside == 0
+            await endpoint.close()
+
+    run(main())
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "chunks", "says"),
+    [
+        (refusal(400, "no"), 0, "no"),
+        (events(chunk("a"), done=False), 1, "before it was done"),
+        (events(chunk("a"), done=False, cut=True), 1, "gave no answer"),
+        (events(chunk("a"), {"error": {"message": "broke"}}), 1, "broke its stream off: broke"),
+        (events(chunk("a"), 5), 1, "something else"),
+        (events(), 0, "without a chunk"),
+    ],
+)
+def test_streams_that_break(reply: Reply, chunks: int, says: str) -> None:
+    async def main() -> None:
+        async with ScriptedServer(reply) as server:
+            endpoint = EndpointInference(server.url)
+            stream = endpoint.stream(call())
+            for _ in range(chunks):
+                assert await anext(stream) == chunk("a")
+            with pytest.raises(EndpointError, match=says):
+                await anext(stream)
+            assert endpoint._gate.inside == 0
+            await endpoint.close()
+
+    run(main())
+
+
+def test_leaving_a_stream_ends_it_at_the_endpoint_too() -> None:
+    async def main() -> None:
+        async with ScriptedServer(events(chunk("a"), done=False, hang=True)) as server:
+            endpoint = EndpointInference(server.url)
+            async with aclosing(cast("Any", endpoint.stream(call()))) as chunks:
+                assert await anext(chunks) == chunk("a")
+                assert endpoint._gate.inside == 1
+            assert endpoint._gate.inside == 0
+            await server.gone.wait()
+            await endpoint.close()
+
+    run(main())
+
+
+def test_a_deadline_ends_a_call_and_its_connection() -> None:
+    async def hang(_: Request) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main() -> None:
+        async with ScriptedServer(hang) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(DeadlineExceeded, match="before the endpoint answered"):
+                await endpoint.answer(call("batch", timeout=0.05))
+            with pytest.raises(DeadlineExceeded, match="before it was begun"):
+                await endpoint.answer(call("batch", timeout=0.0))
+            assert endpoint._held.total == endpoint._gate.inside == 0
+            await endpoint.close()
+        async with ScriptedServer(events(chunk("a"), done=False, hang=True)) as server:
+            endpoint = EndpointInference(server.url)
+            with pytest.raises(DeadlineExceeded):
+                _ = [each async for each in endpoint.stream(call(deadline_ms=50))]
+            assert endpoint._held.total == endpoint._gate.inside == 0
+            await endpoint.close()
+
+    run(main())
+
+
+def test_so_many_at_once_and_online_ones_first() -> None:
+    async def main() -> None:
+        opened = asyncio.Event()
+        reached = asyncio.Event()
+        order: list[Any] = []
+
+        async def wait(request: Request) -> Reply:
+            order.append(request.body["user"])
+            reached.set()
+            await opened.wait()
+            return Reply()
+
+        async with ScriptedServer(*[wait] * 6) as server:
+            endpoint = EndpointInference(server.url, max_concurrency=1, max_waiting=2)
+            assert endpoint.wants == 1
+            tasks = [asyncio.ensure_future(endpoint.answer(call("batch", user=f"b{index}"))) for index in range(3)]
+            await reached.wait()
+            tasks += [asyncio.ensure_future(endpoint.answer(call(user=f"o{index}"))) for index in range(2)]
+            await asyncio.sleep(0)
+            assert (endpoint.wants, endpoint.room) == (0, 1 - 5)
+            with pytest.raises(Overloaded):
+                await endpoint.answer(call(user="o2"))
+            tasks[2].cancel()
+            opened.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert order == ["b0", "o0", "o1", "b1"]
+            assert server.peak == 1
+            assert endpoint.wants == 1
+            await endpoint.close()
+
+    run(main())
+
+
+def test_an_overloaded_endpoint_gets_fewer_at_once(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer(*[refusal(429)] * 8) as server:
+            endpoint = EndpointInference(server.url, max_concurrency=8)
+            tasks = [asyncio.ensure_future(endpoint.answer(call("batch"))) for _ in range(8)]
+            await asyncio.gather(*tasks)
+            assert server.peak <= 8
+            assert endpoint._limit.round >= 1
+            assert endpoint._limit.value < 8
+            await endpoint.close()
+
+    run(main())
+
+
+def test_the_limit_is_halved_once_a_round_and_rises_by_one() -> None:
+    limit = AimdLimit(64)
+    for _ in range(10):
+        limit.overloaded(0)
+    assert (limit.value, limit.round) == (32, 1)
+    for _ in range(33):
+        limit.succeeded()
+    assert limit.value == 33
+    for began in range(1, 20):
+        limit.overloaded(began)
+    assert limit.value == 1
+    for _ in range(10_000):
+        limit.succeeded()
+    assert limit.value == 64
+    with pytest.raises(ValueError, match="max_concurrency=0"):
+        AimdLimit(0)
+
+
+def test_who_is_cancelled_at_the_gate_leaves_no_trace() -> None:
+    async def main() -> None:
+        gate = Gate(AimdLimit(1))
+        entered: list[str] = []
+
+        async def enter(name: str, leave: asyncio.Event) -> None:
+            async with gate.enter("online"):
+                entered.append(name)
+                await leave.wait()
+
+        leave = asyncio.Event()
+        first, second, third = (asyncio.ensure_future(enter(name, leave)) for name in "abc")
+        await asyncio.sleep(0)
+        second.cancel()
+        first.cancel()
+        leave.set()
+        await asyncio.gather(first, second, third, return_exceptions=True)
+        assert entered == ["a", "c"]
+        # Cancelled in the very moment in which it is let in.
+        async with gate.enter("batch"):
+            late = asyncio.ensure_future(enter("d", leave))
+            await asyncio.sleep(0)
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        assert (gate.inside, gate.waiting_online, entered) == (0, 0, ["a", "c"])
+
+    run(main())
+
+
+def test_merged_streams() -> None:
+    closed: list[int] = []
+
+    async def numbers(name: int, count: int, *, fails: bool = False) -> Any:
+        try:
+            for number in range(count):
+                await asyncio.sleep(0)
+                yield number
+            if fails:
+                raise InvalidRequest("no")
+        finally:
+            closed.append(name)
+
+    async def main() -> None:
+        several = [item async for item in merged([numbers(0, 2), numbers(1, 3)])]
+        assert sorted(several) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+        assert [item async for item in merged([numbers(2, 2)])] == [(0, 0), (0, 1)]
+        with pytest.raises(InvalidRequest):
+            _ = [item async for item in merged([numbers(3, 1, fails=True), numbers(4, 10**9)])]
+        async with aclosing(merged([numbers(5, 10**9), numbers(6, 10**9)])) as left:
+            await anext(left)
+        assert sorted(closed) == [0, 1, 2, 3, 4, 5, 6]
+
+    run(main())

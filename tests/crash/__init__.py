@@ -1,0 +1,1 @@
+"""The service under load is killed, again and again: nothing that was acknowledged may be lost."""

@@ -1,0 +1,150 @@
+"""Kill, start again, kill again: at random moments, and at each place that the code names."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+
+from tests.crash.load import Client, Load
+from tests.crash.outside import Outside
+from tests.crash.service import Service
+
+import batchwright
+
+_LONGEST_LIFE = 1.0
+"""Seconds from being ready to being killed at a random moment, at most."""
+_UNDER_LOAD = frozenset({
+    "add_file", "add_lines", "begin", "claim", "commit", "create_batch", "delete_file", "delivered", "finish",
+    "forget_files", "put_off", "register_worker", "reject", "request_cancel", "retry_batch", "set_paused",
+    "take_deliveries", "take_finishing", "take_validation",
+})  # fmt: skip
+"""Writes of the store that the load brings about again and again."""
+_PASSING = 4.0
+"""Seconds in which a place must be passed, or the kill is one at a random moment."""
+
+
+def crash_points() -> list[str]:
+    """Names of all places, as they stand in the source; each write of the store has one before and one after."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(batchwright.__file__).parent.rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    return sorted({name for call in calls for name in _names_in(call)})
+
+
+def _names_in(call: ast.Call) -> list[str]:
+    first = call.args[0]
+    match call.func:
+        case ast.Name("crash_point") if isinstance(first, ast.Constant):
+            return [str(first.value)]
+        case ast.Attribute(attr="write") if isinstance(first, ast.Attribute) and first.attr in _UNDER_LOAD:
+            return [f"store.{first.attr}.{moment}_commit" for moment in ("before", "after")]
+    return []
+
+
+@dataclass
+class Figures:
+    """What a campaign came to."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """By place; `any moment` for the others."""
+    batches: Counter[str] = field(default_factory=Counter)
+    """By final status."""
+    lines: int = 0
+    calls: int = 0
+    """Of the model: as many as lines, and those repeated."""
+    messages: int = 0
+    repeated_messages: int = 0
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{count} at {place}" for place, count in sorted(self.kills.items()))
+        batches = ", ".join(f"{count} {status}" for status, count in sorted(self.batches.items()))
+        return (
+            f"{self.kills.total()} kills: {kills}.\n"
+            f"{self.batches.total()} batches ({batches}), {self.lines} lines: each exactly once, all counts right.\n"
+            f"{self.calls} calls of the model; {self.messages} webhook messages, {self.repeated_messages} repeated."
+        )
+
+
+@dataclass
+class Campaign:
+    """Kills `service` under load, and checks that nothing is lost. Raises `AssertionError` when something is."""
+
+    service: Service
+    outside: Outside
+    seed: int
+    on_kill: Callable[[int], None] = lambda done: None
+
+    async def run(self, kills: int) -> Figures:
+        draw, figures = random.Random(self.seed), Figures()
+        places = cycle(draw.sample(points := crash_points(), len(points)))
+        async with under_load(self.service, self.outside, self.seed) as load:
+            for number, place in enumerate(islice(places, kills)):
+                by_name = number % 2 == 1
+                figures.kills[await (self._at(place, draw) if by_name else self._at_any_moment(draw))] += 1
+                self.on_kill(number + 1)
+            self.service.start()
+        return self._summed_up(figures, load)
+
+    async def _at_any_moment(self, draw: random.Random) -> str:
+        self.service.start()
+        await self.service.ready()
+        await asyncio.sleep(draw.uniform(0.0, _LONGEST_LIFE))
+        self.service.kill()
+        return "any moment"
+
+    async def _at(self, place: str, draw: random.Random) -> str:
+        self.service.start({"BATCHWRIGHT_CRASH_AT": f"{place}:{draw.choice((1, 1, 1, 2, 3))}"})
+        if not await self.service.ready() or await self.service.killed(_PASSING):
+            return place
+        self.service.kill()
+        return "any moment"
+
+    def _summed_up(self, figures: Figures, load: Load) -> Figures:
+        figures.batches.update(job.record["status"] for job in load.jobs)
+        figures.lines = sum(len(job.questions) for job in load.jobs)
+        figures.calls = self.outside.calls.total()
+        figures.messages = len(self.outside.events)
+        figures.repeated_messages = sum(len(told) > 1 for told in self.outside.events.values())
+        return figures
+
+
+@asynccontextmanager
+async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIterator[Load]:
+    """Customers at work while the block runs, which starts the service and leaves it running.
+
+    After it, everything that they asked for must come out right, and the service must end well: raises
+    `AssertionError` when not.
+    """
+    client = Client(service.url)
+    load = Load(client, seed)
+    customers = asyncio.create_task(load.run())
+    try:
+        yield load
+        load.finish()
+        await customers
+        await load.check_messages(outside)
+        await load.check(outside)
+        assert await service.stop() == 0, service.tail()
+        left = [path for path in (service.data / "files").rglob("*") if path.is_file() and path.suffix]
+        assert not left, f"temporary files were left behind: {left}"
+    finally:
+        customers.cancel()
+        await asyncio.gather(customers, return_exceptions=True)
+        await client.close()
+        service.kill()
+
+
+def start_service(folder: Path, database: str, outside: Outside, *extra: str) -> Service:
+    """A service that is not started yet, on a data folder of its own, whose ends are told to `outside`."""
+    data = folder / "data"
+    data.mkdir(parents=True)
+    there = f"http://127.0.0.1:{outside.port}"
+    service = Service(data, database, f"{there}/v1", ["--webhook-allow", "127.0.0.1", *extra])
+    service.command("webhooks", "create", f"{there}/hook", "--webhook-allow", "127.0.0.1")
+    return service

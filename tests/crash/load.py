@@ -1,0 +1,229 @@
+"""Work for the service, by clients that try again until they are answered; and whether all of it came out right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+import httpx
+from tests.crash.outside import FAILING, Outside, answer_to, usage_of
+
+_ENDED = ("completed", "failed", "cancelled", "expired")
+_PAUSE = 0.05
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    while not condition():  # noqa: ASYNC110  (another process changes it)
+        await asyncio.sleep(_PAUSE)
+
+
+Fate = Literal["left alone", "cancelled", "paused", "invalid", "retried"]
+
+
+@dataclass
+class Job:
+    """A batch that was asked for."""
+
+    questions: dict[str, str]
+    """By custom_id."""
+    fate: Fate
+    batch_id: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """Repeats each call until there is an answer: the server may be gone at any moment."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=30)
+
+    async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        while True:
+            try:
+                response = await self._http.request(method, path, **options)
+            except httpx.HTTPError:
+                await asyncio.sleep(_PAUSE)
+                continue
+            if response.status_code < 500:
+                return response
+            await asyncio.sleep(_PAUSE)
+
+    async def json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """Raises `AssertionError` for an answer that is an error."""
+        response = await self.call(method, path, **options)
+        assert response.status_code == 200, f"{method} {path}: {response.status_code} {response.text}"
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+class Load:
+    """Keeps a few batches going; `finish` waits for all of them."""
+
+    def __init__(self, client: Client, seed: int, together: int = 3) -> None:
+        self._client = client
+        self._random = random.Random(seed)
+        self._together = together
+        self._stopping = False
+        self.jobs: list[Job] = []
+        self.ended = 0
+
+    async def run(self) -> None:
+        """Until `finish`, or the first wrong answer."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._together):
+                group.create_task(self._customer())
+
+    async def more_ends(self, count: int) -> None:
+        """Wait until so many more batches have ended."""
+        goal = self.ended + count
+        await eventually(lambda: self.ended >= goal)
+
+    def finish(self) -> None:
+        """No new batches; `run` ends when those that there are have ended."""
+        self._stopping = True
+
+    async def _customer(self) -> None:
+        while not self._stopping:
+            job = self._new_job()
+            await self._submit(job)
+            self.jobs.append(job)
+            if job.fate == "cancelled":
+                await self._client.call("POST", f"/v1/batches/{job.batch_id}/cancel")
+            if job.fate == "paused":
+                await self._client.call("POST", f"/v1/batches/{job.batch_id}/pause")
+                await self._client.call("POST", f"/v1/batches/{job.batch_id}/resume")
+            await self._end(job)
+            if job.fate == "retried" and job.record["error_file_id"] is not None:
+                await self._retry(job)
+            else:
+                # Its input is not needed any more; a cancelled batch's is left, for the rest of its time.
+                await self._client.call("DELETE", f"/v1/files/{job.record['input_file_id']}")
+
+    async def _end(self, job: Job) -> None:
+        while job.record.get("status") not in _ENDED:
+            job.record = await self._client.json("GET", f"/v1/batches/{job.batch_id}")
+            await asyncio.sleep(_PAUSE)
+        self.ended += 1
+
+    async def _retry(self, job: Job) -> None:
+        """The lines that failed, again; they fail again."""
+        questions = {name: text for name, text in job.questions.items() if text.startswith(FAILING)}
+        headers = {"Idempotency-Key": self._new_key()}
+        record = await self._client.json("POST", f"/v1/batches/{job.batch_id}/retry", headers=headers)
+        again = Job(questions, "left alone", record["id"], record)
+        self.jobs.append(again)
+        await self._end(again)
+
+    def _new_key(self) -> str:
+        return uuid.UUID(int=self._random.getrandbits(128)).hex
+
+    def _new_job(self) -> Job:
+        mark = self._random.getrandbits(64)
+        questions = {
+            f"line {number}": f"{FAILING if self._random.random() < 0.1 else ''}{mark:016x} {number}"
+            for number in range(self._random.randint(1, 200))
+        }
+        (fate,) = self._random.choices(get_args(Fate), weights=(5, 1, 1, 1, 2))
+        return Job(questions, fate)
+
+    async def _submit(self, job: Job) -> None:
+        lines = "".join(
+            json.dumps(
+                {
+                    "custom_id": name,
+                    "method": "POST",
+                    "url": "/v1/embeddings" if job.fate == "invalid" else "/v1/chat/completions",
+                    "body": {"model": "oracle", "messages": [{"role": "user", "content": question}]},
+                }
+            )
+            + "\n"
+            for name, question in job.questions.items()
+        )
+        upload = {"file": ("questions.jsonl", lines.encode())}
+        file = await self._client.json("POST", "/v1/files", files=upload, data={"purpose": "batch"})
+        stored = await self._client.call("GET", f"/v1/files/{file['id']}/content")
+        assert stored.text == lines, "an upload that was acknowledged is not what was sent"
+        wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        headers = {"Idempotency-Key": self._new_key()}
+        job.record = await self._client.json("POST", "/v1/batches", json=wanted, headers=headers)
+        job.batch_id = job.record["id"]
+
+    async def check(self, outside: Outside) -> None:
+        """Every line exactly once, right, and counted. Raises `AssertionError`."""
+        assert len({job.batch_id for job in self.jobs}) == len(self.jobs), "two requests got one batch"
+        listed = await self._all_batches()
+        assert sorted(listed) == sorted(job.batch_id for job in self.jobs), (
+            "batches that nobody asked for, or lost ones"
+        )
+        for job in self.jobs:
+            await self._check_job(job)
+        asked = {question for job in self.jobs for question in job.questions.values()}
+        assert outside.calls.keys() <= asked, "the endpoint was asked what is in no input"
+
+    async def _all_batches(self) -> list[str]:
+        ids: list[str] = []
+        more = True
+        while more:
+            after = {"after": ids[-1]} if ids else {}
+            page = await self._client.json("GET", "/v1/batches", params={"limit": 100, **after})
+            ids += [batch["id"] for batch in page["data"]]
+            more = page["has_more"]
+        return ids
+
+    async def _check_job(self, job: Job) -> None:
+        record = job.record
+        if job.fate == "invalid":
+            assert record["status"] == "failed"
+            assert {problem["line"] for problem in record["errors"]["data"]} <= set(range(1, len(job.questions) + 1))
+            return
+        if record["status"] == "cancelled" and record["in_progress_at"] is None:
+            assert record["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+            assert record["output_file_id"] is None
+            assert record["error_file_id"] is None
+            return
+        outputs = await self._lines(record["output_file_id"])
+        errors = await self._lines(record["error_file_id"])
+        times = Counter(line["custom_id"] for line in outputs + errors)
+        assert times == Counter(job.questions.keys()), f"{job.batch_id}: lines lost or doubled"
+        for line in outputs:
+            question = job.questions[line["custom_id"]]
+            assert line["response"]["status_code"] == 200
+            assert line["response"]["body"]["choices"][0]["message"]["content"] == answer_to(question)
+        for line in errors:
+            if line["error"] is not None:
+                assert (record["status"], line["error"]["code"]) == ("cancelled", "batch_cancelled"), line
+            else:
+                assert line["response"]["status_code"] == 400, line
+                assert job.questions[line["custom_id"]].startswith(FAILING)
+        counts = {"total": len(job.questions), "completed": len(outputs), "failed": len(errors)}
+        assert record["request_counts"] == counts, f"{job.batch_id}: {record['request_counts']} is not {counts}"
+        spent = [usage_of(job.questions[line["custom_id"]]) for line in outputs]
+        assert record["usage"]["input_tokens"] == sum(usage["prompt_tokens"] for usage in spent)
+        assert record["usage"]["output_tokens"] == sum(usage["completion_tokens"] for usage in spent)
+
+    async def _lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        content = await self._client.call("GET", f"/v1/files/{file_id}/content")
+        assert content.status_code == 200, content.text
+        return [json.loads(line) for line in content.text.splitlines()]
+
+    async def check_messages(self, outside: Outside) -> None:
+        """Wait until each end was told; one id for each, however often it was sent."""
+        for job in self.jobs:
+            told = outside.events[job.batch_id]
+            await eventually(partial(bool, told))
+            assert len({ident for ident, _ in told}) == 1, f"{job.batch_id} was told under several ids"
+            assert all(body == told[0][1] for _, body in told), "a message changed from one try to the next"
+            assert told[0][1]["type"] == f"batch.{job.record['status']}"

@@ -1,0 +1,127 @@
+"""The service as a process that can be started, killed and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+_START = 60.0
+"""Seconds; on two busy cores an import may take long."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServiceDied(Exception):
+    """It ended before it was ready, and nobody had asked it to."""
+
+
+class Service:
+    """`batchwright serve` on a data folder. It keeps its port from one start to the next."""
+
+    def __init__(self, data: Path, database: str, backend: str, extra: Sequence[str] = ()) -> None:
+        self.data = data
+        self.store = ["--data", str(data), "--database", database]
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._backend = ["--backend", backend, "--model", "oracle"]
+        self._flags = [*self.store, *self._backend, "--port", str(self.port), *extra]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log = data.parent / "service.log"
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ServiceDied("it was never started")
+        return self._process.pid
+
+    def start(self, environment: Mapping[str, str] | None = None, before: Callable[[], None] | None = None) -> None:
+        """`before` runs in the new process, to set its limits."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_BATCHWRIGHT, "serve", *self._flags],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=before,
+                start_new_session=True,
+            )
+
+    async def ready(self) -> bool:
+        """Wait until it takes work. False: it was killed by a signal first, as a crash point does.
+
+        Raises `ServiceDied` when it ended in any other way, or takes too long.
+        """
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + _START
+        async with httpx.AsyncClient() as client:
+            while loop.time() < limit:
+                if not self.alive:
+                    return self._ended_by_kill()
+                try:
+                    if (await client.get(f"{self.url}/ready", timeout=5)).status_code == 200:
+                        return True
+                except httpx.HTTPError:
+                    pass
+                await asyncio.sleep(0.02)
+        raise ServiceDied(f"not ready after {_START} s:\n{self.tail()}")
+
+    def _ended_by_kill(self) -> bool:
+        if self._process is not None and self._process.returncode == -signal.SIGKILL:
+            return False
+        raise ServiceDied(f"it ended by itself:\n{self.tail()}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        return await asyncio.to_thread(self._process.wait, 60)
+
+    async def killed(self, within: float) -> bool:
+        """Whether it has died by SIGKILL of its own within so many seconds. Raises `ServiceDied` as `ready`."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + within
+        while loop.time() < limit:
+            if not self.alive:
+                return not self._ended_by_kill()
+            await asyncio.sleep(0.01)
+        return False
+
+    def worker(self, *flags: str) -> subprocess.Popen[bytes]:
+        """Another process on the same store that computes batches, without HTTP."""
+        with self.log.open("ab") as log:
+            command = [*_BATCHWRIGHT, "jobs", "work", *self.store, *self._backend, *flags]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def command(self, *words: str) -> str:
+        """What another command says on the same store. Raises `subprocess.CalledProcessError`."""
+        done = subprocess.run([*_BATCHWRIGHT, *words, *self.store], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+
+
+_BATCHWRIGHT = [sys.executable, "-m", "batchwright"]

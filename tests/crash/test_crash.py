@@ -1,0 +1,103 @@
+"""Twenty-five kills, and other ways in which a service loses its footing. The long form: `make crash-test`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.crash.campaign import Campaign, Figures, start_service, under_load
+from tests.crash.outside import Outside
+from tests.postgres import PostgresServer
+
+SEED = 20
+_TRIES = 400
+LEASE = 2.0
+"""Seconds; short, so that its end can be waited for."""
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+def test_killed_on_sqlite(tmp_path: Path) -> None:
+    figures = asyncio.run(_campaign(tmp_path, str(tmp_path / "batchwright.db"), kills=15))
+    assert figures.kills.total() == 15
+
+
+def test_killed_on_postgresql(tmp_path: Path, postgres: PostgresServer) -> None:
+    figures = asyncio.run(_campaign(tmp_path, postgres.new_database(), kills=10))
+    assert figures.kills.total() == 10
+
+
+async def _campaign(folder: Path, database: str, kills: int) -> Figures:
+    async with Outside() as outside:
+        return await Campaign(start_service(folder, database, outside), outside, SEED).run(kills)
+
+
+def test_postgresql_restarted_under_load(tmp_path: Path, postgres: PostgresServer) -> None:
+    async def scenario() -> None:
+        async with Outside() as outside:
+            service = start_service(tmp_path, postgres.new_database(), outside)
+            async with under_load(service, outside, SEED) as load:
+                service.start()
+                for _ in range(3):
+                    await load.more_ends(2)
+                    await asyncio.to_thread(postgres.restart)
+                await load.more_ends(2)
+                assert service.alive
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_worker_loses_its_lease_and_its_late_results(tmp_path: Path) -> None:
+    """The lines of one that is stopped for longer than its lease go to another; when it wakes, it commits none."""
+
+    async def scenario() -> None:
+        async with Outside() as outside:
+            lease = ("--lease", str(LEASE))
+            service = start_service(tmp_path, str(tmp_path / "batchwright.db"), outside, *lease)
+            async with under_load(service, outside, SEED) as load:
+                service.start()
+                await load.more_ends(1)
+                worker = service.worker(*lease)
+                os.kill(worker.pid, signal.SIGSTOP)
+                await load.more_ends(8)
+                await asyncio.sleep(1.5 * LEASE)
+                os.kill(worker.pid, signal.SIGCONT)
+                await load.more_ends(3)
+                worker.terminate()
+                assert await asyncio.to_thread(worker.wait, 60) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_is_answered_and_survived(tmp_path: Path) -> None:
+    """No file may grow; then it may again: the same process goes on, and what it acknowledged is there."""
+
+    async def scenario() -> None:
+        async with Outside() as outside:
+            service = start_service(tmp_path, str(tmp_path / "batchwright.db"), outside)
+            async with under_load(service, outside, SEED) as load:
+                service.start()
+                await load.more_ends(2)
+                _, hard = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (4096, hard))
+                async with httpx.AsyncClient(base_url=service.url) as client:
+                    for _ in range(_TRIES):
+                        if (answer := await client.get("/ready")).status_code != 200:
+                            break
+                        await asyncio.sleep(0.05)
+                assert answer.status_code == 503
+                resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (hard, hard))
+                await load.more_ends(3)
+                assert service.alive
+
+    asyncio.run(scenario())

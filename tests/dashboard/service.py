@@ -1,0 +1,51 @@
+"""The real service with a model of no weight, for the browser to talk to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.dashboard.serving import Serving
+from tests.server.fakes import StubInference
+
+from batchwright.server.app import create_app
+from batchwright.server.services import Services, open_services
+from batchwright.server.settings import Settings
+
+
+class Service(Serving):
+    """On SQLite in `folder`. `model` is used from this thread only through `call`."""
+
+    services: Services
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(self._opened)
+        self._folder = folder
+        self.model: StubInference
+
+    def call(self, act: Callable[[], Any]) -> Any:
+        """The result of `act`, called on the service's event loop; of a coroutine, what it gives."""
+
+        async def called() -> Any:
+            result = act()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(30)
+
+    def hold(self) -> None:
+        """Let no line of a batch be finished until `release`."""
+        self.call(self.model.gate.clear)
+
+    def release(self) -> None:
+        self.call(self.model.gate.set)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Any]:
+        self.model = StubInference()
+        settings = Settings(data=self._folder, port=0, drain_grace=0.0, log_level="error")
+        async with open_services(settings, inference=self.model) as services:
+            self.services = services
+            yield create_app(services)

@@ -1,0 +1,108 @@
+"""The service in this process: real store, worker and files, a stub model, HTTP without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from batchwright.jobs.service.worker import WorkerOptions
+from batchwright.jobs.store import open_store
+from batchwright.server.app import create_app
+from batchwright.server.services import Services, limits_of, open_services
+from batchwright.server.settings import Settings
+from tests.server.fakes import StubInference
+
+URL = "http://127.0.0.1:8000"
+_POLL = 0.01
+
+
+class Wall:
+    """The time of day, which a test may move forward."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self._ahead
+
+    def forward(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+@dataclass
+class Service:
+    """A service that is running, and ways to talk to it."""
+
+    app: FastAPI
+    services: Services
+    stub: StubInference
+    http: httpx.AsyncClient
+    client: openai.AsyncOpenAI
+    wall: Wall
+
+    def as_tenant(self, key: str | None) -> httpx.AsyncClient:
+        """A client with another key, or none."""
+        return _http(self.app, {} if key is None else {"authorization": f"Bearer {key}"})
+
+    async def key(self, tenant: str, name: str = "test") -> str:
+        """A new key."""
+        return (await self.services.keys.create(name, tenant))[1]
+
+    async def until(self, reached: Callable[[], Awaitable[bool]]) -> None:
+        """Look again and again; the test as a whole has a limit of time."""
+        while not await reached():
+            await asyncio.sleep(_POLL)
+
+    async def ended(self, batch_id: str) -> openai.types.Batch:
+        """The batch, once it has a final status."""
+        batch = await self.client.batches.retrieve(batch_id)
+        while batch.status not in ("completed", "failed", "expired", "cancelled"):
+            await asyncio.sleep(_POLL)
+            batch = await self.client.batches.retrieve(batch_id)
+        return batch
+
+
+def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL, headers=headers or {}, timeout=30)
+
+
+@asynccontextmanager
+async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
+    """A service on `folder`, with a worker that looks often."""
+    stub, wall = StubInference(), Wall()
+    chosen = Settings(**{"data": folder, "drain_grace": 5.0, **settings})
+    options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
+    folder.mkdir(parents=True, exist_ok=True)
+    store = open_store(folder / "batchwright.db", now=wall)
+    async with open_services(chosen, store=store, inference=stub, options=options, unix_time=wall) as services:
+        app = create_app(services)
+        async with _http(app) as http:
+            client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", http_client=http, max_retries=0)
+            yield Service(app, services, stub, http, client, wall)
+
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    """Run a coroutine function with a service of its own; keyword arguments are settings."""
+
+    def run(main: Callable[[Service], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        async def whole() -> None:
+            async with asyncio.timeout(30), running(tmp_path / "data", **settings) as service:
+                await main(service)
+
+        asyncio.run(whole())
+
+    return run

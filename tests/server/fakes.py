@@ -1,0 +1,145 @@
+"""A deterministic `Inference` that can be told to wait, to fail, and what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from batchwright.backends.inference import Call
+from batchwright.errors import BatchwrightError, GenerationError, ModelNotFound
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, read_embeddings, read_generation
+
+MODEL = "stub"
+
+
+class StubInference:
+    """Answers a prompt with its own words in capitals, at most `max_tokens` of them; a word is a token.
+
+    A prompt that begins with "fail" fails; one that begins with "wait" waits for `go`. Closing `gate` holds lines of
+    batches back, and opening it lets them through.
+    """
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.calls: list[Call] = []
+        self.cancelled = 0
+        self.waiting = 0
+        self.closed = False
+        self.raises: BatchwrightError | None = None
+
+    @property
+    def models(self) -> Sequence[str]:
+        return (MODEL, "org/other")
+
+    @property
+    def wants(self) -> int:
+        return 64
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        self.calls.append(call)
+        if call.endpoint == EMBEDDINGS_URL:
+            return self._embeddings(call)
+        chat, model, prompts, most = self._read(call)
+        texts = [await self._computed(call, prompt, most) for prompt in prompts]
+        choices = [
+            {"index": index, "finish_reason": "stop"}
+            | ({"message": {"role": "assistant", "content": text}} if chat else {"text": text})
+            for index, text in enumerate(texts)
+        ]
+        return self._head(call, chat, model) | {"choices": choices, "usage": _usage(prompts, texts)}
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        self.calls.append(call)
+        chat, model, prompts, most = self._read(call)
+        head = self._head(call, chat, model)
+        head["object"] = "chat.completion.chunk" if chat else "text_completion"
+        text = await self._computed(call, prompts[0], most)
+        for word in text.split():
+            part = {"delta": {"content": word + " "}} if chat else {"text": word + " "}
+            yield head | {"choices": [{"index": 0, "finish_reason": None, **part}], "usage": None}
+            if word == "PAUSE":
+                await self._wait()
+            if word == "BREAK":
+                raise GenerationError("the stub broke")
+        last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        yield head | {"choices": [{"index": 0, "finish_reason": "stop", **last}], "usage": None}
+        if (call.body.get("stream_options") or {}).get("include_usage"):
+            yield head | {"choices": [], "usage": _usage(prompts, [text])}
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _read(self, call: Call) -> tuple[bool, str, list[str], int]:
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        if body.model not in (None, *self.models):
+            raise ModelNotFound(f"model={body.model!r} is not served here: choose from {', '.join(self.models)}")
+        prompts = [_text(prompt) for prompt in body.prompts]
+        return body.chat, body.model or MODEL, prompts, body.params(1000).max_tokens
+
+    async def _computed(self, call: Call, prompt: str, most: int) -> str:
+        if self.raises is not None:
+            raise self.raises
+        try:
+            if call.traffic == "batch":
+                await self.gate.wait()
+            if prompt.startswith("wait"):
+                await self._wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if prompt.startswith("fail"):
+            raise GenerationError("the stub was asked to fail")
+        return " ".join(prompt.upper().split()[:most])
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            await self.go.wait()
+        finally:
+            self.waiting -= 1
+
+    def _head(self, call: Call, chat: bool, model: str) -> dict[str, Any]:
+        return {
+            "id": f"stub-{call.request_id}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": 1_700_000_000,
+            "model": model,
+        }
+
+    def _embeddings(self, call: Call) -> dict[str, Any]:
+        body = read_embeddings(call.body)
+        vectors = [[float(len(each)), 1.0] for each in body.inputs]
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": vector
+                if body.encoding_format == "float"
+                else base64.b64encode(struct.pack("<2f", *vector)).decode(),
+            }
+            for index, vector in enumerate(vectors)
+        ]
+        tokens = sum(map(len, body.inputs))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": body.model or MODEL, "usage": usage}
+
+
+def _text(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return " ".join(str(item["content"]) if isinstance(item, dict) else str(item) for item in prompt)
+
+
+def _usage(prompts: list[str], texts: list[str]) -> dict[str, int]:
+    prompt_tokens = sum(len(prompt.split()) for prompt in prompts)
+    completion_tokens = sum(len(text.split()) for text in texts)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

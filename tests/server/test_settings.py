@@ -1,0 +1,120 @@
+"""Settings: four sources and their order, what is refused and how it is told, the page and the flags."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchwright.errors import InputError
+from batchwright.server.settings import Settings
+from batchwright.server.settings_page import page
+from batchwright.server.sources import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [each for each in os.environ if each.startswith("BATCHWRIGHT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "settings.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path, "port = 1001\nmax_lines = 1002\nmodel = 'in-file'")
+    monkeypatch.setenv("BATCHWRIGHT_PORT", "2001")
+    monkeypatch.setenv("BATCHWRIGHT_MAX_LINES", "2002")
+    settings = load_settings({"port": "3001", "model": None}, config=path)
+    assert (settings.port, settings.max_lines, settings.model) == (3001, 2002, "in-file")
+    assert settings.max_file_size == 200_000_000
+    assert settings.data == tmp_path / "share" / "batchwright"
+
+
+def test_the_file_is_found_by_variable_and_in_the_folder_for_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "config" / "batchwright"
+    folder.mkdir(parents=True)
+    (folder / "batchwright.toml").write_text("port = 1")
+    assert load_settings().port == 1
+    monkeypatch.setenv("BATCHWRIGHT_CONFIG", str(_file(tmp_path, "port = 2")))
+    assert load_settings().port == 2
+
+
+def test_lists_and_sizes_have_a_form_in_each_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _file(tmp_path, 'webhook_allow = ["a.internal", "10.0.0.0/8"]\nmax_line_size = "2MiB"')
+    settings = load_settings(config=path)
+    assert settings.webhook_allow == ("a.internal", "10.0.0.0/8")
+    assert settings.max_line_size == 2 * 2**20
+    monkeypatch.setenv("BATCHWRIGHT_WEBHOOK_ALLOW", "b.internal, 10.1.0.0/16")
+    assert load_settings(config=path).webhook_allow == ("b.internal", "10.1.0.0/16")
+    assert load_settings({"webhook_allow": "c"}, config=path).webhook_allow == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_line = 3", "there is no setting 'max_line'; did you mean max_lines?"),
+        ("max-lines = 3", "there is no setting 'max-lines'; did you mean max_lines?"),
+        ("zzz = 3", "there is no setting 'zzz'; the names are: host, port"),
+        ("port = ", "Invalid value"),
+        ("port = 70000", "port=70000: Input should be less than or equal to 65535"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_told_by_name(tmp_path: Path, text: str, told: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_settings(config=path)
+    assert str(path) in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        load_settings(config=tmp_path / "none.toml")
+
+
+def test_an_error_names_the_flag_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"--max-lines='few': Input should be a valid integer"):
+        load_settings({"max_lines": "few"})
+    monkeypatch.setenv("BATCHWRIGHT_BACKEND", "nowhere")
+    with pytest.raises(InputError, match=r"BATCHWRIGHT_BACKEND='nowhere': must be \"engine\" or an http"):
+        load_settings()
+
+
+def test_secrets_are_not_in_errors_nor_in_what_is_printed() -> None:
+    with pytest.raises(InputError) as caught:
+        load_settings({"database": " ", "host": " "})
+    assert "--database: must not be empty" in str(caught.value)
+    assert "s3cret" not in repr(Settings(backend_api_key="s3cret"))  # type: ignore[arg-type]
+
+
+def test_the_page_is_current() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == page(), (
+        "run: python -m batchwright.server.settings_page > docs/settings.md"
+    )
+
+
+def test_every_setting_is_a_flag_in_the_help() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "batchwright", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    ).stdout
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in shown

@@ -1,0 +1,166 @@
+"""Keys and tenants: who is let in, and that nobody sees what is another's, on any route there is."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import openai
+import pytest
+from fastapi.routing import APIRoute
+
+from batchwright.server.auth import is_public
+from tests.server.conftest import Play, Service
+from tests.server.test_batches import begin, content, line
+
+_OURS = {
+    "file_id": "file",
+    "batch_id": "batch",
+}
+_OPEN = {"/v1/models/{model:path}"}
+"""Routes with an id that belongs to nobody."""
+
+
+def _routes(service: Service) -> list[tuple[str, str]]:
+    """Every method and path that the application answers."""
+    return [
+        (method, route.path)
+        for route in service.app.routes
+        if isinstance(route, APIRoute)
+        for method in sorted(route.methods)
+        if method != "HEAD"
+    ]
+
+
+def test_another_tenants_ids_are_not_found_on_any_route(play: Play) -> None:
+    async def main(service: Service) -> None:
+        ours, theirs = [service.as_tenant(await service.key(name)) for name in ("ours", "theirs")]
+        service.client = service.client.copy(http_client=ours)
+        service.client.api_key = ours.headers["authorization"].removeprefix("Bearer ")
+        batch = await service.ended((await begin(service, line("a", "x"), line("b", "fail"))).id)
+        simple = (await ours.post("/v1/batch/async", json={"prompts": ["x"]})).json()["batch_id"]
+        assert batch.output_file_id is not None
+        tried = 0
+        for method, path in _routes(service):
+            names = re.findall(r"{(\w+)(?::\w+)?}", path)
+            if not names or path in _OPEN or is_public(path):
+                continue
+            ids = [batch.input_file_id, batch.output_file_id] if names == ["file_id"] else [batch.id, simple]
+            assert names[0] in _OURS, f"{path}: say in this test whose {names} are"
+            for each in ids:
+                answer = await theirs.request(method, path.replace(f"{{{names[0]}}}", each))
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), f"{method} {path}"
+                assert "batch_id" not in answer.json()
+                tried += 1
+        assert tried >= 20
+        # And it is all still there for whose it is.
+        assert (await ours.get(f"/v1/batches/{batch.id}")).json()["status"] == "completed"
+        assert (await ours.get(f"/v1/files/{batch.output_file_id}/content")).status_code == 200
+
+    play(main)
+
+
+def test_lists_counts_and_the_dashboard_show_a_tenant_its_own_only(play: Play) -> None:
+    async def main(service: Service) -> None:
+        ours, theirs = [service.as_tenant(await service.key(name)) for name in ("ours", "theirs")]
+        form = {"file": ("in.jsonl", content(line("a", "x"))), "purpose": (None, "batch")}
+        file_id = (await ours.post("/v1/files", files=form)).json()["id"]
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert (await theirs.post("/v1/batches", json=body)).status_code == 404
+        assert (await ours.post("/v1/batches", json=body)).status_code == 200
+        await ours.post("/v1/batch/async", json={"prompts": ["x"]})
+        for path, of in (("/v1/files", "data"), ("/v1/batches", "data"), ("/dashboard/state", "jobs")):
+            assert (await theirs.get(path)).json()[of] == []
+            assert (await ours.get(path)).json()[of] != []
+        assert (await theirs.get("/v1/batch/stats")).json()["total_batches"] == 0
+        assert (await ours.get("/v1/batch/stats")).json()["total_batches"] == 1
+        assert sum((await theirs.get("/dashboard/state")).json()["job_counts"].values()) == 0
+
+    play(main)
+
+
+def test_the_same_idempotency_key_of_another_tenant_is_another_batch(play: Play) -> None:
+    async def main(service: Service) -> None:
+        made = []
+        for name in ("ours", "theirs"):
+            client = service.as_tenant(await service.key(name))
+            answer = await client.post(
+                "/v1/batch/async", json={"prompts": ["x"]}, headers={"idempotency-key": "the same"}
+            )
+            made.append(answer.json()["batch_id"])
+        assert made[0] != made[1]
+
+    play(main)
+
+
+def test_once_there_is_a_key_every_route_but_the_public_ones_needs_one(play: Play) -> None:
+    async def main(service: Service) -> None:
+        key = await service.key("ours")
+        nobody, wrong = service.as_tenant(None), service.as_tenant(key[:-1] + "x")
+        for method, path in _routes(service):
+            if is_public(path):
+                continue
+            for client in (nobody, wrong):
+                answer = await client.request(method, path)
+                assert answer.status_code == 401, f"{method} {path}"
+                assert answer.json()["error"]["type"] == "authentication_error"
+        for path in ("/health", "/ready"):
+            assert (await nobody.get(path)).status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            await service.client.models.list()
+        assert (await service.as_tenant(key).get("/v1/models")).status_code == 200
+
+    play(main)
+
+
+def test_a_revoked_key_is_refused_and_opens_nothing(play: Play) -> None:
+    async def main(service: Service) -> None:
+        record, key = await service.services.keys.create("only", "ours")
+        client = service.as_tenant(key)
+        assert (await client.get("/v1/models")).status_code == 200
+        await service.services.keys.revoke(record.id)
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await service.http.get("/v1/models")).status_code == 401
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"host": "evil.example:8000"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": ""}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://localhost:9000"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_without_keys_a_browser_is_not_led_to_act_for_another_site(
+    play: Play, headers: dict[str, str], status: int
+) -> None:
+    async def main(service: Service) -> None:
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/batch/sync"), ("GET", "/dashboard/state")):
+            answer: httpx.Response = await service.http.request(
+                method, path, headers=headers, json={"prompts": ["x"]} if method == "POST" else None
+            )
+            assert answer.status_code == status, path
+
+    play(main)
+
+
+def test_a_page_elsewhere_cannot_post_a_form_in_place_of_json(play: Play) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.post(
+            "/v1/batch/sync", content=b'{"prompts": ["x"]}', headers={"content-type": "text/plain"}
+        )
+        assert answer.status_code == 400
+
+    play(main)

@@ -1,0 +1,212 @@
+"""A service in virtual time: the real store and blobs, and a model whose answers are a pure function of the line."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from tests.service.virtual import Patient, play
+
+from batchwright.backends.inference import Call
+from batchwright.clock import ManualClock
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.progress import Paces
+from batchwright.jobs.service.service import JobService
+from batchwright.jobs.service.worker import Worker, WorkerOptions
+from batchwright.jobs.store import open_store
+from batchwright.jobs.store.records import ENDED, BatchRecord
+
+T = TypeVar("T")
+START = 1_800_000_000.0
+TENANT = "default"
+ENDPOINT = "/v1/completions"
+
+
+class Model:
+    """Answers a prompt with its capitals, `seconds` later. `faults` says what to raise for a call, if anything."""
+
+    models = ("model",)
+
+    def __init__(self, slots: int = 4, seconds: float = 1.0) -> None:
+        self.slots = slots
+        self.seconds = seconds
+        self.faults: Callable[[str], BaseException | None] = lambda prompt: None
+        self.delays: dict[str, float] = {}
+        self.calls: Counter[str] = Counter()
+        self.held = 0
+        self.peak = 0
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.slots - self.held)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        prompt = call.body["prompt"]
+        assert call.traffic == "batch"
+        self.calls[prompt] += 1
+        self.held += 1
+        self.peak = max(self.peak, self.held)
+        try:
+            await asyncio.sleep(self.delays.get(prompt, self.seconds))
+            if (error := self.faults(prompt)) is not None:
+                raise error
+        finally:
+            self.held -= 1
+        return {
+            "id": "cmpl",
+            "object": "text_completion",
+            "choices": [{"index": 0, "text": prompt.upper(), "finish_reason": "stop"}],
+            "usage": {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": 2,
+                "total_tokens": len(prompt) + 2,
+                "prompt_tokens_details": {"cached_tokens": 1},
+            },
+        }
+
+    def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+def refuse(*prompts: str) -> Callable[[str], BaseException | None]:
+    """Faults: these prompts can never be computed."""
+    return lambda prompt: InvalidRequest("cannot", param="prompt") if prompt in prompts else None
+
+
+def line(prompt: str, custom_id: str | None = None, **rest: Any) -> bytes:
+    """A line of an input for completions."""
+    body = {"model": "model", "prompt": prompt}
+    fields = {"custom_id": custom_id or f"id-{prompt}", "method": "POST", "url": ENDPOINT, "body": body, **rest}
+    return msgspec.json.encode(fields) + b"\n"
+
+
+async def pieces(*contents: bytes) -> AsyncIterator[bytes]:
+    for content in contents:
+        yield content
+
+
+class House:
+    """A service, and workers in it. Everything lies in one folder, so another house may go on where one ended."""
+
+    def __init__(self, folder: Path, store: Patient, clock: ManualClock, limits: Limits) -> None:
+        self.folder = folder
+        self.store: Any = store
+        self.clock = clock
+        self.limits = limits
+        self.blobs = Blobs(folder / "files")
+        self.paces = Paces()
+        self.workers: list[Worker] = []
+        self.jobs = JobService(
+            self.store,
+            self.blobs,
+            limits=limits,
+            paces=self.paces,
+            clock=clock,
+            unix_time=self.now,
+            on_work=self.wake,
+        )
+
+    def now(self) -> float:
+        return START + self.clock.now()
+
+    def wake(self) -> None:
+        for worker in self.workers:
+            worker.wake()
+
+    def worker(self, model: Model, **options: Any) -> Worker:
+        """Not started yet."""
+        worker = Worker(
+            self.store,
+            self.blobs,
+            model,
+            options=WorkerOptions(limits=self.limits, **options),
+            paces=self.paces,
+            clock=self.clock,
+            unix_time=self.now,
+            draw=random.Random(0),
+        )
+        self.workers.append(worker)
+        return worker
+
+    async def upload(self, *contents: bytes) -> str:
+        return (await self.jobs.upload(TENANT, "input.jsonl", pieces(*contents))).id
+
+    async def submit(self, prompts: Iterable[str], **options: Any) -> BatchRecord:
+        file_id = await self.upload(*map(line, prompts))
+        return await self.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT, **options)
+
+    async def batch(self, batch: BatchRecord) -> BatchRecord:
+        return await self.jobs.batch(TENANT, batch.id)
+
+    async def reaches(self, batch: BatchRecord, *statuses: str) -> BatchRecord:
+        """The batch, once it has one of these."""
+        while True:
+            if (now := await self.batch(batch)).status in statuses:
+                return now
+            await asyncio.sleep(0.5)
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for something that no event tells."""
+        while True:
+            if reached():
+                return
+            await asyncio.sleep(0.25)
+
+    async def ended(self, batch: BatchRecord) -> BatchRecord:
+        return await self.reaches(batch, *ENDED)
+
+    async def content(self, file_id: str | None) -> list[dict[str, Any]]:
+        """The lines of a file."""
+        assert file_id is not None
+        _, chunks = await self.jobs.content(TENANT, file_id)
+        content = b"".join([chunk async for chunk in chunks])
+        assert content.endswith(b"\n")
+        return [msgspec.json.decode(each) for each in content.splitlines()]
+
+    def files(self) -> list[str]:
+        """Names of all files on disk."""
+        return sorted(path.name for path in (self.folder / "files").rglob("*") if path.is_file())
+
+
+@asynccontextmanager
+async def house(folder: Path, clock: ManualClock, limits: Limits | None = None) -> AsyncIterator[House]:
+    """A service in `folder`. Its workers are not started, and not stopped."""
+    async with open_store(folder / "batches.db", now=lambda: START + clock.now()) as store:
+        yield House(folder, Patient(store), clock, limits or Limits())
+
+
+def run(folder: Path, main: Callable[[House], Coroutine[Any, Any, T]], limits: Limits | None = None) -> T:
+    """Run `main` in a house in virtual time."""
+
+    async def whole(clock: ManualClock) -> T:
+        async with house(folder, clock, limits) as place:
+            return await main(place)
+
+    return play(whole)
+
+
+def texts(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What was answered, by custom_id."""
+    return {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in lines}
+
+
+def codes(lines: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Codes of errors, by custom_id."""
+
+    def found() -> Iterator[tuple[str, str]]:
+        for each in lines:
+            error = each["error"] or each["response"]["body"]["error"]
+            yield each["custom_id"], error["code"]
+
+    return dict(found())

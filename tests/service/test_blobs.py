@@ -1,0 +1,192 @@
+"""Bytes on disk: what is kept is whole, and what is not kept leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.service.support import TENANT, House, line, pieces, run
+
+from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
+from batchwright.jobs.service.arrivals import Gauge
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.ids import new_id
+from batchwright.jobs.service.limits import Limits
+
+
+async def _all(blobs: Blobs, file_id: str, start: int = 0, stop: int | None = None) -> bytes:
+    return b"".join([piece async for piece in blobs.read(file_id, start, stop)])
+
+
+def test_what_was_uploaded_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 20_000  # several pieces of a read and of a write
+
+    async def main(house: House) -> None:
+        file = await house.jobs.upload(TENANT, "x", pieces(content[:7], content[7:3_000_000], content[3_000_000:]))
+        assert file.bytes == len(content)
+        assert await _all(house.blobs, file.id) == content
+        assert await _all(house.blobs, file.id, 5, 1_500_000) == content[5:1_500_000]
+        assert await _all(house.blobs, file.id, len(content)) == b""
+        spans = [(0, 10), (11, 20), (5000, 3), (2_000_000, 1_000_000), (40, 2)]
+        assert await house.blobs.read_spans(file.id, spans) == [content[at : at + size] for at, size in spans]
+        with pytest.raises(InputBroken):
+            await house.blobs.read_spans(file.id, [(len(content) - 1, 2)])
+
+    run(tmp_path, main, Limits(max_line_bytes=2**30))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"xxxxxxxxxxxxxxx\n" * 7, "more than 100 bytes"),
+        (b"a\n" * 11, "more than 10 lines"),
+        (b"a\n" * 10 + b"b", "more than 10 lines"),
+        (b"a\nb\n" + b"x" * 51 + b"\n", "line 3 has more than 50 bytes"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_an_upload_that_is_too_large_leaves_nothing(tmp_path: Path, content: bytes, message: str, size: int) -> None:
+    async def main(house: House) -> None:
+        chunks = [content[at : at + size] for at in range(0, len(content), size)]
+        with pytest.raises(InvalidRequest, match=message) as raised:
+            await house.jobs.upload(TENANT, "x", pieces(*chunks))
+        assert raised.value.code == "file_too_large"
+        assert house.files() == []
+        assert await house.jobs.files(TENANT) == []
+
+    run(tmp_path, main, Limits(max_file_bytes=100, max_lines=10, max_line_bytes=50))
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5), st.integers(1, 8), st.integers(1, 40))
+def test_a_gauge_refuses_exactly_what_is_too_large(content: bytes, cuts: list[int], lines: int, longest: int) -> None:
+    gauge = Gauge(Limits(max_lines=lines, max_line_bytes=longest))
+    content = content.replace(b"\x01", b"\n").replace(b"\x00", b"\n")
+    bounds = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
+    parts = content.split(b"\n")
+    fits = len(parts) - (not parts[-1]) <= lines and max(map(len, parts)) <= longest
+    try:
+        for start, stop in pairwise(bounds):
+            gauge.take(content[start:stop])
+    except InvalidRequest:
+        assert not fits
+    else:
+        assert fits
+
+
+async def _stalling() -> AsyncIterator[bytes]:
+    yield line("a")
+    await asyncio.sleep(1e6)
+    yield line("b")
+
+
+async def _breaking() -> AsyncIterator[bytes]:
+    yield line("a")
+    raise ConnectionResetError
+
+
+async def _dripping() -> AsyncIterator[bytes]:
+    while True:
+        await asyncio.sleep(50.0)
+        yield b"x"
+
+
+def test_an_upload_that_breaks_off_stalls_or_drips_leaves_nothing(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        with pytest.raises(ConnectionResetError):
+            await house.jobs.upload(TENANT, "x", _breaking())
+        assert house.files() == []
+        for chunks, seconds in ((_stalling(), 60.0), (_dripping(), house.limits.upload_time)):
+            before = house.clock.now()
+            with pytest.raises(InvalidRequest) as raised:
+                await house.jobs.upload(TENANT, "x", chunks)
+            assert raised.value.code == "upload_too_slow"
+            assert house.clock.now() - before == pytest.approx(seconds)
+            assert house.files() == []
+
+    run(tmp_path, main)
+
+
+def test_an_upload_whose_form_turns_out_wrong_at_its_end_leaves_nothing(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        with pytest.raises(InvalidRequest):
+            await house.jobs.upload(TENANT, "x", pieces(line("a")), expires_after=lambda: 1.0)
+        assert house.files() == []
+
+    run(tmp_path, main)
+
+
+def test_an_upload_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        for steps in range(12):
+            upload = asyncio.create_task(house.jobs.upload(TENANT, "x", _stalling()))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            upload.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await upload
+            assert house.files() == []
+
+    run(tmp_path, main)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
+        try:
+            with pytest.raises(StoreUnavailable, match="data folder"):
+                await house.jobs.upload(TENANT, "x", pieces(*[b"x" * 1000 + b"\n"] * 5000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert house.files() == []
+
+    run(tmp_path, main)
+
+
+def test_an_upload_that_cannot_be_recorded_leaves_nothing(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        async def before(name: str) -> None:
+            if name == "add_file":
+                raise StoreUnavailable("full")
+
+        house.store.before = before
+        with pytest.raises(StoreUnavailable):
+            await house.upload(line("a"))
+        assert house.files() == []
+
+    run(tmp_path, main)
+
+
+def test_a_sweep_removes_what_crashes_left_and_nothing_else(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        kept = await house.upload(line("a"))
+        folder = house.blobs.path(kept).parent
+        stray, temporary = new_id("file-"), folder / f"{kept}.0123.tmp"
+        house.blobs.path(stray).parent.mkdir(exist_ok=True)
+        house.blobs.path(stray).write_bytes(b"left over")
+        temporary.write_bytes(b"left over")
+        (folder / "notes.txt").write_bytes(b"somebody's")
+        written = new_id("file-")
+        async with house.blobs.create(written) as writer:
+            writer.write(b"half")
+            assert await house.blobs.sweep(house.store.known_files) == 2
+            writer.keep()
+            # It has its name, and no record yet.
+            assert await house.blobs.sweep(house.store.known_files) == 0
+        assert house.files() == sorted([kept, written, "notes.txt"])
+        assert await house.blobs.sweep(house.store.known_files) == 1
+        assert house.files() == sorted([kept, "notes.txt"])
+
+    run(tmp_path, main)
+
+
+@pytest.mark.parametrize("file_id", ["", "file-", "../../etc/passwd", "file-" + "0" * 23 + "/", "FILE-" + "0" * 24])
+def test_no_path_is_made_of_what_is_no_id(tmp_path: Path, file_id: str) -> None:
+    with pytest.raises(NotFound):
+        Blobs(tmp_path).path(file_id)

@@ -1,0 +1,101 @@
+"""Errors as the official client sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from batchwright import errors
+from batchwright.errors import (
+    BatchwrightError,
+    Conflict,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EndpointError,
+    EngineClosed,
+    GenerationError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    StoreUnavailable,
+)
+from batchwright.wire.errors import error_body, retry_after, status_of
+
+
+def raised_by_client(error: BaseException) -> openai.APIStatusError:
+    """What the official client raises for our answer to `error`."""
+    answer = httpx2.Response(
+        status_of(error), json=error_body(error), request=httpx2.Request("POST", "http://localhost/v1/completions")
+    )
+    client = openai.OpenAI(api_key="none", base_url="http://localhost/v1")
+    return client._make_status_error_from_response(answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "param", "type_"),
+    [
+        (InvalidRequest("no", param="n"), openai.BadRequestError, "invalid_request", "n", "invalid_request_error"),
+        (
+            ContextLengthExceeded("long"),
+            openai.BadRequestError,
+            "context_length_exceeded",
+            "prompt",
+            "invalid_request_error",
+        ),
+        (ModelNotFound("no"), openai.NotFoundError, "model_not_found", "model", "invalid_request_error"),
+        (NotFound("no"), openai.NotFoundError, "not_found", None, "invalid_request_error"),
+        (Conflict("no"), openai.ConflictError, "conflict", None, "invalid_request_error"),
+        (Overloaded("full"), openai.RateLimitError, "overloaded", None, "rate_limit_error"),
+        (DeadlineExceeded("late"), openai.APIStatusError, "deadline_exceeded", None, "timeout_error"),
+        (GenerationError("bad"), openai.InternalServerError, "generation_failed", None, "server_error"),
+        (EngineClosed("bye"), openai.InternalServerError, "engine_closed", None, "server_error"),
+        (StoreUnavailable("disk"), openai.InternalServerError, "store_unavailable", None, "server_error"),
+        (EndpointError("gone"), openai.InternalServerError, "endpoint_error", None, "server_error"),
+        (EndpointError("key", status=401), openai.InternalServerError, "endpoint_error", None, "server_error"),
+        (EndpointError("busy", status=429), openai.RateLimitError, "endpoint_error", None, "rate_limit_error"),
+    ],
+)
+def test_each_becomes_the_clients_own_exception(
+    error: BatchwrightError, kind: type[openai.APIStatusError], code: str, param: str | None, type_: str
+) -> None:
+    raised = raised_by_client(error)
+    assert type(raised) is kind
+    assert (raised.code, raised.param, raised.type) == (code, param, type_)
+    assert str(error) in raised.message
+
+
+def test_every_error_has_a_status_and_a_body() -> None:
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, BatchwrightError):
+            error: Any = kind("why")
+            assert 400 <= status_of(error) < 600
+            assert error_body(error)["error"]["code"] == error.code
+
+
+def test_what_an_endpoint_refused_is_handed_on() -> None:
+    told: dict[str, object] = {"message": "too long", "type": "bad_thing", "param": "messages", "code": "too_long"}
+    raised = raised_by_client(EndpointError("http://x answered 400: too long", status=400, body=told))
+    assert type(raised) is openai.BadRequestError
+    assert raised.body == told
+
+
+def test_nothing_is_told_of_errors_that_are_not_ours() -> None:
+    assert status_of(RuntimeError("secret")) == 500
+    assert "secret" not in str(error_body(RuntimeError("secret")))
+
+
+def test_half_a_surrogate_pair_can_be_sent() -> None:
+    message = error_body(InvalidRequest("\ud800 is unknown", param="\ud800"))
+    httpx2.Response(400, json=message)
+
+
+def test_when_to_try_again() -> None:
+    assert retry_after(Overloaded("full")) is None
+    assert retry_after(Overloaded("full", retry_after=0.01)) == 1
+    assert retry_after(Overloaded("full", retry_after=2.1)) == 3
+    assert retry_after(Overloaded("full", retry_after=1e9)) == 600
+    assert retry_after(EndpointError("busy", status=429, retry_after=7)) == 7
