@@ -91,13 +91,15 @@ def _online(url: str) -> Iterator[None]:
 def _jobs(url: str, folder: Path) -> None:
     """One of each kind that a list of jobs shows."""
     ok = [_chat(topic, 24) for topic in TOPICS]
-    wrong = [*ok[:4], _chat("x " * 20_000, 24)]
+    wrong = [*ok[:4], _chat("x " * 10_000, 24)]
     _batch(url, folder, "faq-2026-07.jsonl", ok)
     _batch(url, folder, "complaints.jsonl", wrong)
     _batch(url, folder, "draft.jsonl", ok, same_ids=True)
+    embedded = [{"model": "minilm", "input": f"{topic}, {number}"} for number in range(40) for topic in TOPICS]
+    _batch(url, folder, "articles.jsonl", embedded, endpoint="/v1/embeddings")
     _post(url, "/v1/batch/async", {"prompts": ["Say hello.", "Say goodbye."], "max_tokens": 8})
     stopped = _batch(url, folder, "experiment.jsonl", ok * 50)
-    _batch(url, folder, "support-tickets-2026-08.jsonl", ok * 200)
+    _batch(url, folder, "support-tickets-2026-08.jsonl", ok * 700)
     time.sleep(5)
     _post(url, f"/v1/batches/{stopped}/cancel", {})
 
@@ -114,7 +116,15 @@ def _chat(topic: str, tokens: int) -> dict[str, Any]:
     return {"model": "smollm2-135m", "messages": [{"role": "user", "content": content}], "max_tokens": tokens}
 
 
-def _batch(url: str, folder: Path, name: str, bodies: list[dict[str, Any]], *, same_ids: bool = False) -> str:
+def _batch(
+    url: str,
+    folder: Path,
+    name: str,
+    bodies: list[dict[str, Any]],
+    *,
+    endpoint: str = "/v1/chat/completions",
+    same_ids: bool = False,
+) -> str:
     """The id of a new batch of these requests."""
     import httpx
 
@@ -122,13 +132,13 @@ def _batch(url: str, folder: Path, name: str, bodies: list[dict[str, Any]], *, s
     with path.open("w") as file:
         for number, body in enumerate(bodies, start=1):
             custom_id = "ticket-1" if same_ids else f"ticket-{number}"
-            line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+            line = {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body}
             file.write(json.dumps(line) + "\n")
     with path.open("rb") as upload:
         made = httpx.post(f"{url}/v1/files", data={"purpose": "batch"}, files={"file": (name, upload)}, timeout=60)
     batch = {
         "input_file_id": made.raise_for_status().json()["id"],
-        "endpoint": "/v1/chat/completions",
+        "endpoint": endpoint,
         "completion_window": "24h",
         "metadata": {"name": name},
     }
@@ -167,7 +177,7 @@ def _shrink(path: Path) -> None:
     from PIL import Image
 
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        small = picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(path, optimize=True)
 
 

@@ -109,7 +109,12 @@ def extreme() -> DashboardState:
     ]
     problem = "line 3: " + "unbroken" * 30
     jobs.append(job(20, **(large | {"status": "failed", "problem": problem, "name": "x" * 60})))
-    point: dict[str, Any] = {"prompt_tokens_per_second": float(MANY), "generated_tokens_per_second": 5e8, "online": MANY, "batch": MANY}
+    point: dict[str, Any] = {
+        "prompt_tokens_per_second": float(MANY),
+        "generated_tokens_per_second": 5e8,
+        "online": MANY,
+        "batch": MANY,
+    }
     base = state()
     assert base.engine is not None
     engine = base.engine.model_dump() | {

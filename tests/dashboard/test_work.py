@@ -207,6 +207,11 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, service: 
         page.press("Escape")
         page.until("document.documentElement.dataset.link === 'locked'")
         assert "An API key is needed" in page.text("#banner")
+        page.click("#banner button")
+        page.until("document.querySelector('#key-dialog').open")
+        page.type(key)
+        page.press("Enter")
+        page.until("document.documentElement.dataset.link === 'live'")
         assert [each for each in page.complaints if "401" not in each] == []
 
 

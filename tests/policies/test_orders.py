@@ -120,13 +120,14 @@ def test_weights_that_make_no_sense_are_refused(weight: float) -> None:
 @_QUICK
 @given(st.lists(st.tuples(st.sampled_from("art"), st.integers(0, 5), st.integers(1, 4)), max_size=60))
 def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple[str, int, int]]) -> None:
-    queue, model = Queue(), list[Item]()
+    queue, model = Queue(by_age=True), list[Item]()
     for move, key, number in moves:
         if move == "a":
-            item = Item(0.0, number, due=1.0 if key % 2 else float("inf"))
-            item.key = float(key)
-            queue.add(item)
-            model.append(item)
+            items = [Item(0.0, number) for _ in range(number)]
+            for step, item in enumerate(items):
+                item.key = float(key - step)
+            queue.add(items)
+            model += items
         elif move == "r" and model:
             gone = model.pop(key % len(model))
             assert queue.remove(gone)
@@ -137,7 +138,6 @@ def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple
             model = [item for item in model if item not in batch]
         assert queue.items == sorted(model, key=lambda item: item.key)
         assert queue.total_length == sum(item.length for item in model)
-        assert queue.with_deadline == sum(item.due == 1.0 for item in model)
         for count in range(len(model) + 1):
             assert queue.length_of_first(count) == sum(item.length for item in queue.items[:count])
         if model:

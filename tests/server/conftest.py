@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from tests.server.fakes import StubInference
 
 from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.jobs.store import open_store
 from batchwright.server.app import create_app
 from batchwright.server.services import Services, limits_of, open_services
 from batchwright.server.settings import Settings
-from tests.server.fakes import StubInference
 
 URL = "http://127.0.0.1:8000"
 _POLL = 0.01
@@ -46,11 +46,11 @@ class Service:
     app: FastAPI
     services: Services
     stub: StubInference
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     client: openai.AsyncOpenAI
     wall: Wall
 
-    def as_tenant(self, key: str | None) -> httpx.AsyncClient:
+    def as_tenant(self, key: str | None) -> httpx2.AsyncClient:
         """A client with another key, or none."""
         return _http(self.app, {} if key is None else {"authorization": f"Bearer {key}"})
 
@@ -60,7 +60,7 @@ class Service:
 
     async def until(self, reached: Callable[[], Awaitable[bool]]) -> None:
         """Look again and again; the test as a whole has a limit of time."""
-        while not await reached():
+        while not await reached():  # noqa: ASYNC110 - what is waited for happens in the store
             await asyncio.sleep(_POLL)
 
     async def ended(self, batch_id: str) -> openai.types.Batch:
@@ -72,8 +72,8 @@ class Service:
         return batch
 
 
-def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=URL, headers=headers or {}, timeout=30)
+def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers or {}, timeout=30)
 
 
 @asynccontextmanager
@@ -82,7 +82,6 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     stub, wall = StubInference(), Wall()
     chosen = Settings(**{"data": folder, "drain_grace": 5.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
-    folder.mkdir(parents=True, exist_ok=True)
     store = open_store(folder / "batchwright.db", now=wall)
     async with open_services(chosen, store=store, inference=stub, options=options, unix_time=wall) as services:
         app = create_app(services)
@@ -99,8 +98,11 @@ def play(tmp_path: Path) -> Play:
     """Run a coroutine function with a service of its own; keyword arguments are settings."""
 
     def run(main: Callable[[Service], Coroutine[Any, Any, None]], **settings: Any) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+
         async def whole() -> None:
-            async with asyncio.timeout(30), running(tmp_path / "data", **settings) as service:
+            async with asyncio.timeout(30), running(folder, **settings) as service:
                 await main(service)
 
         asyncio.run(whole())

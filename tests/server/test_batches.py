@@ -7,7 +7,6 @@ from typing import Any
 
 import openai
 import pytest
-
 from tests.server.conftest import Play, Service
 
 

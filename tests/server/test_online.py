@@ -7,13 +7,16 @@ import json
 
 import openai
 import pytest
+from tests.server.conftest import Play, Service
 
 from batchwright.errors import EndpointError, EngineClosed, GenerationError, Overloaded
-from tests.server.conftest import Play, Service
 
 
 def _ask(text: str) -> list[openai.types.chat.ChatCompletionMessageParam]:
     return [{"role": "user", "content": text}]
+
+
+_X = [{"role": "user", "content": "x"}]
 
 
 def test_a_chat_is_answered_with_its_usage(play: Play) -> None:
@@ -70,11 +73,10 @@ def test_the_first_error_of_a_stream_is_a_status_and_a_later_one_an_event(play: 
         with pytest.raises(openai.InternalServerError):
             await service.client.chat.completions.create(model="stub", messages=_ask("fail now"), stream=True)
         stream = await service.client.chat.completions.create(model="stub", messages=_ask("a break b"), stream=True)
-        words = []
-        with pytest.raises(openai.APIError, match="the stub broke"):
-            async for chunk in stream:
-                words.append(chunk.choices[0].delta.content)
+        words = [(await anext(stream)).choices[0].delta.content for _ in range(2)]
         assert words == ["A ", "BREAK "]
+        with pytest.raises(openai.APIError, match="the stub broke"):
+            await anext(stream)
 
     play(main)
 
@@ -155,12 +157,12 @@ async def _true(value: bool) -> bool:
 @pytest.mark.parametrize(
     ("body", "kind", "param", "code"),
     [
-        ({"model": "none", "messages": [{"role": "user", "content": "x"}]}, openai.NotFoundError, "model", "model_not_found"),
+        ({"model": "none", "messages": _X}, openai.NotFoundError, "model", "model_not_found"),
         ({"messages": []}, openai.BadRequestError, "messages", None),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, openai.BadRequestError, "tools", "unsupported_parameter"),
-        ({"messages": [{"role": "user", "content": "x"}], "stream": "yes"}, openai.BadRequestError, "stream", None),
+        ({"messages": _X, "tools": [{}]}, openai.BadRequestError, "tools", "unsupported_parameter"),
+        ({"messages": _X, "stream": "yes"}, openai.BadRequestError, "stream", None),
     ],
-)  # fmt: skip
+)
 def test_errors_become_the_clients_own_exceptions(
     play: Play, body: dict[str, object], kind: type[openai.APIStatusError], param: str, code: str | None
 ) -> None:

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
-
 from tests.server.conftest import Play, Service
 from tests.server.test_batches import content, line
 
@@ -21,10 +20,10 @@ _END = b"\r\n--cut--\r\n"
 
 async def nothing_is_left(service: Service) -> None:
     assert (await service.http.get("/v1/files")).json()["data"] == []
-    assert [path for path in service.services.settings.data.rglob("file-*")] == []
+    assert list(service.services.settings.data.rglob("file-*")) == []
 
 
-async def _send(service: Service, *pieces: bytes, **options: Any) -> httpx.Response:
+async def _send(service: Service, *pieces: bytes, **options: Any) -> httpx2.Response:
     async def arriving() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
@@ -125,7 +124,7 @@ def test_a_client_that_goes_away_leaves_nothing(play: Play) -> None:
             "headers": [(b"host", b"localhost"), (b"content-type", _TYPE["content-type"].encode())],
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
         }  # fmt: skip
-        await service.app(scope, receive, send)  # type: ignore[arg-type]
+        await service.app(scope, receive, send)
         assert sent == []
         await nothing_is_left(service)
 
@@ -134,14 +133,19 @@ def test_a_client_that_goes_away_leaves_nothing(play: Play) -> None:
 
 def test_the_fields_may_stand_after_the_file(play: Play) -> None:
     async def main(service: Service) -> None:
-        fields = (_PURPOSE.replace(b"purpose", b"expires_after[" + name + b"]").replace(b"batch", value) for name, value in
-                  ((b"anchor", b"created_at"), (b"seconds", b"7200")))  # fmt: skip
-        answer = await _send(service, _FILE, content(line("a", "x")) + b"\r\n", _PURPOSE, *fields, _END)
+        fields = [
+            _PURPOSE.replace(b"purpose", b"expires_after[" + name + b"]").replace(b"batch", value)
+            for name, value in ((b"anchor", b"created_at"), (b"seconds", b"7200"))
+        ]
+        answer = await _send(
+            service, _FILE, content(line("a", "x")) + b"\r\n", _PURPOSE, *fields, _END.removeprefix(b"\r\n")
+        )
         file = answer.json()
         assert answer.status_code == 200
         assert file["expires_at"] == file["created_at"] + 7200
-        kept = [path for path in service.services.settings.data.rglob("file-*")]
-        assert [path.read_bytes() for path in kept] == [content(line("a", "x"))]
+        assert [path.read_bytes() for path in service.services.settings.data.rglob("file-*")] == [
+            content(line("a", "x"))
+        ]
 
     play(main)
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from batchwright.kv import BlockManager
-from batchwright.scheduling import Chunk, Scheduler, Sequence, Status, StepPlan
+from batchwright.request import Traffic
+from batchwright.scheduling import Chunk, Pace, Scheduler, Sequence, Status, StepPlan
 
 _GARBAGE = -1
+TRAFFICS: tuple[Traffic, ...] = ("online", "batch")
 
 
 def _histories(tokens: Items[int], start: int = 0) -> Iterator[int]:
@@ -50,11 +52,20 @@ class Bench:
         max_batch_tokens: int = 64,
         max_num_seqs: int = 8,
         promote_after: float | None = None,
+        batch_share: float = 0.0,
+        pace: Pace | None = None,
     ) -> None:
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
-            self.blocks, max_batch_tokens=max_batch_tokens, max_num_seqs=max_num_seqs, promote_after=promote_after
+            self.blocks,
+            max_batch_tokens=max_batch_tokens,
+            max_num_seqs=max_num_seqs,
+            promote_after=promote_after,
+            batch_share=batch_share,
+            pace=pace,
         )
+        self.share = batch_share
+        self.paced = pace is not None
         self.size = block_size
         self.now = 0.0
         self.all: list[Sequence] = []
@@ -64,8 +75,16 @@ class Bench:
         self.plan = StepPlan()
         self._cells: dict[tuple[int, int], int] = {}
 
-    def add(self, prompt: Items[int], output: int = 3, *, priority: int = 5, deadline: float = math.inf) -> Sequence:
-        sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now)
+    def add(
+        self,
+        prompt: Items[int],
+        output: int = 3,
+        *,
+        priority: int = 5,
+        deadline: float = math.inf,
+        traffic: Traffic = "online",
+    ) -> Sequence:
+        sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now, traffic)
         self.scheduler.add(sequence)
         self.all.append(sequence)
         return sequence
@@ -77,6 +96,7 @@ class Bench:
     def schedule(self) -> StepPlan:
         alive, before = self.alive, list(self.scheduler.running)
         computed = {id(sequence): sequence.num_computed for sequence in alive}
+        self._due = self.scheduler._share.due
         alone = next((each for each in self.isolated if each in alive and each.deadline > self.now), None)
         self.plan = plan = self.scheduler.schedule(self.now)
         self.in_flight = [
@@ -92,6 +112,7 @@ class Bench:
         else:
             self.isolated = []
             self._check_victims(before)
+            self._check_online_first()
             self._check_order_within_kinds()
             self._check_admission(before)
             self._check_nothing_idles()
@@ -109,6 +130,7 @@ class Bench:
             self._read(write.blocks, write.tokens, write.end)
         self.in_flight = None
         self.scheduler.commit(self.plan)
+        self.scheduler.measured(self.plan, self.seconds(self.plan))
         self.check()
         for chunk in self.plan.chunks:
             sequence = chunk.sequence
@@ -116,6 +138,10 @@ class Bench:
                 sequence.tokens.append(hash((tuple(sequence.tokens), sequence.ordinal % 2)) % 2)
                 if len(sequence.tokens) >= sequence.max_total:
                     self.scheduler.finish(sequence)
+
+    def seconds(self, plan: StepPlan) -> float:
+        """What a step takes as the scheduler is told; the clock of the bench goes on by 1 whatever it is."""
+        return 0.25 + 0.125 * plan.num_tokens
 
     def rollback(self) -> None:
         """The step broke off: whatever it was to write is garbage."""
@@ -145,6 +171,8 @@ class Bench:
         """Step until nothing is left, within a bound: each step computes at least one token of the most urgent."""
         alive = self.alive
         bound = 10 + sum(sequence.max_total + 1 for sequence in alive) * (len(alive) + 1) + len(self.isolated)
+        if self.share:  # some steps go to the most urgent one of a batch
+            bound = int(bound * (1 + 1 / (1 - self.share)))
         steps = 0
         while self.scheduler.has_work:
             self.step()
@@ -161,6 +189,10 @@ class Bench:
         assert all(sequence.status is Status.RUNNING for sequence in running)
         assert sum(sequence.status is Status.RUNNING for sequence in self.all) == len(running)
         assert scheduler.num_waiting == sum(sequence.status is Status.WAITING for sequence in self.all)
+        for traffic in TRAFFICS:
+            assert scheduler.running_of(traffic) == len(self._running(traffic))
+            waiting = [s for s in self.all if s.status is Status.WAITING and s.traffic == traffic]
+            assert scheduler.waiting_of(traffic) == len(waiting)
         assert scheduler.has_work == bool(self.alive)
         assert len(running) <= scheduler.max_num_seqs
         assert 1 <= scheduler.token_budget <= scheduler.max_batch_tokens
@@ -198,49 +230,79 @@ class Bench:
         assert plan.chunks or not self.scheduler.has_work
 
     def _check_victims(self, before: list[Sequence]) -> None:
-        kept = [sequence.urgency for sequence in self.scheduler.running if sequence in before]
-        assert all(victim.urgency > urgency for victim in self.plan.preempted for urgency in kept)
-        assert all(victim.status is Status.WAITING for victim in self.plan.preempted)
+        """The least urgent go, except those that batches are owed, and decodes of batches that this step computes."""
+        planned = {id(chunk.sequence) for chunk in self.plan.chunks}
+        for victim in self.plan.preempted:
+            assert victim.status is Status.WAITING
+            for sequence in self.scheduler.running:
+                if sequence in before and not sequence.kept and not (victim.is_batch and id(sequence) in planned):
+                    assert victim.urgency > sequence.urgency
+
+    def _check_online_first(self) -> None:
+        """A batch gets what online sequences cannot use, or what it is owed."""
+        if not self.plan.num_batch_tokens:
+            return
+        ends = {id(chunk.sequence) for chunk in self.plan.chunks if chunk.samples}
+        if not all(id(sequence) in ends for sequence in self._running("online")):
+            assert self.plan.num_batch_tokens <= self._due
 
     def _check_order_within_kinds(self) -> None:
         planned = {id(chunk.sequence) for chunk in self.plan.chunks}
-        for decodes in (True, False):
-            kind = [s for s in self.scheduler.running if (s.remaining == 1) is decodes]
-            served = [id(sequence) in planned for sequence in kind]
-            assert served == sorted(served, reverse=True)
-        cut = [chunk for chunk in self.plan.chunks if not chunk.samples]
-        assert len(cut) <= 1
-        assert not cut or self.plan.num_tokens == self.scheduler.token_budget
+        for traffic in TRAFFICS:
+            if traffic == "batch" and self.paced:
+                continue
+            for decodes in (True, False):
+                kind = [s for s in self._running(traffic) if (s.remaining == 1) is decodes]
+                if traffic == "batch" and decodes:
+                    kind.sort(key=lambda s: (s.rank, s.last_step, s.ordinal))
+                served = [id(sequence) in planned for sequence in kind]
+                assert served == sorted(served, reverse=True)
+            cut = [c for c in self.plan.chunks if not c.samples and c.sequence.traffic == traffic]
+            assert len(cut) <= 1
+            assert not cut or self.share or self.plan.num_tokens == self.scheduler.token_budget
 
     def _check_admission(self, before: list[Sequence]) -> None:
-        """By urgency; and nobody of a lower class goes on while one of a higher class could have its place."""
-        running = self.scheduler.running
-        waiting = sorted((s for s in self.alive if s.status is Status.WAITING), key=lambda s: s.urgency)
-        if not waiting or not running:
-            return
-        admitted = [sequence for sequence in running if sequence not in before]
-        assert all(sequence.urgency < waiting[0].urgency for sequence in admitted)
-        rank = waiting[0].urgency[:3]
-        lower = [sequence for sequence in running if sequence.urgency[:3] > rank]
-        if lower and not admitted:
-            blocks, tables = copy.deepcopy((self.blocks, [sequence.table for sequence in lower]))
-            for table in tables:
-                blocks.close(table)
-            others = len(running) - len(lower)
-            slots = min(self.scheduler.max_num_seqs, self.scheduler.token_budget)
-            assert others >= slots or blocks.blocks_for(len(waiting[0].tokens)) + others > blocks.num_free
+        """By urgency; and nobody of a lower rank goes on while one of a higher rank could have its place."""
+        for traffic in TRAFFICS:
+            waiting = self._first_waiting(traffic)
+            if waiting is None or not self.scheduler.running:
+                continue
+            admitted = [sequence for sequence in self._running(traffic) if sequence not in before]
+            assert all(sequence.urgency < waiting.urgency for sequence in admitted)
+            has_tokens = traffic == "online" or not self.paced
+            left = self.scheduler.token_budget - (self.plan.num_tokens - self.plan.num_batch_tokens)
+            if admitted or not has_tokens or not left or self.share:
+                continue
+            lower = [sequence for sequence in self.scheduler.running if sequence.rank > waiting.rank]
+            if lower:
+                assert not self._could_have_places(waiting, lower)
+
+    def _could_have_places(self, waiting: Sequence, lower: list[Sequence]) -> bool:
+        blocks, tables = copy.deepcopy((self.blocks, [sequence.table for sequence in lower]))
+        for table in tables:
+            blocks.close(table)
+        others = len(self.scheduler.running) - len(lower)
+        slots = min(self.scheduler.max_num_seqs, self.scheduler.token_budget)
+        return others < slots and blocks.blocks_for(len(waiting.tokens)) + others <= blocks.num_free
 
     def _check_nothing_idles(self) -> None:
         """Budget is left over only when no running sequence and no waiting one could use it."""
         scheduler = self.scheduler
-        if self.plan.num_tokens == scheduler.token_budget:
+        if self.plan.num_tokens == scheduler.token_budget or self.paced or self.share:
             return
         assert len(self.plan.chunks) == len(scheduler.running)
-        waiting = min((s for s in self.alive if s.status is Status.WAITING), key=lambda s: s.urgency, default=None)
-        if waiting is not None and waiting not in self.plan.preempted:
-            assert len(scheduler.running) >= min(
-                scheduler.max_num_seqs, scheduler.token_budget
-            ) or not self.blocks.can_open(waiting.tokens, spare=len(scheduler.running))
+        for waiting in (self._first_waiting("online"), self._first_waiting("batch")):
+            if waiting is not None and waiting not in self.plan.preempted:
+                assert len(scheduler.running) >= min(
+                    scheduler.max_num_seqs, scheduler.token_budget
+                ) or not self.blocks.can_open(waiting.tokens, spare=len(scheduler.running))
+
+    def _running(self, traffic: Traffic) -> list[Sequence]:
+        return [sequence for sequence in self.scheduler.running if sequence.traffic == traffic]
+
+    def _first_waiting(self, traffic: Traffic) -> Sequence | None:
+        waiting = [s for s in self.alive if s.status is Status.WAITING and s.traffic == traffic]
+        return min(waiting, key=lambda sequence: sequence.urgency, default=None)
 
     def _slot(self, blocks: list[int], position: int) -> tuple[int, int]:
         return blocks[position // self.size], position % self.size

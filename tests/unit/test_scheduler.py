@@ -11,20 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
-from batchwright.scheduling import Scheduler, Sequence, Status
+from batchwright.request import Traffic
+from batchwright.scheduling import Pace, Scheduler, Sequence, Status
 
-from .oracle import Bench
+from .oracle import TRAFFICS, Bench
 
 _PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
-Job = tuple[list[int], int, int, float]
-"""Prompt, most tokens to generate, priority, seconds until its deadline."""
+Job = tuple[list[int], int, int, float, Traffic]
+"""Prompt, most tokens to generate, priority, seconds until its deadline, class."""
 
 _JOB = st.tuples(
     _PROMPTS,
     st.integers(1, 8),
     st.integers(0, 2),
     st.one_of(st.just(math.inf), st.just(math.inf), st.integers(0, 30).map(float)),
+    st.sampled_from(TRAFFICS),
 )
 
 
@@ -36,6 +38,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_tokens=st.one_of(st.integers(1, 8), st.integers(4, 64)),
         max_num_seqs=st.integers(1, 8),
         promote_after=st.sampled_from([None, 3.0, 20.0, 20.0]),
+        batch_share=st.sampled_from([0.0, 0.0, 0.05, 0.4]),
+        slo=st.sampled_from([(None, None), (None, None), (6.0, 1.5), (None, 0.5), (0.3, None)]),
     )
     def start(
         self,
@@ -45,6 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_tokens: int,
         max_num_seqs: int,
         promote_after: float | None,
+        batch_share: float,
+        slo: tuple[float | None, float | None],
     ) -> None:
         self.bench = Bench(
             num_blocks=num_blocks,
@@ -53,6 +59,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_batch_tokens=max_batch_tokens,
             max_num_seqs=max_num_seqs,
             promote_after=promote_after,
+            batch_share=batch_share,
+            pace=None if slo == (None, None) else Pace(ttft=slo[0], tpot=slo[1]),
         )
 
     @rule(jobs=st.lists(_JOB, min_size=1, max_size=5), known=st.integers(0, 12), pick=st.integers(0, 99))
@@ -60,14 +68,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Add some, half of the time ones that begin like an earlier one."""
         bench = self.bench
         common = bench.all[pick % len(bench.all)].tokens[:known] if bench.all and pick % 2 else []
-        for prompt, output, priority, patience in jobs:
+        for prompt, output, priority, patience, traffic in jobs:
             prompt = common + prompt
             if bench.blocks.blocks_for(len(prompt) + output) > bench.blocks.num_blocks:
                 assert bench.scheduler.refusal(len(prompt), output)
                 with pytest.raises(ContextLengthExceeded):
                     bench.add(prompt, output)
                 prompt, output = prompt[:2], 1
-            bench.add(prompt, output, priority=priority, deadline=bench.now + patience)
+            bench.add(prompt, output, priority=priority, deadline=bench.now + patience, traffic=traffic)
 
     @precondition(lambda self: self.bench.in_flight is None and self.bench.scheduler.has_work)
     @rule(steps=st.integers(1, 4))
@@ -137,6 +145,7 @@ TestSchedulerMachine.settings = settings(
     budget=st.integers(1, 64),
     max_num_seqs=st.integers(1, 12),
     prefix_caching=st.booleans(),
+    batch_share=st.sampled_from([0.0, 0.1, 0.5]),
 )
 def test_every_sequence_comes_to_its_full_length(
     jobs: list[Job],
@@ -145,6 +154,7 @@ def test_every_sequence_comes_to_its_full_length(
     budget: int,
     max_num_seqs: int,
     prefix_caching: bool,
+    batch_share: float,
 ) -> None:
     longest = max(len(prompt) + output for prompt, output, *_ in jobs)
     bench = Bench(
@@ -153,8 +163,11 @@ def test_every_sequence_comes_to_its_full_length(
         prefix_caching=prefix_caching,
         max_batch_tokens=budget,
         max_num_seqs=max_num_seqs,
+        batch_share=batch_share,
     )
-    sequences = [bench.add(prompt, output, priority=priority) for prompt, output, priority, _ in jobs]
+    sequences = [
+        bench.add(prompt, output, priority=priority, traffic=traffic) for prompt, output, priority, _, traffic in jobs
+    ]
     bench.drain()
     assert all(len(sequence.tokens) == sequence.max_total for sequence in sequences)
 

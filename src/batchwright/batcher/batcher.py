@@ -84,7 +84,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        urgent = _PRIORITY if priority is None else urgency(_PRIORITY, priority)
+        urgent = urgency(_PRIORITY, priority)
         allowed = math.inf if deadline is None else time_allowed(None, deadline)
         core = self._core
         if core is None or core.loop is not asyncio.get_running_loop():

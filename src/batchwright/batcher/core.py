@@ -91,6 +91,7 @@ class Core:
         self._room = 0
         """So many may certainly come before it is to be counted how many wait."""
         self._waiting_tokens = 0
+        """Where they are limited."""
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._entered = 0
         self._pumping = False
@@ -154,7 +155,7 @@ class Core:
                 raise
             self._remember(entry)
         self._queued.add(entry)
-        self._waiting_tokens += entry.length
+        self._count_tokens([entry])
         self._count_room()
 
     def _tell_policy(self) -> None:
@@ -162,8 +163,12 @@ class Core:
         if self._arrived and self._takes_all is not None:
             arrived, self._arrived = self._arrived, []
             self._queued.update(arrived)
-            self._waiting_tokens += sum([entry.length for entry in arrived])
             self._takes_all.add_all(arrived)
+
+    def _count_tokens(self, entries: Sequence[Entry], sign: int = 1) -> None:
+        """These wait now, or with -1 do so no more."""
+        if self._limits.waiting_tokens is not None:
+            self._waiting_tokens += sign * sum([entry.length for entry in entries])
 
     def _count_room(self) -> None:
         if self._takes_all is not None and not self._closing and self._limits.waiting_tokens is None:
@@ -367,7 +372,7 @@ class Core:
             self._suspects.discard(entry)
         else:
             return
-        self._waiting_tokens -= entry.length
+        self._count_tokens([entry], -1)
 
     def _remove(self, entry: Entry) -> None:
         try:
@@ -381,7 +386,7 @@ class Core:
         # While they are still known to wait: the policy, which may fail, is asked something.
         group = self._group(live, now) if live else None
         self._queued.difference_update(entries)
-        self._waiting_tokens -= sum([entry.length for entry in entries])
+        self._count_tokens(entries, -1)
         if group is not None:
             self._stats.count_starts([entry.arrival for entry in live], now)
             self._launch(group, reason)
@@ -444,11 +449,17 @@ class Core:
                 entry.started = group.begins
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
-        # One that is cancelled before its first step never runs.
-        group.task.add_done_callback(lambda _: self._end(group, None))
+        group.task.add_done_callback(self._never_ran)
+
+    def _never_ran(self, task: asyncio.Task[None]) -> None:
+        """It was cancelled before its first step."""
+        for group in [group for group in self._groups if group.task is task]:
+            self._end(group, None)
 
     async def _run(self, group: Group) -> None:
         error: BaseException | None = None
+        if group.task is not None:
+            group.task.remove_done_callback(self._never_ran)
         try:
             await self._computer.compute(group)
         except asyncio.CancelledError:
@@ -475,7 +486,7 @@ class Core:
                 entry.group = None
                 if entry.waits_for_answer:
                     self._suspects.add(entry)
-                    self._waiting_tokens += entry.length
+                    self._count_tokens([entry])
             else:
                 self._fail_closed(entry, now)
         self._groups.discard(group)

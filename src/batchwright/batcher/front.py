@@ -373,6 +373,7 @@ def urgency(own: int, given: int | None) -> int:
     """The priority that counts: `given` if there is one. Raises `InvalidRequest` for what is no priority."""
     priority = own if given is None else given
     if type(priority) is int and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
+        # As nearly always, and this is asked of each request.
         return priority
     # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
     if not isinstance(priority, int):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from batchwright import __version__
-from batchwright.cli import keys, models, run, serve, webhooks
+from batchwright.cli import jobs, keys, models, run, serve, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -32,6 +32,7 @@ app = typer.Typer(
 app.command("run", help=run.HELP)(run.run_command)
 app.command("serve", help=serve.HELP, context_settings=serve.PASSED_ON, add_help_option=False)(serve.serve_command)
 app.add_typer(models.app, name="models")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.add_typer(webhooks.app, name="webhooks")
 

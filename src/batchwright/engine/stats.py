@@ -84,7 +84,7 @@ class EngineStats:
     last_step_predicted: float | None = None
     """Seconds that were predicted for the last step; None when nothing was known yet."""
     step_margin: float = 1.0
-    """Ratio of seconds to predicted seconds that 95% of the recent steps stayed within, at least 1."""
+    """What 95% of the recent steps stayed within, as a ratio of their seconds to those predicted; at least 1."""
     traffic: dict[Traffic, TrafficStats] = field(
         default_factory=lambda: {"online": TrafficStats(), "batch": TrafficStats()}
     )

@@ -4,18 +4,22 @@ The idea: a batch costs α + (β · longest + γ) · items. Sorted by length, th
 some best division, since exchanging two that do not can only shorten what is padded. So the division with the least
 model time in all is found exactly, by dynamic programming over where a batch begins: few large batches where a batch
 costs much by itself, narrow ones where padding does. Where the best batch of the j shortest begins never moves down as
-j grows (the cost has the quadrangle property), so the search goes on from where it last ended.
+j grows (the cost has the quadrangle property), so the search goes on from where it last ended; and how dear a request
+has to become before a later beginning is better is known, so mostly there is nothing to search.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 
+_A_BIT_LESS = 1.0 - 1e-12
+"""Rounding is not to hide a beginning that is as good."""
 _UNKNOWN = (1e9, 1.0, 0.0)
 """Before anything is known: as few batches as possible, then as little padding."""
 
@@ -75,15 +79,20 @@ def _cuts(
     total = len(lengths)
     costs = [0.0] * (total + 1)
     begins = [0] * (total + 1)
-    last = 0
-    for end in range(1, total + 1):
-        each = by_cell * lengths[end - 1] + by_item
-        best = math.inf
-        for begin in range(max(last, end - capacity(lengths[end - 1], max_size, max_tokens)), end):
-            cost = costs[begin] + each * (end - begin)
-            if cost < best:
-                best, last = cost, begin
-        costs[end] = best + base
+    last, dearest = 0, math.inf
+    for end, longest in enumerate(lengths, 1):
+        each = by_cell * longest + by_item
+        first = end - (max_size if max_tokens is None else capacity(longest, max_size, max_tokens))
+        if last < end - 1:
+            dear = (costs[end - 1] * _A_BIT_LESS - costs[last]) / (end - 1 - last)
+            if dear < dearest:
+                dearest = dear
+        if each >= dearest or first > last:
+            last = _begin(costs, each, last if last > first else first, end)
+            known = costs[last]
+            later = range(last + 1, end)
+            dearest = min([(costs[begin] * _A_BIT_LESS - known) / (begin - last) for begin in later], default=math.inf)
+        costs[end] = costs[last] + each * (end - last) + base
         begins[end] = last
     ranges, end = [], total
     while end:
@@ -91,3 +100,14 @@ def _cuts(
         end = begins[end]
     ranges.reverse()
     return ranges
+
+
+def _begin(costs: Sequence[float], each: float, first: int, end: int) -> int:
+    """Where the last batch of the `end` shortest begins, at `first` or later; of equally good places the first."""
+    best = costs[first] + each * (end - first)
+    # Costs only grow: from where they alone are as much, nothing is better.
+    beyond = bisect_left(costs, best, first + 1, end)
+    tried = [costs[begin] + each * (end - begin) for begin in range(first + 1, beyond)]
+    if tried and (least := min(tried)) < best:
+        return first + 1 + tried.index(least)
+    return first

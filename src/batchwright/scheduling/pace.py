@@ -7,12 +7,14 @@ a step, and a learned model of step times turns these into tokens:
     seconds = α + β · prefill tokens + γ · prefill (token, key) pairs + δ · decode rows + ε · keys that these read
 
 - **While online sequences decode**, a step may take `tpot`. One that is behind asks for less, so that it makes up for
-  what it lost within its next tokens; one that is ahead asks for no more, since nothing is gained by making it wait.
+  what it lost within its next tokens; one that is ahead asks for no more. By its end each wants to be ahead by what a
+  bad step would cost it, for instance one with the prompts of several others: 99% of the recent ones cost less.
 - **While one waits for its first token**, the steps until then may take what is left of its `ttft`.
 - **At any time** one may arrive in the middle of a step. It waits for the end of this one, then for its own: a step may
   take half of `ttft`.
-- **The margin** is learned: what 95% of the recent steps stayed within, as a ratio to their prediction. On a quiet
-  machine it is a few percent, on a busy one more.
+- **The margins** are learned: what 95% of the recent steps stayed within, as a ratio to their prediction, and what
+  95% of the means over as many steps as a sequence has to catch up in did. The first is for waits that are over with a
+  step, the second for `tpot`. On a quiet machine they are a few percent, on a busy one more.
 - **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest yet.
 
 Online tokens are never held back, and a step without any carries at least one batch token, whatever the SLO: so one
@@ -27,15 +29,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from batchwright.fitting import FadedFit
-from batchwright.scheduling.plan import Chunk
+from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence
 
 _CONFIDENCE = 0.95
+_BAD_STEP = 0.99
 _REMEMBERED = 256
-"""Recent steps that the margin is taken from."""
+"""Recent steps that the margins are taken from."""
 _MEMORY = 400
 """Steps that the model looks back."""
-_MARGIN_EVERY = 16
 _CATCH_UP = 8
 """Tokens within which a sequence that is behind makes up for it."""
 _FIRST_TOKENS = 16
@@ -75,15 +77,34 @@ class StepShape:
         return (1.0, self.prefill_tokens, self.prefill_pairs, self.decode_rows, self.decode_keys)
 
 
+class _Spread:
+    """What the share `level` of the last values stay within, at least `least`."""
+
+    def __init__(self, level: float, least: float) -> None:
+        self._level = level
+        self._least = least
+        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self._fresh = 0
+        self.most = least
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._fresh += 1
+        # While there are few each may say something else; later one more says little.
+        if self._fresh * 8 >= len(self._values) or self._fresh >= 8:
+            self._fresh = 0
+            ordered = sorted(self._values)
+            self.most = max(self._least, ordered[min(len(ordered) - 1, int(self._level * len(ordered)))])
+
+
 class StepTimes:
     """Predicts the seconds of a step from those of the steps before."""
 
     def __init__(self) -> None:
         self._fit = FadedFit(5, _MEMORY)
-        self._ratios: deque[float] = deque(maxlen=_REMEMBERED)
-        self._since_margin = 0
-        self.margin = 1.0
-        """Seconds over predicted seconds that most steps stay within, at least 1."""
+        self._of_steps = _Spread(_CONFIDENCE, 1.0)
+        self._of_runs = _Spread(_CONFIDENCE, 1.0)
+        self._run: deque[float] = deque(maxlen=_CATCH_UP)
         self.largest = 0
         """Most tokens of a step that was measured."""
 
@@ -91,12 +112,9 @@ class StepTimes:
         """Such a step took `seconds`. What was predicted for it, None when nothing was known."""
         predicted = self.predict(shape)
         if predicted is not None and predicted > 0.0:
-            self._ratios.append(seconds / predicted)
-            self._since_margin += 1
-            if self._since_margin >= _MARGIN_EVERY or len(self._ratios) < _MARGIN_EVERY:
-                self._since_margin = 0
-                ordered = sorted(self._ratios)
-                self.margin = max(1.0, ordered[min(len(ordered) - 1, int(_CONFIDENCE * len(ordered)))])
+            self._of_steps.add(seconds / predicted)
+            self._run.append(seconds / predicted)
+            self._of_runs.add(sum(self._run) / len(self._run))
         is_larger = shape.num_tokens > self.largest
         self.largest = max(self.largest, shape.num_tokens)
         self._fit.observe(shape.features, seconds, is_larger=is_larger)
@@ -105,6 +123,16 @@ class StepTimes:
     def predict(self, shape: StepShape) -> float | None:
         """Seconds; None when nothing is known."""
         return self._fit.predict(shape.features)
+
+    @property
+    def margin(self) -> float:
+        """Seconds over predicted seconds that most steps stay within, at least 1."""
+        return self._of_steps.most
+
+    @property
+    def margin_of_runs(self) -> float:
+        """The same for the mean over as many steps as a sequence has to catch up in."""
+        return self._of_runs.most
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -182,21 +210,29 @@ class Pace:
         self.ttft = ttft
         self.tpot = tpot
         self.times = StepTimes()
+        self._beyond = _Spread(_BAD_STEP, 0.0)
+        """Seconds by which steps with online sequences went beyond `tpot`."""
+
+    def observe(self, plan: StepPlan, seconds: float) -> float | None:
+        """The step took `seconds`. What was predicted for it, None when nothing was known."""
+        if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
+            self._beyond.add(seconds - self.tpot)
+        return self.times.observe(StepShape.of(plan.chunks), seconds)
 
     def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
-        """Seconds that the step may take, for the sake of `online` ones that run and the first that waits."""
-        most = math.inf if self.ttft is None else self.ttft / 2
+        """Predicted seconds that the step may have, for the sake of `online` that run and the first that waits."""
+        wait, next_ = math.inf if self.ttft is None else self.ttft / 2, math.inf
         for sequence in (*online, *(() if waiting is None else (waiting,))):
             if sequence.num_generated:
                 if self.tpot is not None:
-                    most = min(most, _until_next(sequence, now, self.tpot))
+                    next_ = min(next_, self._until_next(sequence, now, self.tpot))
             elif self.ttft is not None:
                 steps = max(1, math.ceil(sequence.remaining / budget))
-                most = min(most, (sequence.arrived_at + self.ttft - now) / steps)
-        return most
+                wait = min(wait, (sequence.arrived_at + self.ttft - now) / steps)
+        return min(wait / self.times.margin, next_ / self.times.margin_of_runs)
 
     def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> BatchRoom:
-        """For batches in a step that computes `online` chunks in any case, and may take `limit` seconds."""
+        """For batches in a step that computes `online` chunks in any case, and may have `limit` predicted seconds."""
         if self.ttft is None and self.tpot is None:
             return BatchRoom(tokens, owed)
         shape = StepShape.of(online)
@@ -204,19 +240,18 @@ class Pace:
         if not shape.num_tokens:
             owed = max(owed, 1)
         taken = self.times.predict(shape) or 0.0
-        seconds = limit / self.times.margin - taken
+        seconds = limit - taken
         return BatchRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
 
-
-def _until_next(sequence: Sequence, now: float, tpot: float) -> float:
-    """Seconds that the next token of a sequence may take."""
-    if sequence.first_token_at is None:
-        return tpot
-    behind = now - sequence.first_token_at - (sequence.num_generated - 1) * tpot
-    if behind <= 0.0:
-        return tpot
-    left = sequence.max_total - len(sequence.tokens)
-    return tpot - behind / max(1, min(_CATCH_UP, left))
+    def _until_next(self, sequence: Sequence, now: float, tpot: float) -> float:
+        """Seconds that the next token of a sequence may take."""
+        if sequence.first_token_at is None:
+            return tpot
+        behind = now - sequence.first_token_at - (sequence.num_generated - 1) * tpot
+        left = max(1, sequence.max_total - len(sequence.tokens))
+        at_once = behind / min(_CATCH_UP, left)
+        by_its_end = (behind + self._beyond.most) / max(_CATCH_UP, left)
+        return tpot - max(0.0, at_once, by_its_end)
 
 
 def _pairs(start: int, count: int) -> int:

@@ -38,7 +38,7 @@ from collections.abc import Container, Iterable
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling.pace import BatchRoom, Pace, StepShape
+from batchwright.scheduling.pace import BatchRoom, Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 from batchwright.scheduling.share import BatchShare
@@ -187,7 +187,7 @@ class Scheduler:
 
     def measured(self, plan: StepPlan, seconds: float) -> float | None:
         """The step took `seconds`, from which later ones are predicted. What was predicted for it, None if nothing."""
-        return self.pace.times.observe(StepShape.of(plan.chunks), seconds)
+        return self.pace.observe(plan, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """The step was not computed: take back what was offered to others, send new sequences back to the queue."""

@@ -88,6 +88,9 @@ def install(app: FastAPI) -> None:
 
 def _from_http(request: Request, error: HTTPException) -> HttpError:
     """Those that the framework raises: no such path, another method, a body that cannot be read."""
+    if isinstance(error.__cause__, HttpError):
+        # What stopped the reading of the body.
+        return error.__cause__
     told = {
         404: ("unknown_url", f"there is nothing at {request.method} {request.url.path}"),
         405: ("method_not_allowed", f"{request.method} is not possible at {request.url.path}"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.backends.inference import Inference
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.models import resolve
 from batchwright.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ async def _endpoint(settings: Settings) -> Inference:
 
 
 async def _models(settings: Settings) -> Inference:
+    # Before torch is imported, which takes seconds: a wrong name is told at once.
+    for name in filter(None, (settings.model, settings.embedding_model)):
+        await asyncio.to_thread(resolve, name)
+
     from batchwright.backends.embedding_inference import EmbeddingInference
     from batchwright.backends.engine_inference import EngineInference
     from batchwright.backends.routing import RoutedInference

@@ -46,7 +46,6 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             server_header=False,
             timeout_graceful_shutdown=_LAST_SECONDS,
         )
-        _greet(services, listener)
         await _Server(config, services).serve(sockets=[listener])
         logger.info("stopped")
 
@@ -58,6 +57,11 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._services = services
         self._until = math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            _greet(self._services, sockets[0])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._services.draining:

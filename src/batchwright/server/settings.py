@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     max_model_len: Count | None = _setting(
         "Engine", None, "Most tokens of a prompt and its answer together. Default: what the model was made for."
     )
-    kv_memory: Text | None = _setting(
+    kv_memory: Size | None = _setting(
         "Engine", None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
     )
     prefix_caching: bool = _setting("Engine", True, "Keep keys and values of shared beginnings.")

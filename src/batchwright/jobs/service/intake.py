@@ -19,7 +19,10 @@ from batchwright.jobs.store.records import BatchProblem, BatchRecord, NewLine
 from batchwright.wire.lines import BatchLine, parse_batch_line
 
 MAX_PROBLEMS = 100
+_ADDED_LINES = 4000
+"""To a transaction."""
 _PIECE_LINES = 500
+"""For which a thread may hold the interpreter."""
 _PIECE_BYTES = 2**20
 _READ_BYTES = 2**20
 
@@ -36,10 +39,15 @@ async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, 
     with file:
         check = LineCheck(file, batch.endpoint, limits)
         await off_loop(check.count)
-        while (piece := await off_loop(check.next_piece)) is not None:
+        ready: list[NewLine] = []
+        while (piece := await off_loop(check.next_piece)) is not None or ready:
+            ready += piece or ()
+            if piece is not None and len(ready) < _ADDED_LINES:
+                continue
             # Once it is certain to be refused, its lines need not be noted.
-            if piece and not check.problems and not await store.add_lines(worker, batch.id, piece):
+            if not check.problems and not await store.add_lines(worker, batch.id, ready):
                 return False
+            ready.clear()
     if check.problems:
         return await store.reject(worker, batch.id, check.problems)
     return await store.begin(worker, batch.id, total=check.total, model=check.model)

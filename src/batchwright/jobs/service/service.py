@@ -63,10 +63,12 @@ class JobService:
         chunks: AsyncIterable[bytes],
         *,
         purpose: str = "batch",
-        expires_after: float | None | Callable[[], float | None] = None,
+        expires_after: float | Callable[[], float | None] | None = None,
     ) -> FileRecord:
-        """Take in an input file as it arrives. `expires_after`: seconds from now; None: the default; a function is asked
-        when all has arrived, since a form may say it last.
+        """Take in an input file as it arrives.
+
+        `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
+        say it last.
 
         Raises `InvalidRequest`, whose code is `file_too_large` past a limit and `upload_too_slow` when the upload
         stalls; nothing is left of it then, nor when `chunks` raises or the caller is cancelled.

@@ -4,6 +4,12 @@ Every method is one transaction: when it returns, what it says has happened surv
 machine, and when it raises, nothing has happened. Every method that reads or changes what belongs to a tenant takes the
 tenant, and finds nothing of another's.
 
+Every method raises `StoreUnavailable` when the database does not answer or its disk is full. There is one exception to
+"nothing has happened" then: a connection to PostgreSQL that is lost in COMMIT, when the server stays away so long that
+it cannot be asked what came of it. After `StoreUnavailable` a worker therefore retires and registers again, which frees
+what it may hold without knowing. The methods that add something raise `Conflict` when its id is there already. Texts
+that PostgreSQL cannot store (NUL characters) raise `InvalidRequest`.
+
 The life of a batch:
 
     validating ──begin──▶ in_progress ──(last line)──▶ finalizing ──finish──▶ completed
@@ -12,7 +18,8 @@ The life of a batch:
 
 `ending` is set in the transaction that decides the end: with the last line, at expiry, on cancelling. From then on no
 line is claimed and no result is taken; `finish` writes the ids of the files, the final status and the messages of the
-outbox in one transaction, so a batch is never seen as completed without its files.
+outbox in one transaction, so a batch is never seen as completed without its files. It also clears `ending`. A batch
+that expires keeps its status until then. One that ends while it is being validated has no lines.
 
 Workers hold leases. One that does not renew its lease in time loses its claims: its late results are refused, since
 `commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each
@@ -71,8 +78,9 @@ class Store(Protocol):
         ...
 
     async def take_dead_files(self, limit: int) -> list[str]:
-        """Ids of files that are deleted or whose time is over (and that no unfinished batch reads), whose bytes can be
-        removed. They stay on this list until `forget_files`, so that a crash between the two leaves no bytes behind.
+        """Ids of files, of all tenants, that are deleted or whose time is over (and that no unfinished batch reads),
+        whose bytes can be removed. They stay on this list until `forget_files`, so that a crash between the two leaves
+        no bytes behind.
         """
         ...
 
@@ -108,17 +116,25 @@ class Store(Protocol):
         ...
 
     async def request_cancel(self, tenant: str, batch_id: str) -> BatchRecord | None:
-        """Validating or in progress: to `cancelling`, with `ending`. Any other status: nothing changes."""
+        """Validating or in progress, without an ending: to `cancelling`, with `ending`. Otherwise nothing changes.
+
+        The batch as it is then; None: no such batch.
+        """
         ...
 
     async def set_paused(self, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
-        """Lines of a paused batch are not claimed; those being computed end. Its time goes on."""
+        """Lines of a paused batch are not claimed; those being computed end. Its time goes on.
+
+        Nothing changes once it has an ending. The batch as it is then; None: no such batch.
+        """
         ...
 
     async def retry_batch(self, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
         """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
 
-        Raises `NotFound` for the batch or its input file, `Conflict` when it has not ended or has no such lines.
+        Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
+        An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
+        `Conflict` when it has not ended or has no such lines.
         """
         ...
 
@@ -156,15 +172,22 @@ class Store(Protocol):
         ...
 
     async def take_validation(self, worker: str) -> BatchRecord | None:
-        """A batch to validate that nobody else does, the oldest first. Lines that an earlier try added are removed."""
+        """A batch to validate that nobody else does, the oldest first. Lines that an earlier try added are removed.
+
+        A worker validates one batch at a time: one that it took before and neither began nor rejected is given again.
+        None: there is none. Raises `LeaseLost`.
+        """
         ...
 
     async def add_lines(self, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
-        """False: the batch is not this worker's any more, or was cancelled; nothing was added."""
+        """False: the batch is not this worker's any more, or has an ending; nothing was added."""
         ...
 
     async def begin(self, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
-        """validating → in_progress. False as in `add_lines`."""
+        """validating → in_progress, or at once to finalizing where `total`, the number of lines that were added, is 0.
+
+        False as in `add_lines`.
+        """
         ...
 
     async def reject(self, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
@@ -185,8 +208,9 @@ class Store(Protocol):
     async def commit(self, worker: str, results: Sequence[LineResult]) -> list[bool]:
         """Which of the results were taken: those whose line is still at that attempt, in a batch without an ending.
 
-        In the same transaction the counts and the usage of the batch rise, and a batch all of whose lines are finished
-        goes to `finalizing`. Raises `LeaseLost`, and then none is taken.
+        A result that was taken before is taken again, and not counted again: a call may be repeated. In the same
+        transaction the counts and the usage of the batch rise, and a batch all of whose lines are finished goes to
+        `finalizing`. Raises `LeaseLost`, and then none is taken.
         """
         ...
 
@@ -199,7 +223,10 @@ class Store(Protocol):
         ...
 
     async def take_finishing(self, worker: str) -> BatchRecord | None:
-        """A batch with an ending whose files are to be built, that nobody else builds."""
+        """A batch with an ending whose files are to be built, that nobody else builds. None: there is none.
+
+        A worker finishes one batch at a time: one that it took before and did not finish is given again. Raises `LeaseLost`.
+        """
         ...
 
     async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
@@ -222,17 +249,25 @@ class Store(Protocol):
     async def webhooks(self, tenant: str) -> list[Webhook]: ...
 
     async def update_webhook(self, webhook: Webhook) -> bool:
-        """Replace what stands under its id and tenant. False: no such webhook."""
+        """Replace what stands under its id and tenant. False: no such webhook.
+
+        What is on its way to it goes to the new URL, or is given up where it is turned off.
+        """
         ...
 
-    async def delete_webhook(self, tenant: str, webhook_id: str) -> bool: ...
+    async def delete_webhook(self, tenant: str, webhook_id: str) -> bool:
+        """What is on its way to it is given up. False: no such webhook."""
+        ...
 
     async def tenant_secret(self, tenant: str, new: str) -> str:
         """The secret that callbacks of this tenant are signed with: `new` where it has none yet."""
         ...
 
     async def take_deliveries(self, worker: str, limit: int) -> list[Delivery]:
-        """Messages whose time has come and that nobody else delivers."""
+        """Messages whose time has come and that nobody else delivers, the oldest first. Each counts as a try.
+
+        Raises `LeaseLost`.
+        """
         ...
 
     async def delivered(self, worker: str, delivery_id: str) -> bool:
@@ -266,7 +301,7 @@ class Store(Protocol):
         ...
 
     async def revoke_key(self, key_id: str) -> bool:
-        """False: there is no such key."""
+        """It stays on the list, with the time of the first revocation. False: there is no such key."""
         ...
 
     async def check(self) -> None:

@@ -22,7 +22,7 @@ import psycopg
 import stamina
 from psycopg import errors
 
-from batchwright.errors import InvalidRequest, StoreUnavailable
+from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.store.statements import migrations, statements
 from batchwright.jobs.store.transaction import P, R, Row, Tx
@@ -34,7 +34,8 @@ _IMPATIENCE = 2.0
 _MIGRATION_LOCK = 0x62617463687772
 
 # A process that was stopped inside of a transaction must not keep its locks for ever. Every statement has an index that
-# it is meant to use: the planner, which has no statistics of a batch that came a second ago, is not left the choice.
+# it is meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and
+# plans anew each time, since the sizes of tables change by orders of magnitude.
 _SESSION = """
 SET search_path TO batchwright;
 SET default_transaction_isolation TO 'read committed';
@@ -44,6 +45,7 @@ SET enable_bitmapscan TO off;
 SET enable_hashjoin TO off;
 SET enable_mergejoin TO off;
 SET jit TO off;
+SET plan_cache_mode TO force_custom_plan;
 """
 
 
@@ -156,6 +158,8 @@ class PostgresqlDriver:
                     return run()
         except _PASSING as error:
             raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its disk") from error
+        except psycopg.IntegrityError as error:
+            raise Conflict(f"what is to be added is already there: {error}") from error
         except psycopg.DataError as error:
             raise InvalidRequest(f"PostgreSQL cannot store this: {error}") from error
         raise AssertionError("unreachable: the loop ends by returning or raising")

@@ -22,7 +22,7 @@ from typing import Any, Concatenate
 
 import apsw
 
-from batchwright.errors import StoreUnavailable
+from batchwright.errors import Conflict, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.store.statements import migrations, statements
 from batchwright.jobs.store.transaction import P, R, Row, Tx
@@ -209,7 +209,7 @@ class SqliteDriver:
         except _UNAVAILABLE:
             raise
         except BaseException as error:
-            entry.error = error
+            entry.error = _conflict(error) if isinstance(error, apsw.ConstraintError) else error
             self._writer.execute("ROLLBACK TO operation")
         self._writer.execute("RELEASE operation")
 
@@ -221,6 +221,12 @@ class SqliteDriver:
         crash_point("store.after_commit")
         for entry in waiting:
             crash_point(f"store.{entry.name}.after_commit")
+
+
+def _conflict(error: apsw.ConstraintError) -> Conflict:
+    found = Conflict(f"what is to be added is already there: {error}")
+    found.__cause__ = error
+    return found
 
 
 def _tell(waiting: Sequence[_Waiting]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from batchwright import __version__
-from batchwright.jobs.store.records import ENDED, BatchRecord, BatchStatus
+from batchwright.jobs.store.records import ENDED, BatchProblem, BatchRecord, BatchStatus
 from batchwright.metrics import Recent
 from batchwright.request import Traffic
 from batchwright.server.dashboard.state import (
@@ -140,5 +140,9 @@ def _job(services: Services, batch: BatchRecord) -> Job:
         input_file_id=batch.input_file_id,
         output_file_id=batch.output_file_id,
         error_file_id=batch.error_file_id,
-        problem=batch.errors[0].message if batch.errors else None,
+        problem=_told(batch.errors[0]) if batch.errors else None,
     )
+
+
+def _told(problem: BatchProblem) -> str:
+    return problem.message if problem.line is None else f"Line {problem.line}: {problem.message}"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("batchwright.server")
 
-_QUIET = ("httpx", "httpcore", "httpx2", "asyncio", "uvicorn.access")
-"""Speak from `warning` on; requests have a line of our own."""
+_QUIET = ("httpx", "httpcore", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access")
+"""Speak from `warning` on; requests, the start and the end have lines of our own."""
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -31,7 +31,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class StoreCounts:
     """What the store holds, of all tenants and processes."""
 
-    batches: Mapping[BatchStatus, int]
+    batches: dict[BatchStatus, int]
     lines: Mapping[str, int]
     deliveries: Mapping[str, int]
 
@@ -145,8 +145,9 @@ def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric
     yield from (seconds, unavailable)
     if counts is None:
         return
+    batches = dict.fromkeys(get_args(BatchStatus), 0) | counts.batches
     shown: tuple[tuple[str, str, str, Mapping[Any, int]], ...] = (
-        ("batches", "Batches in the store by status, simple ones included.", "status", counts.batches),
+        ("batches", "Batches in the store by status, simple ones included.", "status", batches),
         ("lines", "Lines of batches in progress that are not finished, of all processes.", "state", counts.lines),
         ("deliveries", "Messages to webhooks: under way, and given up.", "state", counts.deliveries),
     )

@@ -48,20 +48,29 @@ INSERT INTO results (batch, sequence, number, output) VALUES (:batch, :sequence,
 -- name: free_lines_of_worker
 UPDATE lines SET state = 'pending', worker = NULL WHERE worker = :worker AND state = 'claimed';
 
--- All claimed lines belong to workers that exist; the plus sign has SQLite find them by worker, not all of the batch.
+-- All claimed lines belong to workers that exist; the sum has them found by worker, not among all of the batch.
 -- name: free_lines_of_batch
 UPDATE lines SET state = 'pending', worker = NULL
-WHERE +batch = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers);
+WHERE batch + 0 = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers);
 
+-- Subqueries, not joins: no planner has another way to carry them out than one look into the index for each row.
 -- name: results
-SELECT r.number, l.custom_id, l.state, r.sequence, r.output FROM results AS r
-JOIN lines AS l ON l.batch = r.batch AND l.number = r.number
-WHERE r.batch = :batch AND r.sequence > :after ORDER BY r.sequence LIMIT :limit;
+SELECT
+    r.number,
+    (SELECT l.custom_id FROM lines AS l WHERE l.batch = r.batch AND l.number = r.number),
+    (SELECT l.state FROM lines AS l WHERE l.batch = r.batch AND l.number = r.number),
+    r.sequence,
+    r.output
+FROM results AS r WHERE r.batch = :batch AND r.sequence > :after ORDER BY r.sequence LIMIT :limit;
 
 -- name: lines
-SELECT l.number, l.custom_id, l.state, l.sequence, r.output FROM lines AS l
-LEFT JOIN results AS r ON r.batch = l.batch AND r.sequence = l.sequence
-WHERE l.batch = :batch AND l.number > :after ORDER BY l.number LIMIT :limit;
+SELECT
+    l.number,
+    l.custom_id,
+    l.state,
+    l.sequence,
+    (SELECT r.output FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence)
+FROM lines AS l WHERE l.batch = :batch AND l.number > :after ORDER BY l.number LIMIT :limit;
 
 -- name: count_unfinished_lines
 SELECT coalesce(sum(total - completed - failed), 0) FROM batches WHERE status = 'in_progress' AND ending IS NULL;

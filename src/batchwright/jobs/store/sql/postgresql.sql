@@ -1,5 +1,6 @@
 -- What PostgreSQL needs in another form: row locks, arrays for statements that are run for many rows at a time (each
--- parameter is then the column of its values), and the clock.
+-- parameter is then the column of its values), and the clock. Joins are written so that they can be done in one order
+-- only: for a batch that has just come the planner has no statistics, and it guesses wrong by a factor of its size.
 
 -- name: begin
 SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION), pg_current_xact_id();
@@ -32,7 +33,7 @@ WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON))) ORDER BY key F
 UPDATE batches SET worker = :worker
 WHERE key = (
     SELECT key FROM batches
-    WHERE status = 'validating' AND ending IS NULL AND worker IS NULL AND expires_at > :now
+    WHERE status = 'validating' AND ending IS NULL AND (worker IS NULL OR worker = :worker) AND expires_at > :now
     ORDER BY created_at, key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
 RETURNING key, id;
@@ -49,7 +50,7 @@ WHERE b.id IS NULL OR b.ending IS NOT NULL OR b.status IN ('failed', 'completed'
 -- name: take_finishing
 UPDATE batches SET worker = :worker
 WHERE key = (
-    SELECT key FROM batches WHERE ending IS NOT NULL AND worker IS NULL
+    SELECT key FROM batches WHERE ending IS NOT NULL AND (worker IS NULL OR worker = :worker)
     ORDER BY key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
 RETURNING id;
@@ -80,10 +81,11 @@ WHERE l.batch = b.key AND l.number = given.number AND l.attempt = given.attempt 
     AND l.state = 'claimed';
 
 -- name: lock_lines
-SELECT number, attempt, state FROM lines
-WHERE batch = :batch
-    AND number = ANY (ARRAY(SELECT CAST(asked AS BIGINT) FROM json_array_elements_text(CAST(:numbers AS JSON)) AS asked))
-ORDER BY number FOR NO KEY UPDATE;
+SELECT l.number, l.attempt, l.state
+FROM (SELECT CAST(text AS BIGINT) AS number FROM json_array_elements_text(CAST(:numbers AS JSON)) AS text ORDER BY 1) AS asked
+CROSS JOIN LATERAL (
+    SELECT number, attempt, state FROM lines WHERE batch = :batch AND number = asked.number LIMIT 1 FOR NO KEY UPDATE
+) AS l;
 
 -- name: finish_lines
 UPDATE lines AS l SET state = given.state, sequence = given.sequence, worker = NULL
@@ -109,7 +111,7 @@ FROM held WHERE l.batch = held.batch AND l.number = held.number;
 -- name: free_lines_of_batch
 WITH held AS MATERIALIZED (
     SELECT batch, number FROM lines
-    WHERE batch = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers)
+    WHERE batch + 0 = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers)
     ORDER BY batch, number FOR NO KEY UPDATE
 )
 UPDATE lines AS l SET state = 'pending', worker = NULL

@@ -1,4 +1,5 @@
-// A small chart of the last two minutes: two curves over time, drawn as SVG.
+// A small chart of the last two minutes, drawn as SVG: two curves one above the other, each on a scale of its own, since
+// the one is often a hundred times the other.
 
 import { byId, fill } from "./dom.js";
 import { clock, count } from "./format.js";
@@ -6,7 +7,11 @@ import { clock, count } from "./format.js";
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const SPAN = 120; // seconds
 const GAP = 3.5; // seconds without a point that interrupt the curve
-const MARGIN = { left: 48, right: 10, top: 8, bottom: 20 };
+const LEFT = 48;
+const RIGHT = 10;
+const TOP = 8;
+const BETWEEN = 18;
+const FOOT = 20;
 const TIMES = [
   [-120, "2 min ago", "start"],
   [-60, "1 min", "middle"],
@@ -34,6 +39,7 @@ export class Chart {
   #format;
   #points = [];
   #now = 0;
+  #current = [null, null];
   #pointed = null; // seconds before now, where the pointer is
   #parts;
   #width = 0;
@@ -55,63 +61,69 @@ export class Chart {
   update(history, now, current) {
     this.#points = history.filter((point) => point.at > now - SPAN - GAP);
     this.#now = now;
-    this.#parts.current = current;
+    this.#current = current;
     this.#draw();
   }
 
   #build(title) {
     const root = svg("svg", { role: "img", "aria-label": title }, this.#box);
-    const grid = svg("g", { class: "grid" }, root);
     const times = svg("g", { class: "times" }, root);
-    const area = svg("path", { class: "area" }, root);
-    const second = svg("path", { class: "curve second" }, root);
-    const first = svg("path", { class: "curve first" }, root);
-    const cursor = svg("line", { class: "cursor", y1: MARGIN.top }, root);
+    const bands = ["first", "second"].map((name) => {
+      const group = svg("g", { class: `band ${name}` }, root);
+      const grid = svg("g", { class: "grid" }, group);
+      return { grid, area: svg("path", { class: "area" }, group), curve: svg("path", { class: "curve" }, group) };
+    });
+    const cursor = svg("line", { class: "cursor", y1: TOP }, root);
     const nothing = svg("text", { class: "nothing", "text-anchor": "middle" }, root);
-    return { root, grid, times, area, curves: [first, second], cursor, nothing, current: [null, null] };
+    return { root, times, bands, cursor, nothing };
   }
 
   #x(at) {
-    const room = this.#width - MARGIN.left - MARGIN.right;
-    return MARGIN.left + room * (1 + (at - this.#now) / SPAN);
+    return Math.max(LEFT, LEFT + (this.#width - LEFT - RIGHT) * (1 + (at - this.#now) / SPAN));
   }
 
   #draw() {
     this.#width = this.#box.clientWidth;
     this.#height = this.#box.clientHeight;
     if (!this.#width) return;
-    const { root, area, curves, nothing } = this.#parts;
+    const { root, times, nothing } = this.#parts;
     root.setAttribute("width", this.#width);
     root.setAttribute("height", this.#height);
-    const most = Math.max(0, ...this.#points.flatMap((point) => this.#series.map((value) => value(point))));
-    const top = niceTop(most);
-    const bottom = this.#height - MARGIN.bottom;
-    const y = (value) => bottom - (bottom - MARGIN.top) * (value / top);
-    this.#drawAxes(top, y);
+    const room = (this.#height - TOP - BETWEEN - FOOT) / 2;
     const runs = this.#runs();
-    this.#series.forEach((value, index) => {
-      curves[index].setAttribute("d", runs.map((run) => this.#line(run, value, y)).join(""));
+    const highest = this.#series.map((value, index) => {
+      const most = Math.max(0, ...this.#points.map(value));
+      this.#drawBand(index, value, runs, most, TOP + index * (room + BETWEEN), room);
+      return most;
     });
-    area.setAttribute("d", runs.map((run) => this.#filled(run, this.#series[0], y, bottom)).join(""));
-    nothing.setAttribute("x", (this.#width + MARGIN.left) / 2);
-    nothing.setAttribute("y", this.#height / 2);
-    nothing.textContent = most > 0 || !this.#now ? "" : "Nothing in the last two minutes";
+    times.replaceChildren();
+    for (const [offset, text, anchor] of TIMES) {
+      const at = { x: this.#x(this.#now + offset), y: this.#height - 4, "text-anchor": anchor };
+      svg("text", at, times).textContent = text;
+    }
+    nothing.setAttribute("x", (this.#width + LEFT) / 2);
+    nothing.setAttribute("y", TOP + room + BETWEEN / 2 + 4);
+    nothing.textContent = this.#now && Math.max(...highest) === 0 ? "Nothing in the last two minutes" : "";
     this.#drawPointed();
   }
 
-  #drawAxes(top, y) {
-    const { grid, times } = this.#parts;
+  #drawBand(index, value, runs, most, top, room) {
+    const { grid, area, curve } = this.#parts.bands[index];
+    const scale = niceTop(most);
+    const bottom = top + room;
+    const y = (point) => bottom - room * (value(point) / scale);
     grid.replaceChildren();
-    times.replaceChildren();
-    for (const value of top === 1 ? [0, 1] : [0, top / 2, top]) {
-      svg("line", { x1: MARGIN.left, x2: this.#width - MARGIN.right, y1: y(value), y2: y(value) }, grid);
-      svg("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, grid).textContent =
-        value % 1 ? value.toFixed(1) : count(value);
+    for (const [at, shown] of [[bottom, 0], [top, scale]]) {
+      svg("line", { x1: LEFT, x2: this.#width - RIGHT, y1: at, y2: at }, grid);
+      const text = svg("text", { x: LEFT - 8, y: at + 4, "text-anchor": "end" }, grid);
+      text.textContent = shown % 1 ? String(Number(shown.toPrecision(1))) : count(shown);
     }
-    for (const [offset, text, anchor] of TIMES) {
-      const x = this.#x(this.#now + offset);
-      svg("text", { x, y: this.#height - 4, "text-anchor": anchor }, times).textContent = text;
-    }
+    const lines = runs.map((run) => this.#line(run, y));
+    curve.setAttribute("d", lines.join(""));
+    area.setAttribute("d", runs.map((run, number) => {
+      const [from, to] = [run[0], run.at(-1)].map((point) => this.#x(point.at).toFixed(1));
+      return `${lines[number]}L${to} ${bottom}L${from} ${bottom}Z`;
+    }).join(""));
   }
 
   /** The points in stretches without a gap. */
@@ -126,39 +138,34 @@ export class Chart {
     return runs;
   }
 
-  #line(run, value, y) {
+  #line(run, y) {
     return run.map((point, index) =>
-      `${index ? "L" : "M"}${Math.max(MARGIN.left, this.#x(point.at)).toFixed(1)} ${y(value(point)).toFixed(1)}`,
-    ).join("");
-  }
-
-  #filled(run, value, y, bottom) {
-    const [from, to] = [run[0], run.at(-1)].map((point) => Math.max(MARGIN.left, this.#x(point.at)).toFixed(1));
-    return `${this.#line(run, value, y)}L${to} ${bottom}L${from} ${bottom}Z`;
+      `${index ? "L" : "M"}${this.#x(point.at).toFixed(1)} ${y(point).toFixed(1)}`).join("");
   }
 
   #point(event) {
-    const room = this.#width - MARGIN.left - MARGIN.right;
-    const x = event ? event.clientX - this.#box.getBoundingClientRect().left - MARGIN.left : -1;
+    const room = this.#width - LEFT - RIGHT;
+    const x = event ? event.clientX - this.#box.getBoundingClientRect().left - LEFT : -1;
     this.#pointed = event && x >= 0 && x <= room ? SPAN * (1 - x / room) : null;
     this.#drawPointed();
   }
 
   #drawPointed() {
-    const { cursor, current } = this.#parts;
-    const wanted = this.#now - (this.#pointed ?? 0);
-    const point = this.#pointed === null ? null : this.#points.reduce(
-      (best, each) => (!best || Math.abs(each.at - wanted) < Math.abs(best.at - wanted) ? each : best), null);
+    const { cursor } = this.#parts;
+    const point = this.#pointed === null ? null : nearest(this.#points, this.#now - this.#pointed);
     cursor.setAttribute("visibility", point ? "visible" : "hidden");
-    const values = point ? this.#series.map((value) => value(point)) : current;
     if (point) {
-      const x = Math.max(MARGIN.left, this.#x(point.at));
-      cursor.setAttribute("x1", x);
-      cursor.setAttribute("x2", x);
-      cursor.setAttribute("y2", this.#height - MARGIN.bottom);
+      for (const end of ["x1", "x2"]) cursor.setAttribute(end, this.#x(point.at));
+      cursor.setAttribute("y2", this.#height - FOOT);
     }
+    const values = point ? this.#series.map((value) => value(point)) : this.#current;
     fill(this.#legend, {
       first: this.#format(values[0]), second: this.#format(values[1]), moment: point ? clock(point.at) : "",
     });
   }
+}
+
+function nearest(points, at) {
+  const distance = (point) => Math.abs(point.at - at);
+  return points.reduce((best, each) => (best && distance(best) <= distance(each) ? best : each), null);
 }

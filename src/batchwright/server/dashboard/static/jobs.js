@@ -62,20 +62,29 @@ function fillRow(row, job, now) {
     name,
     id: name === job.id ? "" : job.id,
     about: [job.parent_id && "retry", job.endpoint.replace("/v1/", ""), job.model].filter(Boolean).join(" · "),
-    counts: job.status === "validating"
-      ? job.total ? `${count(job.total)} lines read` : "reading lines"
-      : `${count(job.completed + job.failed)} of ${plural(job.total, "line", "lines")}`,
-    failed: job.failed ? `${count(job.failed)} failed` : "",
+    ...lines(job),
     ...pace(job, now),
     problem: job.problem ?? "",
   });
   action(row, "details").title = `Details of ${name}`;
+  row.classList.toggle("cut-short", cutShort(job));
   fillProgress(row, job, name);
   for (const [each, { when }] of Object.entries(ACTIONS)) {
     const button = action(row, each);
     keepFocus(button, when(job), row);
     setAttribute(button, "aria-label", `${button.textContent}: ${name}`);
   }
+}
+
+/** Lines that were never computed count as failed, which is not what people call them. */
+const cutShort = (job) => job.status === "expired" || job.status === "cancelled";
+
+function lines(job) {
+  const finished = `${count(job.completed + job.failed)} of ${plural(job.total, "line", "lines")}`;
+  const failed = job.failed ? `${count(job.failed)} ${cutShort(job) ? "not completed" : "failed"}` : "";
+  if (job.status === "failed") return { counts: "nothing was computed", failed: "" };
+  if (job.status !== "validating") return { counts: finished, failed };
+  return { counts: job.total ? `${count(job.total)} lines read` : "reading lines", failed: "" };
 }
 
 /** The badge of a status, in the list and in the details. */

@@ -3,6 +3,8 @@
 import { action, byId, setText, show } from "./dom.js";
 
 const NAME = "batchwright.key";
+/** An event of the window. */
+export const KEY_GIVEN = "batchwright-key-given";
 
 export const currentKey = () => sessionStorage.getItem(NAME);
 
@@ -45,6 +47,7 @@ export function connectKey() {
     sessionStorage.setItem(NAME, key);
     showForget();
     dialog.close("given");
+    window.dispatchEvent(new Event(KEY_GIVEN));
   });
   action(dialog, "later").addEventListener("click", () => dialog.close(""));
   byId("forget-key").addEventListener("click", () => {

@@ -5,7 +5,7 @@ import { Details } from "./details.js";
 import { Figures } from "./figures.js";
 import { clock } from "./format.js";
 import { Jobs } from "./jobs.js";
-import { askForKey, connectKey } from "./key.js";
+import { KEY_GIVEN, askForKey, connectKey } from "./key.js";
 import { Live } from "./live.js";
 import { announce } from "./messages.js";
 import { connectTheme } from "./theme.js";
@@ -59,11 +59,11 @@ function showLink() {
   byId("link").dataset.tone = tone;
 }
 
-action(byId("banner"), "banner").addEventListener("click", async () => {
-  if (link === "locked" && !(await askForKey())) return;
-  live.retry();
+action(byId("banner"), "banner").addEventListener("click", () => {
+  if (link === "locked") askForKey();
+  else live.retry();
 });
-window.addEventListener("online", () => live.retry());
+for (const name of ["online", KEY_GIVEN]) window.addEventListener(name, () => live.retry());
 connectTheme(byId("theme"));
 connectKey();
 live.run();

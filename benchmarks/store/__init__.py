@@ -1,0 +1,1 @@
+"""A batch of very many lines through the worker and the store, against a loop that has neither."""

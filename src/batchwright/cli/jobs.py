@@ -1,0 +1,270 @@
+"""`batchwright jobs`: durable batches without HTTP, in the store that the service uses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+
+from batchwright.cli.job_views import print_batch, print_batches, print_json, waiting
+from batchwright.cli.setting_flags import PASSED_ON
+from batchwright.cli.store_options import DatabaseOption, DataOption, database_of, settings_with
+from batchwright.cli.work import HELP as WORK_HELP
+from batchwright.cli.work import work_command
+from batchwright.errors import InputError
+from batchwright.jobs.service.keys import DEFAULT_TENANT as TENANT
+from batchwright.jobs.service.limits import Limits
+
+if TYPE_CHECKING:
+    from batchwright.jobs.service.service import JobService
+    from batchwright.jobs.store.records import BatchRecord
+
+SOME_FAILED = 3
+_READ_BYTES = 2**20
+_PAGE_LINES = 256
+_T = TypeVar("_T")
+
+app = typer.Typer(
+    name="jobs",
+    help="Submit, watch and end durable batches. They are computed by `batchwright serve`, or by `jobs work`.",
+    no_args_is_help=True,
+)
+app.command("work", help=WORK_HELP, context_settings=PASSED_ON, add_help_option=False)(work_command)
+
+BatchArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: batch_….", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the API answers it.")]
+
+
+class _FirstLine(msgspec.Struct):
+    """What is read of a file before it is uploaded."""
+
+    url: str
+
+
+@app.command("submit")
+def submit(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON Lines in the form of OpenAI's batch input.", show_default=False)
+    ],
+    endpoint: Annotated[
+        str | None, typer.Option(help="Which all lines are for. Default: that of the first line.", show_default=False)
+    ] = None,
+    window: Annotated[str, typer.Option(help="By when it ends: 24h, 30m, 7d.")] = "24h",
+    metadata: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with the batch; may be given several times.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Make a batch of the lines of a file, and print its id.
+
+    Exit status with --wait: 0 all lines succeeded, 3 some failed, 1 it did not complete.
+    """
+    pairs = _pairs(metadata or [])
+    target = endpoint or _endpoint_of(file)
+
+    async def work(jobs: JobService) -> BatchRecord:
+        uploaded = await jobs.upload(TENANT, file.name, _chunks(file))
+        batch = await jobs.create_batch(
+            TENANT, input_file_id=uploaded.id, endpoint=target, completion_window=window, metadata=pairs
+        )
+        return await waiting(jobs, batch) if wait else batch
+
+    batch = _with_jobs(data, database, work)
+    if as_json:
+        print_json(batch)
+    elif wait:
+        print_batch(batch)
+    else:
+        typer.echo(batch.id)
+    if wait:
+        raise typer.Exit(_status(batch))
+
+
+@app.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest.")] = 20,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Show batches, the newest first."""
+
+    async def work(jobs: JobService) -> list[BatchRecord]:
+        return await jobs.batches(TENANT, limit=limit)
+
+    batches = _with_jobs(data, database, work)
+    if as_json:
+        print_json(*batches)
+    else:
+        print_batches(batches)
+
+
+@app.command("show")
+def show(
+    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+) -> None:
+    """Show one batch, and what is wrong with it if anything is."""
+    _shown(data, database, lambda jobs: jobs.batch(TENANT, batch_id), as_json)
+
+
+@app.command("cancel")
+def cancel(
+    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+) -> None:
+    """End a batch; what is done of it stays."""
+    _shown(data, database, lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
+
+
+@app.command("pause")
+def pause(
+    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+) -> None:
+    """Begin no further lines of a batch. Its window goes on."""
+    _shown(data, database, lambda jobs: jobs.pause(TENANT, batch_id), as_json)
+
+
+@app.command("resume")
+def resume(
+    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+) -> None:
+    """Go on with a paused batch."""
+    _shown(data, database, lambda jobs: jobs.resume(TENANT, batch_id), as_json)
+
+
+@app.command("retry")
+def retry(
+    batch_id: BatchArgument,
+    window: Annotated[str | None, typer.Option(help="By when the new one ends. Default: as before.")] = None,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Make a new batch of the lines that failed or were not computed in time."""
+    _shown(data, database, lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json)
+
+
+@app.command("results")
+def results(
+    batch_id: BatchArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
+    ] = None,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Print the results of a batch as JSON Lines, those with errors last.
+
+    Of a batch that has not ended: those that there are, in the order in which they were finished.
+    """
+
+    async def work(jobs: JobService) -> None:
+        async with aclosing(_results(jobs, batch_id)) as pieces:
+            if output is None:
+                async for piece in pieces:
+                    sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+                return
+            partial = output.with_name(output.name + ".part")
+            try:
+                with partial.open("wb") as file:
+                    async for piece in pieces:
+                        file.write(piece)
+                partial.replace(output)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    _with_jobs(data, database, work)
+
+
+async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
+    from batchwright.jobs.store.records import ENDED
+
+    batch = await jobs.batch(TENANT, batch_id)
+    if batch.status in ENDED:
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            if file_id is not None:
+                _, pieces = await jobs.content(TENANT, file_id)
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        yield piece
+        return
+    after = 0
+    while page := await jobs.results(TENANT, batch_id, after=after, limit=_PAGE_LINES):
+        yield b"".join(line.output + b"\n" for line in page if line.output is not None)
+        after = page[-1].sequence or after
+
+
+def _shown(
+    data: Path | None, database: str | None, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool
+) -> None:
+    batch = _with_jobs(data, database, ask)
+    if as_json:
+        print_json(batch)
+    else:
+        print_batch(batch)
+
+
+def _with_jobs(data: Path | None, database: str | None, work: Callable[[JobService], Awaitable[_T]]) -> _T:
+    settings = settings_with(data, database)
+
+    from batchwright.jobs.service.blobs import Blobs
+    from batchwright.jobs.service.service import JobService
+    from batchwright.jobs.store import open_store
+
+    async def main() -> _T:
+        async with open_store(database_of(settings)) as store:
+            limits = Limits(
+                max_lines=settings.max_lines,
+                max_file_bytes=settings.max_file_size,
+                max_line_bytes=settings.max_line_size,
+            )
+            return await work(JobService(store, Blobs(settings.data / "files"), limits=limits))
+
+    return asyncio.run(main())
+
+
+async def _chunks(path: Path) -> AsyncGenerator[bytes]:
+    """A local file may be a pipe, which is waited for; standard input is `-`."""
+    file = sys.stdin.buffer if str(path) == "-" else await asyncio.to_thread(path.open, "rb")
+    with file:
+        while chunk := await asyncio.to_thread(file.read, _READ_BYTES):
+            yield chunk
+
+
+def _pairs(given: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--metadata {each!r}: must be KEY=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+def _endpoint_of(path: Path) -> str:
+    """The `url` of the first line that is not blank. Raises `InputError` when it has none."""
+    if str(path) == "-":
+        raise InputError("--endpoint: must be given when FILE is standard input")
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        return msgspec.json.decode(first, type=_FirstLine).url
+    except (ValueError, RecursionError):
+        raise InputError(
+            f"{path}: its first line is no batch line with a url; give --endpoint to have all lines told that are wrong"
+        ) from None
+
+
+def _status(batch: BatchRecord) -> int:
+    if batch.status != "completed":
+        return 1
+    return SOME_FAILED if batch.counts.failed else 0

@@ -1,0 +1,72 @@
+"""Errors have one form, whoever raises them; every answer has the id of its request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.server.conftest import Play, Service
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status", "code"),
+    [
+        ("GET", "/v1/none", {}, 404, "unknown_url"),
+        ("GET", "/v1/models/", {}, 404, "model_not_found"),
+        ("PUT", "/v1/models", {}, 405, "method_not_allowed"),
+        ("POST", "/v1/batches", {"json": []}, 400, "invalid_request"),
+        (
+            "POST",
+            "/v1/batches",
+            {"content": b"{", "headers": {"content-type": "application/json"}},
+            400,
+            "invalid_json",
+        ),
+        ("POST", "/v1/batches", {"content": b"{}"}, 400, "invalid_request"),
+        ("POST", "/v1/batches", {}, 400, "invalid_json"),
+        ("POST", "/v1/completions", {"json": {"prompt": "\ud800"}}, 200, None),
+        ("POST", "/v1/completions", {"json": {"\ud800": 1}}, 400, "unknown_parameter"),
+        ("GET", "/v1/batches?limit=0", {}, 400, "invalid_request"),
+        ("GET", "/v1/batches?limit=x", {}, 400, "invalid_request"),
+        ("GET", "/v1/files?after=%00", {}, 400, "invalid_request"),
+        ("GET", "/v1/files/file-%00", {}, 404, "not_found"),
+        ("POST", "/v1/files", {"json": {}}, 400, "invalid_form"),
+    ],
+)
+def test_they_have_one_form(
+    play: Play, method: str, path: str, options: dict[str, Any], status: int, code: str | None
+) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.request(method, path, **options)
+        assert answer.status_code == status
+        if code is not None:
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.json().keys() == {"error"}
+            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert answer.json()["error"]["code"] == code
+        assert answer.headers["x-request-id"].startswith("req_")
+
+    play(main)
+
+
+def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(service: Service) -> None:
+        async def broken(*_: Any) -> None:
+            raise RuntimeError("a secret of the inside")
+
+        service.services.jobs.batch = broken  # type: ignore[method-assign, assignment]
+        answer = await service.http.get("/v1/batches/batch_" + "0" * 24, headers={"x-request-id": "abc"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        assert "secret" not in answer.text
+        assert answer.headers["x-request-id"] == "abc"
+
+    play(main)
+
+
+@pytest.mark.parametrize("given", ["", " ", "a b", "x" * 200, "ü", "-x", "a\tb"])
+def test_an_id_that_is_not_sane_is_replaced(play: Play, given: str) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.get("/health", headers=[(b"x-request-id", given.encode())])
+        assert answer.headers["x-request-id"].startswith("req_")
+
+    play(main)

@@ -1,0 +1,184 @@
+"""Metrics, the dashboard's state, logs and traces."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+from tests.server.conftest import Play, Service
+from tests.server.test_batches import begin, line
+
+from batchwright.engine.stats import EngineStats
+from batchwright.errors import MissingExtra
+from batchwright.server.dashboard.state import DashboardState
+from batchwright.server.observability.engine_metrics import engine_families
+from batchwright.server.observability.logs import configure_logging, logger
+from batchwright.server.observability.traces import Tracing, configured
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+
+
+def _documented() -> dict[str, tuple[str, set[str]]]:
+    """Kind and labels by name, from the tables of the page."""
+    rows = re.findall(r"^\| `(batchwright_\w+)` \| (\w+) \| (.*?) \| ", PAGE, re.MULTILINE)
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+async def _shown(service: Service) -> dict[str, tuple[str, set[str]]]:
+    text = (await service.http.get("/metrics")).text
+    families = [*text_string_to_metric_families(text), *engine_families(EngineStats())]
+    shown = {}
+    for family in families:
+        if not family.name.startswith("batchwright_"):
+            continue
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        shown[name] = (family.type, labels or set(getattr(family, "_labelnames", ())))
+    return shown
+
+
+def test_the_page_tells_of_every_metric_and_of_no_other(play: Play) -> None:
+    async def main(service: Service) -> None:
+        await service.http.get("/health")
+        shown = await _shown(service)
+        # Nothing was dispatched by the stub.
+        shown["batchwright_dispatches_total"] = ("counter", {"reason"})
+        assert shown == _documented()
+
+    play(main)
+
+
+def test_requests_calls_and_batches_are_counted(play: Play) -> None:
+    async def main(service: Service) -> None:
+        await service.http.post("/v1/completions", json={"prompt": "one two"})
+        await service.http.post("/v1/completions", json={"prompt": "fail"})
+        await service.http.get("/v1/none")
+        batch = await service.ended((await begin(service, line("a", "x"))).id)
+        await service.http.get(f"/v1/batches/{batch.id}")
+        text = (await service.http.get("/metrics")).text
+        for told in (
+            'http_requests_total{method="POST",route="/v1/completions",status="200"} 1.0',
+            'http_requests_total{method="POST",route="/v1/completions",status="500"} 1.0',
+            'http_requests_total{method="GET",route="(none)",status="404"} 1.0',
+            'http_request_seconds_count{route="/v1/completions"} 2.0',
+            'route="/v1/batches/{batch_id}"',
+            'calls_total{outcome="answered",traffic="online"} 1.0',
+            'calls_total{outcome="failed",traffic="online"} 1.0',
+            'calls_total{outcome="answered",traffic="batch"} 1.0',
+            'generated_tokens_total{traffic="online"} 2.0',
+            'batches{status="completed"} 1.0',
+            'batches{status="failed"} 0.0',
+            'worker_lines_total{outcome="succeeded"} 1.0',
+            'store_seconds_count{operation="commit"} 1.0',
+        ):
+            assert f"batchwright_{told}" in text or (told.startswith("route") and told in text), told
+        assert batch.id not in text
+
+    play(main)
+
+
+def test_the_dashboard_sees_traffic_and_jobs(play: Play) -> None:
+    async def main(service: Service) -> None:
+        await service.http.post("/v1/completions", json={"prompt": "one two", "stream": True})
+        done = await service.ended((await begin(service, line("a", "x"))).id)
+        running = await begin(service, line("a", "wait"), line("b", "y"))
+
+        async def one_is_done() -> bool:
+            counts = (await service.client.batches.retrieve(running.id)).request_counts
+            return counts is not None and counts.completed == 1
+
+        await service.until(one_is_done)
+        service.services.live.tick()
+        state = DashboardState.model_validate((await service.http.get("/dashboard/state")).json())
+        assert (state.ready, state.keys_required, state.backend, state.models[0]) == (True, False, "engine", "stub")
+        assert (state.online.answered, state.online.ttft_ms.count) == (1, 1)
+        assert (state.batch.answered, state.batch.running) == (2, 1)
+        assert [(job.id, job.status, job.progress) for job in state.jobs] == [
+            (running.id, "in_progress", 0.5),
+            (done.id, "completed", 1.0),
+        ]
+        assert (state.job_counts.in_progress, state.job_counts.completed) == (1, 1)
+        assert state.history[-1].batch == 1
+        assert state.tokens.generated > 0
+
+    play(main)
+
+
+def test_the_dashboards_events_come_until_the_service_stops(play: Play) -> None:
+    async def main(service: Service) -> None:
+        service.services.drain()
+        answer = await service.http.get("/dashboard/events")
+        assert answer.headers["content-type"] == "text/event-stream"
+        state = DashboardState.model_validate_json(answer.text.removeprefix("data: "))
+        assert state.draining
+
+    play(main)
+
+
+@pytest.fixture
+def _logging_as_before() -> Iterator[None]:
+    root, handlers, level = logging.getLogger(), logging.getLogger().handlers[:], logging.getLogger().level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_logs_are_a_line_of_json_each_with_the_id_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    configure_logging("json", "info")
+    with structlog.contextvars.bound_contextvars(request_id="req_1"):
+        logger.info("request", status=200)
+        logging.getLogger("uvicorn.error").warning("of %s", "uvicorn")
+        logger.debug("not shown")
+        try:
+            raise ValueError("bad")
+        except ValueError:
+            logger.exception("request_failed")
+    told = [json.loads(each) for each in written.getvalue().splitlines()]
+    assert [(each["event"], each["level"], each["request_id"]) for each in told] == [
+        ("request", "info", "req_1"),
+        ("of uvicorn", "warning", "req_1"),
+        ("request_failed", "error", "req_1"),
+    ]
+    assert told[0]["status"] == 200
+    assert told[2]["exception"][0]["exc_value"] == "bad"
+
+
+def test_traces_are_made_where_the_environment_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not configured({})
+    assert configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"})
+    assert not configured({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318", "OTEL_SDK_DISABLED": "true"})
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with Tracing().span("nothing"):
+        pass
+    with pytest.raises(MissingExtra, match=r"batchwright\[otel\]"):
+        Tracing(enabled=True)
+
+
+def test_a_span_has_its_attributes_and_its_error() -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracing = Tracing(enabled=True)
+    tracing._tracer = trace.get_tracer("batchwright", tracer_provider=provider)
+    with pytest.raises(ValueError, match="bad"), tracing.span("inference", traffic="batch"):
+        raise ValueError("bad")
+    (span,) = kept.get_finished_spans()
+    assert (span.name, dict(span.attributes or {})) == ("inference", {"batchwright.traffic": "batch"})
+    assert span.status.is_ok is False

@@ -1,0 +1,128 @@
+"""`/v1/batch/*`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.server.conftest import Play, Service
+
+
+async def _ended(service: Service, batch_id: str) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+
+    async def has_ended() -> bool:
+        nonlocal state
+        state = (await service.http.get(f"/v1/batch/{batch_id}")).json()
+        return state["outputs"] is not None
+
+    await service.until(has_ended)
+    return state
+
+
+def test_prompts_are_answered_in_order_and_one_that_fails_has_an_entry(play: Play) -> None:
+    async def main(service: Service) -> None:
+        body = {"prompts": ["a b", "fail", "c"], "max_tokens": 1, "model": "stub"}
+        answer = (await service.http.post("/v1/batch/sync", json=body)).json()
+        assert answer["outputs"] == ["A", None, "C"]
+        assert [(each["index"], each["code"]) for each in answer["errors"]] == [(1, "generation_failed")]
+        assert answer["total_tokens"] == 2
+        assert answer["latency_ms"] > 0
+        assert answer["throughput_tokens_per_sec"] > 0
+        assert answer["batch_id"].startswith("batch_")
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({}, 400, "prompts"),
+        ({"prompts": []}, 400, "prompts"),
+        ({"prompts": ["x"] * 4}, 400, "prompts"),
+        ({"prompts": ["x"], "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompts": ["x"], "temperature": -1}, 400, "temperature"),
+        ({"prompts": ["x"], "tempreature": 1}, 400, "tempreature"),
+        ({"prompts": ["x"], "model": "none"}, 404, "model"),
+    ],
+)
+def test_what_is_wrong_is_told_by_name(play: Play, body: dict[str, Any], status: int, param: str) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.post("/v1/batch/sync", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+    play(main, max_prompts=3)
+
+
+def test_a_sync_batch_whose_client_hangs_up_is_cancelled(play: Play) -> None:
+    async def main(service: Service) -> None:
+        asking = asyncio.create_task(service.http.post("/v1/batch/sync", json={"prompts": ["wait", "wait"]}))
+
+        async def both_wait() -> bool:
+            return service.stub.waiting == 2
+
+        await service.until(both_wait)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert (service.stub.cancelled, service.services.online.inside) == (2, 0)
+
+    play(main)
+
+
+def test_a_job_of_prompts_goes_from_pending_to_completed(play: Play) -> None:
+    async def main(service: Service) -> None:
+        service.stub.gate.clear()
+        body = {"prompts": ["a b", "fail", "c"], "model": "stub"}
+        made = (await service.http.post("/v1/batch/async", json=body)).json()
+        assert made["status"] == "pending"
+        state = (await service.http.get(f"/v1/batch/{made['batch_id']}")).json()
+        assert (state["status"] in ("pending", "processing"), state["outputs"]) == (True, None)
+        service.stub.gate.set()
+        state = await _ended(service, made["batch_id"])
+        assert (state["status"], state["progress"]) == ("completed", 1.0)
+        assert state["outputs"] == ["A B", None, "C"]
+        assert [(each["index"], each["code"]) for each in state["errors"]] == [(1, "generation_failed")]
+        assert (await service.http.get("/v1/batches")).json()["data"] == []
+
+    play(main)
+
+
+def test_a_job_of_prompts_is_cancelled_by_delete(play: Play) -> None:
+    async def main(service: Service) -> None:
+        service.stub.gate.clear()
+        made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+        cancelled = await service.http.delete(f"/v1/batch/{made['batch_id']}")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+        state = await _ended(service, made["batch_id"])
+        assert (state["status"], state["outputs"], len(state["errors"])) == ("cancelled", [None], 1)
+
+    play(main)
+
+
+def test_stats_are_not_taken_for_an_id(play: Play) -> None:
+    async def main(service: Service) -> None:
+        made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+        await _ended(service, made["batch_id"])
+        stats = (await service.http.get("/v1/batch/stats")).json()
+        assert (stats["total_batches"], stats["completed"], stats["pending"]) == (1, 1, 0)
+        assert {"processing", "failed", "padding_efficiency", "occupancy", "tokens_per_sec"} <= stats.keys()
+
+    play(main)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/x", "https://10.0.0.1/", "ftp://example.org", "https://[::1]/", "x"])
+def test_a_callback_that_leads_inside_is_refused(play: Play, url: str) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.post("/v1/batch/async", json={"prompts": ["a"], "callback_url": url})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "url_refused")
+
+    play(main)
+
+
+def test_an_unknown_id_is_not_found(play: Play) -> None:
+    async def main(service: Service) -> None:
+        for batch_id in ("batch_" + "0" * 24, "stat", "%00", "batch_x"):
+            assert (await service.http.get(f"/v1/batch/{batch_id}")).status_code == 404
+
+    play(main)

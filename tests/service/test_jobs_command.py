@@ -1,0 +1,135 @@
+"""`batchwright jobs`, without HTTP, with a worker that has an endpoint elsewhere compute."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from batchwright.cli.main import app
+from batchwright.errors import InputError, NotFound
+from tests.service.support import line
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    """Says the prompt in capitals; refuses one that is "no"."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(200, {"object": "list", "data": [{"id": "model", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["prompt"] == "no":
+            self._answer(400, {"error": {"message": "never", "type": "invalid_request_error", "param": "prompt"}})
+            return
+        choices = [{"index": 0, "text": body["prompt"].upper(), "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+        self._answer(200, {"id": "cmpl", "object": "text_completion", "choices": choices, "usage": usage})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """Its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of all commands of a test."""
+    monkeypatch.setenv("BATCHWRIGHT_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "data"
+
+
+def jobs(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["jobs", *arguments], catch_exceptions=False)
+
+
+def input_file(folder: Path, prompts: Sequence[str]) -> str:
+    path = folder / "input.jsonl"
+    path.write_bytes(b"".join(map(line, prompts)))
+    return str(path)
+
+
+def shown(batch_id: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(jobs("show", batch_id, "--json").stdout)
+    return result
+
+
+def test_a_batch_from_a_file_to_its_results(tmp_path: Path, data: Path, endpoint: str) -> None:
+    submitted = jobs("submit", input_file(tmp_path, ["a", "no", "c"]), "--metadata", "kind=test", "--window", "2h")
+    batch_id = submitted.stdout.strip()
+    assert submitted.exit_code == 0
+    assert shown(batch_id)["status"] == "validating"
+    assert jobs("results", batch_id).stdout == ""
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    batch = shown(batch_id)
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+    assert (batch["metadata"], batch["completion_window"]) == ({"kind": "test"}, "2h")
+    output = tmp_path / "results.jsonl"
+    assert jobs("results", batch_id, "-o", str(output)).exit_code == 0
+    lines = [msgspec.json.decode(each) for each in output.read_bytes().splitlines()]
+    assert [each["custom_id"] for each in lines] == ["id-a", "id-c", "id-no"]
+    assert lines[2]["response"]["status_code"] == 400
+    assert jobs("results", batch_id).stdout.encode() == output.read_bytes()
+    assert batch_id in jobs("list").stdout
+    assert "2 succeeded, 1 failed" in jobs("show", batch_id).stdout
+    assert "retry of" in jobs("retry", batch_id).stdout
+
+
+def test_what_is_wrong_with_an_input_is_told_by_line(tmp_path: Path, data: Path, endpoint: str) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(line("a") + b"{}\n")
+    batch_id = jobs("submit", str(path)).stdout.strip()
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    assert "line 2: " in jobs("show", batch_id).stdout
+    assert jobs("submit", str(path), "--wait", "--window", "1s").exit_code == 1
+
+
+def test_pausing_resuming_and_cancelling(tmp_path: Path, data: Path, endpoint: str) -> None:
+    batch_id = jobs("submit", input_file(tmp_path, ["a"])).stdout.strip()
+    assert "validating (paused)" in jobs("pause", batch_id).stdout
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    assert shown(batch_id)["request_counts"]["completed"] == 0
+    assert "paused" not in jobs("resume", batch_id).stdout
+    assert json.loads(jobs("cancel", batch_id, "--json").stdout)["status"] == "cancelling"
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    assert shown(batch_id)["status"] == "cancelled"
+
+
+def test_mistakes_are_told(tmp_path: Path, data: Path) -> None:
+    with pytest.raises(NotFound):
+        jobs("show", "batch_0")
+    path = tmp_path / "prompts.txt"
+    path.write_text("hello\n")
+    with pytest.raises(InputError, match="--endpoint"):
+        jobs("submit", str(path))
+    assert jobs("submit", input_file(tmp_path, ["a"]), "--metadata", "novalue").exit_code == 2

@@ -1,0 +1,63 @@
+"""Both databases, for the conformance suite."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.postgres import PostgresServer
+from tests.store.support import Play, play
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that is possible: every transaction waits for the disk, and here no power is lost."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="batchwright-", dir=MEMORY) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared(postgres: PostgresServer) -> str:
+    """The URL of a database for all tests."""
+    return postgres.new_database()
+
+
+@pytest.fixture
+def emptied(shared: str) -> str:
+    """That database with an empty store."""
+    with psycopg.connect(shared, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'batchwright' AND tablename <> 'schema_version'"
+        ).fetchall()
+        if rows:
+            connection.execute(f"TRUNCATE {', '.join(f'batchwright.{name}' for (name,) in rows)}".encode())
+    return shared
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of an empty store."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("folder") / "store.db")
+    found: str = request.getfixturevalue("emptied")
+    return found
+
+
+@pytest.fixture(name="play")
+def _play(url: str) -> Play:
+    return partial(play, url)
