@@ -1,4 +1,4 @@
-"""A private PostgreSQL server for tests: a cluster in a folder, on a Unix socket, run by a user without privileges."""
+"""A private PostgreSQL server for tests: in a folder of its own, on a Unix socket, run by a user without privileges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import os
 import pwd
 import shutil
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -41,18 +40,14 @@ def _account() -> pwd.struct_passwd | None:
 class PostgresServer:
     """A running server, as a context manager. Skips the test where it cannot be run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self._bin = _programs()
         self._account = _account()
-        self._data = folder / "data"
-        self._log = folder / "log"
-        folder.mkdir(parents=True, exist_ok=True)
-        # The path of a socket must be short.
-        self._socket = Path(tempfile.mkdtemp(prefix="pg"))
+        # Not pytest's own folder: the other user cannot pass through it, and the path of a socket must be short.
+        self._folder = Path(tempfile.mkdtemp(prefix="pg"))
+        self._data = self._folder / "data"
         if self._account is not None:
-            for path in (folder, self._socket):
-                os.chown(path, self._account.pw_uid, self._account.pw_gid)
-            _let_through(folder)
+            os.chown(self._folder, self._account.pw_uid, self._account.pw_gid)
         self._names = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -60,12 +55,12 @@ class PostgresServer:
             self._run("initdb", "-D", str(self._data), "-U", "batchwright", "-A", "trust", "-E", "UTF8", "--no-sync")
             with (self._data / "postgresql.conf").open("a", encoding="utf-8") as file:
                 file.write(
-                    f"listen_addresses = ''\nunix_socket_directories = '{self._socket}'\n"
+                    f"listen_addresses = ''\nunix_socket_directories = '{self._folder}'\n"
                     "fsync = off\nshared_buffers = 32MB\nmax_connections = 60\n"
                 )
             self.start()
         except OSError as error:
-            shutil.rmtree(self._socket, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
             pytest.skip(f"PostgreSQL cannot be run here: {error}")
         return self
 
@@ -75,7 +70,7 @@ class PostgresServer:
         try:
             self.stop("immediate")
         finally:
-            shutil.rmtree(self._socket, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def new_database(self) -> str:
         """The URL of an empty database."""
@@ -85,10 +80,10 @@ class PostgresServer:
         return self._url(name)
 
     def _url(self, database: str) -> str:
-        return f"postgresql://batchwright@/{database}?host={self._socket}"
+        return f"postgresql://batchwright@/{database}?host={self._folder}"
 
     def start(self) -> None:
-        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._log), "-w", "-t", "60", "start")
+        self._run("pg_ctl", "-D", str(self._data), "-l", str(self._folder / "log"), "-w", "-t", "60", "start")
 
     def stop(self, mode: str = "fast") -> None:
         """`mode`: as of `pg_ctl`; "immediate" is a crash, from which the next start recovers."""
@@ -109,7 +104,7 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=self._socket,
+                cwd=self._folder,
                 env={"PATH": os.defpath, "LC_ALL": "C"},
                 user=user,
                 group=group,
@@ -119,11 +114,3 @@ class PostgresServer:
             if ended.returncode:
                 output.seek(0)
                 raise OSError(f"{program}: {output.read().decode(errors='replace').strip()[-500:]}")
-
-
-def _let_through(folder: Path) -> None:
-    """Let others pass through the folders above this one (not look into them)."""
-    for parent in folder.resolve().parents:
-        mode = parent.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            parent.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)

@@ -21,7 +21,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the load, and of moments and places.")] = 1,
 ) -> None:
     """Kill the service under load so many times, half on SQLite and half on PostgreSQL, and print what came of it."""
-    with tempfile.TemporaryDirectory() as folder, PostgresServer(Path(folder) / "postgres") as postgres:
+    with tempfile.TemporaryDirectory() as folder, PostgresServer() as postgres:
         databases = {"SQLite": str(Path(folder) / "batchwright.db"), "PostgreSQL": postgres.new_database()}
         for share, (name, database) in enumerate(databases.items()):
             figures = asyncio.run(_campaign(Path(folder) / name, database, (kills + 1 - share) // 2, seed, name))

@@ -22,8 +22,8 @@ LEASE = 2.0
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
         yield server
 
 

@@ -180,13 +180,13 @@ class Page:
             raise BrowserError(f"{expression}: {details.get('exception', {}).get('description', details['text'])}")
         return got["result"].get("value")
 
-    def until(self, expression: str) -> Any:
-        """The first value of the expression that counts as true; one that throws counts as false."""
+    def until(self, expression: str) -> None:
+        """Wait until the expression counts as true; one that throws counts as false."""
         got = self.value(f"""new Promise((resolve) => {{
             const end = Date.now() + {PATIENCE * 900};
             const look = () => {{
-                let found = null;
-                try {{ found = ({expression}); }} catch {{ }}
+                let found = false;
+                try {{ found = Boolean({expression}); }} catch {{ }}
                 if (found || Date.now() > end) resolve(found); else setTimeout(look, 10);
             }};
             look();
@@ -194,7 +194,6 @@ class Page:
         if not got:
             shown = self.value("document.body.innerText")
             raise BrowserError(f"never came true: {expression}\non the page:\n{shown}\ncomplaints: {self.complaints}")
-        return got
 
     def text(self, selector: str) -> str:
         """As it is seen."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 from tests.server.fakes import StubInference
 
 from batchwright.jobs.service.worker import WorkerOptions
@@ -80,7 +82,7 @@ def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncCl
 async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     """A service on `folder`, with a worker that looks often."""
     stub, wall = StubInference(), Wall()
-    chosen = Settings(**{"data": folder, "drain_grace": 5.0, **settings})
+    chosen = Settings(**{"data": folder, "drain_grace": 0.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
     store = open_store(folder / "batchwright.db", now=wall)
     async with open_services(chosen, store=store, inference=stub, options=options, unix_time=wall) as services:
@@ -88,6 +90,13 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
         async with _http(app) as http:
             client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", http_client=http, max_retries=0)
             yield Service(app, services, stub, http, client, wall)
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[EventDict]]:
+    """What the service logs, which is not printed."""
+    with capture_logs() as events:
+        yield events
 
 
 Play = Callable[..., None]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.typing import EventDict
 from tests.server.conftest import Play, Service
+
+_JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -15,17 +18,11 @@ from tests.server.conftest import Play, Service
         ("GET", "/v1/models/", {}, 404, "model_not_found"),
         ("PUT", "/v1/models", {}, 405, "method_not_allowed"),
         ("POST", "/v1/batches", {"json": []}, 400, "invalid_request"),
-        (
-            "POST",
-            "/v1/batches",
-            {"content": b"{", "headers": {"content-type": "application/json"}},
-            400,
-            "invalid_json",
-        ),
+        ("POST", "/v1/batches", {"content": b"{", "headers": _JSON}, 400, "invalid_json"),
         ("POST", "/v1/batches", {"content": b"{}"}, 400, "invalid_request"),
         ("POST", "/v1/batches", {}, 400, "invalid_json"),
-        ("POST", "/v1/completions", {"json": {"prompt": "\ud800"}}, 200, None),
-        ("POST", "/v1/completions", {"json": {"\ud800": 1}}, 400, "unknown_parameter"),
+        ("POST", "/v1/completions", {"content": rb'{"prompt": "\ud800"}', "headers": _JSON}, 200, None),
+        ("POST", "/v1/completions", {"content": rb'{"\ud800": 1}', "headers": _JSON}, 400, "unknown_parameter"),
         ("GET", "/v1/batches?limit=0", {}, 400, "invalid_request"),
         ("GET", "/v1/batches?limit=x", {}, 400, "invalid_request"),
         ("GET", "/v1/files?after=%00", {}, 400, "invalid_request"),
@@ -49,7 +46,7 @@ def test_they_have_one_form(
     play(main)
 
 
-def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(play: Play, logged: list[EventDict]) -> None:
     async def main(service: Service) -> None:
         async def broken(*_: Any) -> None:
             raise RuntimeError("a secret of the inside")
@@ -58,6 +55,8 @@ def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(play: Play, caplog: 
         answer = await service.http.get("/v1/batches/batch_" + "0" * 24, headers={"x-request-id": "abc"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
         assert "secret" not in answer.text
+        failed = [each for each in logged if each["event"] == "request_failed"]
+        assert [str(each["exc_info"]) for each in failed] == ["a secret of the inside"]
         assert answer.headers["x-request-id"] == "abc"
 
     play(main)

@@ -28,7 +28,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 
 def _documented() -> dict[str, tuple[str, set[str]]]:
     """Kind and labels by name, from the tables of the page."""
-    rows = re.findall(r"^\| `(batchwright_\w+)` \| (\w+) \| (.*?) \| ", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(batchwright_\w+)` \| (\w+) \| (.*?)\| ", PAGE, re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
 

@@ -92,6 +92,11 @@ def test_a_job_of_prompts_is_cancelled_by_delete(play: Play) -> None:
     async def main(service: Service) -> None:
         service.stub.gate.clear()
         made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+
+        async def it_runs() -> bool:
+            return len(service.stub.calls) == 1
+
+        await service.until(it_runs)
         cancelled = await service.http.delete(f"/v1/batch/{made['batch_id']}")
         assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
         state = await _ended(service, made["batch_id"])

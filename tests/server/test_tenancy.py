@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable
+from typing import TypeVar
 
 import httpx2
 import openai
@@ -11,7 +14,12 @@ from fastapi.routing import iter_route_contexts
 from tests.server.conftest import Play, Service
 from tests.server.test_batches import begin, content, line
 
+from batchwright.clock import ManualClock
+from batchwright.errors import StoreUnavailable
+from batchwright.jobs.store.records import ApiKey
 from batchwright.server.auth import is_public
+
+_T = TypeVar("_T")
 
 _OURS = {
     "file_id": "file",
@@ -160,5 +168,61 @@ def test_a_page_elsewhere_cannot_post_a_form_in_place_of_json(play: Play) -> Non
             "/v1/batch/sync", content=b'{"prompts": ["x"]}', headers={"content-type": "text/plain"}
         )
         assert answer.status_code == 400
+
+    play(main)
+
+
+class _Outage:
+    """Stands before a store; while it is on, the database does not answer."""
+
+    def __init__(self, service: Service) -> None:
+        self.on = False
+        self._store = service.services.keys._store
+        service.services.keys._store = self  # type: ignore[assignment]
+
+    async def keys(self) -> list[ApiKey]:
+        return await self._answer(self._store.keys())
+
+    async def key(self, digest: bytes) -> ApiKey | None:
+        return await self._answer(self._store.key(digest))
+
+    async def _answer(self, asked: Awaitable[_T]) -> _T:
+        answer = await asked
+        if self.on:
+            raise StoreUnavailable("the database is away")
+        return answer
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_who_was_let_in_before_is_let_in_while_the_database_is_away(play: Play, with_keys: bool) -> None:
+    async def main(service: Service) -> None:
+        clock = service.services.keys._clock = ManualClock()
+        client, stranger = service.http, service.http
+        if with_keys:
+            client, stranger = service.as_tenant(await service.key("ours")), service.as_tenant("bw-" + "x" * 43)
+        outage = _Outage(service)
+        assert (await client.get("/v1/models")).status_code == 200
+        outage.on = True
+        clock.advance(60)
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await stranger.get("/v1/models")).status_code == (503 if with_keys else 200)
+
+    play(main)
+
+
+def test_nobody_is_let_in_while_it_is_not_known_whether_there_are_keys(play: Play) -> None:
+    async def main(service: Service) -> None:
+        await service.services.store.add_key(ApiKey("key_1", "ours", "n", "bw-", 0.0), b"x" * 32)
+        answers = await asyncio.gather(*[service.http.get("/v1/models") for _ in range(5)])
+        assert [answer.status_code for answer in answers] == [401] * 5
+
+    play(main)
+
+
+def test_a_database_that_was_away_from_the_start_lets_nobody_in(play: Play) -> None:
+    async def main(service: Service) -> None:
+        _Outage(service).on = True
+        answers = [await service.http.get("/v1/models") for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [503] * 2
 
     play(main)

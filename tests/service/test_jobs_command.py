@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,11 +13,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.service.support import line
 from typer.testing import CliRunner, Result
 
+from batchwright.cli.jobs import SOME_FAILED
 from batchwright.cli.main import app
 from batchwright.errors import InputError, NotFound
-from tests.service.support import line
 
 
 class _Endpoint(BaseHTTPRequestHandler):
@@ -111,7 +114,22 @@ def test_what_is_wrong_with_an_input_is_told_by_line(tmp_path: Path, data: Path,
     batch_id = jobs("submit", str(path)).stdout.strip()
     assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
     assert "line 2: " in jobs("show", batch_id).stdout
-    assert jobs("submit", str(path), "--wait", "--window", "1s").exit_code == 1
+
+
+def test_waiting_for_the_end_beside_a_worker_that_is_then_stopped(tmp_path: Path, data: Path, endpoint: str) -> None:
+    command = [sys.executable, "-m", "batchwright", "jobs", "work", "--backend", endpoint]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as worker:
+        try:
+            waited = jobs("submit", input_file(tmp_path, ["a", "no"]), "--wait")
+            assert waited.exit_code == SOME_FAILED
+            assert "1 succeeded, 1 failed" in waited.stdout
+            refused = jobs("submit", input_file(tmp_path, ["a"]), "--wait", "--json", "--endpoint", "/v1/embeddings")
+            assert refused.exit_code == 1
+            assert json.loads(refused.stdout)["errors"]["data"][0]["code"] == "invalid_url"
+        finally:
+            worker.terminate()
+            worker.communicate()
+        assert worker.returncode == 0
 
 
 def test_pausing_resuming_and_cancelling(tmp_path: Path, data: Path, endpoint: str) -> None:

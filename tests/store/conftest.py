@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
         yield server
 
 
@@ -38,15 +38,25 @@ def shared(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture
-def emptied(shared: str) -> str:
-    """That database with an empty store."""
-    with psycopg.connect(shared, autocommit=True) as connection:
-        rows = connection.execute(
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'batchwright' AND tablename <> 'schema_version'"
-        ).fetchall()
-        if rows:
-            connection.execute(f"TRUNCATE {', '.join(f'batchwright.{name}' for (name,) in rows)}".encode())
-    return shared
+def empty(shared: str) -> Callable[[], str]:
+    """Empties that database, and gives its URL."""
+
+    def emptied() -> str:
+        with psycopg.connect(shared, autocommit=True) as connection:
+            rows = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = 'batchwright' AND tablename <> 'schema_version'"
+            ).fetchall()
+            if rows:
+                connection.execute(f"TRUNCATE {', '.join(f'batchwright.{name}' for (name,) in rows)}".encode())
+        return shared
+
+    return emptied
+
+
+@pytest.fixture
+def emptied(empty: Callable[[], str]) -> str:
+    """The URL of an empty store in PostgreSQL."""
+    return empty()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -30,7 +30,8 @@ class World:
 
     store: Store
     clock: list[float]
-    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """For ids."""
 
     @property
     def now(self) -> float:
@@ -40,7 +41,7 @@ class World:
         self.clock[0] += seconds
 
     def new_file(self, tenant: str = "t", purpose: Purpose = "batch", expires_at: float | None = None) -> FileRecord:
-        number = next(self._numbers)
+        number = next(self.numbers)
         return FileRecord(f"file-{number:024x}", tenant, "input.jsonl", purpose, 10, self.now, expires_at)
 
     async def upload(self, tenant: str = "t", expires_at: float | None = None) -> FileRecord:
@@ -52,7 +53,7 @@ class World:
         self, file: FileRecord, *, window: float = 3600, key: str | None = None, callback_url: str | None = None
     ) -> BatchRecord:
         return BatchRecord(
-            id=f"batch_{next(self._numbers):024x}",
+            id=f"batch_{next(self.numbers):024x}",
             tenant=file.tenant,
             endpoint=CHAT,
             input_file_id=file.id,

@@ -69,11 +69,30 @@ def test_the_whole_range_of_floats_is_taken() -> None:
     assert histogram.percentile(100) == pytest.approx(1e308, rel=0.01)
 
 
+@_QUICK
+@given(
+    values=st.lists(st.floats(-5.0, 1e9), max_size=30),
+    more=st.lists(st.one_of(st.floats(1e-9, 1e9), st.floats(1e307, 1e308)), max_size=30),
+    times=st.integers(1, 40),
+)
+def test_values_may_be_counted_together(values: list[float], more: list[float], times: int) -> None:
+    together, single = Histogram(), _filled([*values, *more] + [7.5] * times)
+    together.add_all(values)
+    together.add_all(more)
+    together.add(7.5, times)
+    assert (together.count, together.maximum) == (single.count, single.maximum)
+    assert together.total == pytest.approx(single.total)
+    for q in range(0, 101, 5):
+        assert together.percentile(q) == single.percentile(q)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_refused_and_not_counted(value: float) -> None:
     histogram = _filled([2.0])
     with pytest.raises(ValueError, match="finite"):
         histogram.add(value)
+    with pytest.raises(ValueError, match="finite"):
+        histogram.add_all([value, 2.0])
     assert (histogram.count, histogram.mean) == (1, 2.0)
 
 

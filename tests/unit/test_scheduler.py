@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -207,7 +208,7 @@ def test_the_less_urgent_are_preempted_and_the_most_urgent_never() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_batch_tokens": 0}, {"max_num_seqs": 0}])
-def test_limits_must_be_positive(limits: dict[str, int]) -> None:
+def test_limits_must_be_positive(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         Scheduler(BlockManager(1, 1), **{"max_batch_tokens": 1, "max_num_seqs": 1, **limits})
 

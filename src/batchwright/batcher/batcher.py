@@ -89,7 +89,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
         core = self._core
         if core is None or core.loop is not asyncio.get_running_loop():
             return await self._answer(item, None, urgent, allowed, tenant)
-        # As `_answer` does, without its frame and those that it calls.
+        # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
         entry = Entry(core.loop.create_future(), item, None, now, length, urgent, now + allowed, tenant)

@@ -3,7 +3,9 @@
 A core lives in one asyncio event loop, and everything here is called in the thread of that loop: this one owner is why
 nothing is locked. It keeps no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the
 policy for as long as the model can take batches. So a core with nothing to do holds nothing alive, and many arrivals
-in one turn of the event loop are asked about once.
+in one turn of the event loop are asked about once. What is done for each request is kept small: those that ask for
+nothing special are told to the policy together, when it is to decide, and what can be counted of a batch is counted of
+it as a whole.
 
 What holds, whatever the policy and the model do:
 
@@ -12,7 +14,7 @@ What holds, whatever the policy and the model do:
 - A batch frees its slot when its model call ends, however it ends. A batch whose callers have all gone is cancelled,
   where the model can be.
 - The requests of a batch that failed are computed again in parts, as `policies/search.py` says, beside those that wait:
-  a free slot goes to a part when nothing else can go, and otherwise for `_RETRY_SHARE` of the time that others had. So
+  a free slot goes to a part when nothing else can go, and otherwise for `RETRY_SHARE` of the time that others had. So
   one bad request does not stop everybody. A suspect that would be late is not computed again.
 - The policy is asked whenever something has changed while the model could take a batch, and at the time it said.
 """
@@ -23,7 +25,6 @@ import asyncio
 import heapq
 import logging
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -32,20 +33,15 @@ from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import DEADLINES_PASSED, Runner
+from batchwright.batcher.retries import Retries
 from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
-from batchwright.errors import (
-    BatcherClosed,
-    DeadlineExceeded,
-    GenerationError,
-    InvalidRequest,
-)
+from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, InvalidRequest
 from batchwright.policies import BatchPolicy, Dispatch, Policy, Reason
 from batchwright.policies.search import Search
 
 _log = logging.getLogger("batchwright.batcher")
 
-_RETRY_SHARE = 0.1
 _SURE = 0.98
 """Of its expected time, a batch may take less."""
 _ALL_LATE = 8
@@ -77,9 +73,7 @@ class Core:
         self._groups: set[Group] = set()
         self._all_late = 0
         """Batches in a row in which all would be late."""
-        self._searches: deque[Search[Entry]] = deque()
-        self._retry_time = 0.0
-        """Seconds that parts of failed batches may take from those that wait."""
+        self._retries = Retries()
         self._queued: set[Entry] = set()
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._suspects: set[Entry] = set()
@@ -97,7 +91,7 @@ class Core:
         self._pumping = False
         """`_pump` is about to be called."""
         self.moment: float | None = None
-        """When the last came that wait for that."""
+        """When the last of those came that wait for that: one turn of the event loop is one moment."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf
         """When the timer calls `_turn`."""
@@ -109,7 +103,7 @@ class Core:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._groups or self._queued or self._searches or self._arrived)
+        return not (self._groups or self._queued or self._retries.searches or self._arrived)
 
     @property
     def untold(self) -> int:
@@ -203,7 +197,7 @@ class Core:
         entries = sorted([*self._suspects, *self._queued], key=lambda entry: entry.arrival)
         for entry in entries:
             self._forget(entry)
-        self._searches.clear()
+        self._retries.searches.clear()
         return entries
 
     def abandon(self) -> None:
@@ -327,7 +321,7 @@ class Core:
         """Fill the free slots. When the policy is to be asked again; raises what is wrong with it."""
         self._tell_policy()
         while len(self._groups) < self._runner.slots:
-            if self._retry_time > 0.0 and self._retry(now):
+            if self._retries.has_time and self._retry(now):
                 continue
             decision = self._policy.decide(now, drain=self._closing)
             if isinstance(decision, Dispatch):
@@ -409,8 +403,8 @@ class Core:
 
     def _retry(self, now: float) -> bool:
         """Compute a part of a batch that failed. False when there is none."""
-        while self._searches:
-            search = self._searches.popleft()
+        while self._retries.searches:
+            search = self._retries.searches.popleft()
             for entry in search.left():
                 self._give_up(entry, now)
             part = search.part(lambda entry: entry.waits_for_answer)
@@ -479,6 +473,7 @@ class Core:
         suspects = set(group.suspects) if error is None and not self._aborted else set()
         if suspects:
             self._room = 0
+        # Nearly always all have their answers.
         for entry in group.entries if group.wanted else ():
             if error is not None:
                 entry.fail(error, now, self._stats)
@@ -490,32 +485,14 @@ class Core:
             else:
                 self._fail_closed(entry, now)
         self._groups.discard(group)
-        self._suspect(group, group.suspects if suspects else [])
-        self._account(group, now - group.begins)
+        if not self._aborted:
+            self._retries.go_on(group, group.suspects if error is None else [])
+        self._retries.account(group, now - group.begins)
         self._wake()
         if group.fitted or group.failed:
             self._policy.learn_memory(group.fitted, group.failed)
             self._stats.memory_limit_mb = self._policy.memory_limit_mb
         group.entries, group.fitted, group.failed = [], [], []
-
-    def _suspect(self, group: Group, suspects: list[Entry]) -> None:
-        """Go on with the search of which `group` was a part, or begin one for its suspects."""
-        search = group.search
-        if search is not None and not self._aborted:
-            if group.is_to_blame:
-                search.failed()
-                suspects = []
-            else:
-                search.succeeded()
-            self._searches.appendleft(search)
-        if suspects:
-            self._searches.append(Search(suspects))
-
-    def _account(self, group: Group, seconds: float) -> None:
-        if group.search is None:
-            self._retry_time = min(self._retry_time + _RETRY_SHARE * seconds, seconds)
-        elif group.is_charged:
-            self._retry_time -= seconds
 
     def _fail_closed(self, entry: Entry, now: float) -> None:
         if entry.waits_for_answer:

@@ -38,7 +38,7 @@ class Entry(Item):
         due: float,
         tenant: Hashable,
     ) -> None:
-        # What `Item.__init__` does: requests are made by the thousand, and this is a third of what one costs.
+        # What `Item.__init__` does; to call it takes as long again.
         self.arrival = arrival
         self.length = length
         self.priority = priority

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.errors import GenerationError, InvalidRequest
-from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
+from batchwright.request import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
     from batchwright.engine.async_engine import AsyncEngine
@@ -65,8 +64,7 @@ class HandoverCore(TokenCore):
         request = self._handed(sequence)
         if not sequence.is_heard:
             return await self._engine.generate(request)
-        events = cast("AsyncGenerator[StreamEvent]", self._engine.stream(request))
-        async with contextlib.aclosing(events):
+        async with contextlib.aclosing(self._engine.stream(request)) as events:
             async for event in events:
                 if event.index == 0:
                     sequence.hear(event.text)

@@ -30,9 +30,9 @@ class Retries:
         elif group.is_charged:
             self._seconds -= seconds
 
-    def go_on(self, group: Group) -> None:
-        """With the search of which `group` was a part; where it was none, begin one for its suspects."""
-        search, suspects = group.search, group.suspects
+    def go_on(self, group: Group, suspects: list[Entry]) -> None:
+        """With the search of which `group` was a part, or begin one for its suspects."""
+        search = group.search
         if search is not None:
             if group.is_to_blame:
                 search.failed()

@@ -68,7 +68,7 @@ class Goodput(PaddedLimits):
         batches = divide(hopeful, self.max_batch_size, self.max_batch_tokens, latency)
         candidates = batches
         if len(batches) > 1:
-            candidates = [each for each in batches if any([item.level <= level for item in each[0]])]
+            candidates = [each for each in batches if any(item.level <= level for item in each[0])]
         if not patient:
             candidates = [_in_time(batch, full, now, latency) for batch, full in candidates]
         if len(candidates) == 1:

@@ -376,7 +376,7 @@ class Scheduler:
         queue, claimed = self._waiting[traffic], 0
         while self.running_of(traffic) and (urgent := queue.peek()) is not None:
             last = self.running[-1] if traffic == "batch" else self.running[self._num_online - 1]
-            if urgent.rank >= last.rank:
+            if urgent.rank >= last.rank or urgent in plan.preempted:
                 return
             if claimed and claimed + self.running_of(traffic) >= self.token_budget:
                 return

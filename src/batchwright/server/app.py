@@ -62,7 +62,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(router)
     errors.install(app)
     # The one that is added last is the outermost.
-    app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host), clock=clock)
+    app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host))
     app.add_middleware(Frame, figures=services.http, clock=clock, max_body_size=settings.max_body_size)
     return app
 

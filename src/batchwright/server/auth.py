@@ -12,49 +12,33 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from batchwright.clock import Clock
 from batchwright.jobs.service.keys import DEFAULT_TENANT, ApiKeys
 from batchwright.server.errors import HttpError
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/openapi.json", "/favicon.ico"})
 """Tell nothing of any tenant. The page at `/` is empty until its script has asked for data, with a key."""
 PUBLIC_FOLDER = "/dashboard/static/"
-_LOOK_AGAIN = 1.0
-"""Seconds between looks for a first key."""
 
 
 class Guard:
     """Lets a request pass with the tenant in its state, or answers it with 401 or 403."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool) -> None:
         """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may."""
         self._app = app
         self._keys = keys
         self._loopback = loopback
-        self._clock = clock
-        self._looked_at: float | None = None
-        """When there was no key yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_public(scope["path"]):
             headers = Headers(scope=scope)
-            if await self._needs_key():
+            if not self._loopback or await self._keys.required():
                 tenant = await self._by_key(headers)
             else:
                 refuse_strangers(headers)
                 tenant = DEFAULT_TENANT
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
-
-    async def _needs_key(self) -> bool:
-        if not self._loopback:
-            return True
-        now = self._clock.now()
-        if self._looked_at is None or now - self._looked_at >= _LOOK_AGAIN:
-            if await self._keys.required():
-                return True
-            self._looked_at = now
-        return False
 
     async def _by_key(self, headers: Headers) -> str:
         scheme, _, key = headers.get("authorization", "").partition(" ")

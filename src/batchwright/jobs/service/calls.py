@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -15,9 +15,11 @@ from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.jobs.service import outputs
 from batchwright.jobs.service.retries import Failures, RetryPolicy, nobody_computes, passing
+from batchwright.jobs.service.timeouts import Timeouts
 from batchwright.jobs.store.records import ClaimedLine, LineResult
 
 _log = logging.getLogger(__name__)
+_Task: TypeAlias = asyncio.Task[None]
 
 
 class _InputLine(msgspec.Struct):
@@ -48,11 +50,11 @@ class Calls:
         """
         self._inference = inference
         self._done = done
-        self._timeout = timeout
+        self._timeouts = Timeouts(timeout)
         self._retries = retries
         self._clock = clock
         self._draw = draw
-        self._tasks: dict[asyncio.Task[LineResult | None], ClaimedLine] = {}
+        self._tasks: dict[_Task, ClaimedLine] = {}
         self._successes = 0
         self._with_model = 0
         self.tried_again = 0
@@ -69,9 +71,8 @@ class Calls:
 
     def start(self, line: ClaimedLine, content: bytes) -> None:
         """Compute a line, `content` being its bytes in the input."""
-        task = asyncio.create_task(self._result(line, content))
+        task = asyncio.create_task(self._compute(line, content))
         self._tasks[task] = line
-        task.add_done_callback(self._ended)
 
     def drop(self, wanted: Callable[[ClaimedLine], bool]) -> list[ClaimedLine]:
         """Stop computing the lines that are not wanted, and give them back; `done` is not called for them."""
@@ -81,30 +82,33 @@ class Calls:
             task.cancel()
         return [line for _, line in dropped]
 
-    def _ended(self, task: asyncio.Task[LineResult | None]) -> None:
-        line = self._tasks.pop(task, None)
-        if line is None:
-            return
+    async def _compute(self, line: ClaimedLine, content: bytes) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         result = None
-        if not task.cancelled():
-            if (error := task.exception()) is None:
-                result = task.result()
-            else:
-                _log.error("line %d of %s", line.number, line.batch_id, exc_info=error)
-        self._done(line, result)
+        try:
+            result = await self._result(line, content, task)
+        except Exception:
+            _log.exception("line %d of %s", line.number, line.batch_id)
+        finally:
+            # Not there any more: it was dropped.
+            if self._tasks.pop(task, None) is not None:
+                self._done(line, result)
 
-    async def _result(self, line: ClaimedLine, content: bytes) -> LineResult | None:
+    async def _result(self, line: ClaimedLine, content: bytes, task: _Task) -> LineResult | None:
         try:
             body = _decode(content.removeprefix(b"\xef\xbb\xbf")).body
         except ValueError as error:
             return outputs.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
-        call = Call(line.endpoint, body, outputs.request_id(line.batch_id, line.number), "batch", self._timeout)
+        call = Call(
+            line.endpoint, body, outputs.request_id(line.batch_id, line.number), "batch", self._timeouts.seconds
+        )
         failures = Failures()
         while True:
             try:
-                return await self._try(line, call)
+                return await self._try(line, call, task)
             except (TimeoutError, DeadlineExceeded) as error:
-                return outputs.broken(line, "request_timeout", str(error) or self._too_long())
+                return outputs.broken(line, "request_timeout", str(error))
             except Exception as error:
                 if nobody_computes(error):
                     return None
@@ -117,15 +121,17 @@ class Calls:
             self.tried_again += 1
             await asyncio.sleep(delay)
 
-    async def _try(self, line: ClaimedLine, call: Call) -> LineResult:
+    async def _try(self, line: ClaimedLine, call: Call, task: _Task) -> LineResult:
         self._with_model += 1
+        self._timeouts.begin(task)
         try:
-            async with asyncio.timeout(self._timeout):
-                body = await self._inference.answer(call)
+            body = await self._inference.answer(call)
+        except asyncio.CancelledError:
+            if self._timeouts.end(task) and not task.uncancel():
+                raise TimeoutError(f"This request took longer than {self._timeouts.seconds:g} s.") from None
+            raise
         finally:
             self._with_model -= 1
+            self._timeouts.end(task)
         self._successes += 1
         return outputs.succeeded(line, body)
-
-    def _too_long(self) -> str:
-        return f"This request took longer than {self._timeout:g} s."

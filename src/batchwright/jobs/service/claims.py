@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-LOOKAHEAD = 0.25
+LOOKAHEAD = 1.0
 """Seconds of work that wait in memory, so that no slot is empty while the next claim is under way."""
 _MEMORY = 5.0
 """Seconds over which the rate is averaged."""

@@ -20,6 +20,8 @@ class Hand:
     def __init__(self, calls: Calls) -> None:
         """`calls` tells `end` of each line that it ended."""
         self.calls = calls
+        self.waiting_bytes = 0
+        """Of the lines that wait."""
         self.waiting: deque[tuple[ClaimedLine, bytes]] = deque()
         self._results: deque[LineResult] = deque()
         self._result_bytes = 0
@@ -45,12 +47,15 @@ class Hand:
         for line, content in lines:
             self._held[line.batch_id] += 1
             self.waiting.append((line, content))
+            self.waiting_bytes += line.length
 
     def fill(self, room: int) -> int:
         """Start as many lines as there is room for; how many."""
         count = 0 if self.congested else max(0, min(room, len(self.waiting)))
         for _ in range(count):
-            self.calls.start(*self.waiting.popleft())
+            line, content = self.waiting.popleft()
+            self.waiting_bytes -= line.length
+            self.calls.start(line, content)
         return count
 
     def end(self, line: ClaimedLine, result: LineResult | None) -> None:
@@ -65,6 +70,7 @@ class Hand:
         """Lines that were not started go back to the store."""
         self._returned += [line for line, _ in self.waiting]
         self.waiting.clear()
+        self.waiting_bytes = 0
 
     def give_back_running(self) -> None:
         """Lines that are being computed go back to the store."""
@@ -111,6 +117,7 @@ class Hand:
         """Forget the lines of batches that have an ending; how many. Results on their way are refused by the store."""
         dropped = [line for line, _ in self.waiting if line.batch_id in batch_ids]
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
+        self.waiting_bytes = sum(line.length for line, _ in self.waiting)
         dropped += self.calls.drop(lambda line: line.batch_id not in batch_ids)
         self.let_go(dropped)
         return len(dropped)
@@ -118,6 +125,7 @@ class Hand:
     def clear(self) -> None:
         """Forget everything: the lease is lost."""
         self.waiting.clear()
+        self.waiting_bytes = 0
         self.calls.drop(lambda line: False)
         self._results.clear()
         self._result_bytes = 0

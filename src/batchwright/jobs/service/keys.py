@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import secrets
 import time
 from collections.abc import Callable
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InvalidRequest, NotFound
+from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey
 
@@ -41,7 +40,8 @@ class ApiKeys:
         self._now = now
         self._seen: dict[bytes, tuple[float, ApiKey]] = {}
         self._any = False
-        self._ask_again = -math.inf
+        self._asked_at: float | None = None
+        """When it was last known that there was none."""
 
     async def create(self, name: str, tenant: str = DEFAULT_TENANT) -> tuple[ApiKey, str]:
         """A new key: what is kept of it, and the key itself, which is not. Raises `InvalidRequest` for a bad name."""
@@ -73,7 +73,10 @@ class ApiKeys:
             raise NotFound(f"key {key_id!r} does not exist; `batchwright keys list` shows those that do")
 
     async def recognize(self, key: str) -> ApiKey | None:
-        """The key that was presented, or None when it was never given out or is revoked."""
+        """The key that was presented, or None when it was never given out or is revoked.
+
+        One that was recognized before is taken while the database is away. Raises `StoreUnavailable` for another.
+        """
         if not _KEY.fullmatch(key):
             return None
         digest = _digest(key)
@@ -81,7 +84,12 @@ class ApiKeys:
         until, seen = self._seen.get(digest, (0.0, None))
         if seen is not None and asked_at < until:
             return seen
-        found = await self._store.key(digest)
+        try:
+            found = await self._store.key(digest)
+        except StoreUnavailable:
+            if seen is None:
+                raise
+            return seen
         if found is None:
             self._seen.pop(digest, None)
         else:
@@ -91,11 +99,18 @@ class ApiKeys:
     async def required(self) -> bool:
         """Whether a key was ever given out; the first one is noticed within `SEEN_WITHIN` seconds.
 
-        One that is revoked counts: revoking the last key must not open the door.
+        One that is revoked counts: revoking the last key must not open the door. Raises `StoreUnavailable` until it was
+        once known; after that, nobody makes a first key while the database is away.
         """
-        if not self._any and self._clock.now() >= self._ask_again:
-            self._ask_again = self._clock.now() + SEEN_WITHIN
-            self._any = bool(await self._store.keys())
+        now = self._clock.now()
+        if not self._any and (self._asked_at is None or now - self._asked_at >= SEEN_WITHIN):
+            try:
+                self._any = bool(await self._store.keys()) or self._any
+            except StoreUnavailable:
+                if self._asked_at is None:
+                    raise
+            # Only now: nobody is let in while the answer is on its way.
+            self._asked_at = now
         return self._any
 
 

@@ -49,6 +49,8 @@ from batchwright.jobs.store.records import BatchProblem, ClaimedLine, LineResult
 _log = logging.getLogger(__name__)
 
 _CLAIM_LINES = 4096
+_READY_BYTES = 32 * 2**20
+"""Of lines that wait, about at most."""
 _SHORT_POLL = 0.05
 """Seconds between looks at what the model wants, while lines wait for it."""
 _REST = 1.0
@@ -63,7 +65,7 @@ class WorkerOptions:
 
     concurrency: int | None = None
     """Most lines being computed at once; None: as many as the model wants."""
-    lease: float = 30.0
+    lease: float = 15.0
     """For which its lines are safe from others when nothing is heard of it."""
     poll: float = 1.0
     """Between looks at the store for what other processes did."""
@@ -126,6 +128,8 @@ class Worker:
         self._renew_at = self._look_at = self._claim_at = float("-inf")
         """When to renew the lease, to look for batches that were ended, and to claim: not before."""
         self._nothing_to_claim = False
+        self._line_bytes = 65_536.0
+        """Of a line, on average; a guess until there are some."""
         self._moved = asyncio.Event()
         """A line ended, or was handed over."""
         self._loops: dict[str, Loop] = {}
@@ -223,12 +227,12 @@ class Worker:
     async def _feed(self) -> bool:
         self._fill()
         now = self._clock.now()
-        if self._hand.congested or now < self._claim_at:
+        if self._hand.congested or self._hand.waiting_bytes >= _READY_BYTES or now < self._claim_at:
             return False
         wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
         if not wanted:
             return False
-        limit = min(wanted, _CLAIM_LINES)
+        limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
         async with self._lease() as worker:
             lines = await self._store.claim(worker, limit)
             try:
@@ -239,6 +243,8 @@ class Worker:
                     self._loops["commit"].wake()
                 raise
         self._nothing_to_claim = not lines
+        if lines:
+            self._line_bytes = max(1.0, sum(line.length for line in lines) / len(lines))
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._id:

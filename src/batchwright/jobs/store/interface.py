@@ -225,7 +225,8 @@ class Store(Protocol):
     async def take_finishing(self, worker: str) -> BatchRecord | None:
         """A batch with an ending whose files are to be built, that nobody else builds. None: there is none.
 
-        A worker finishes one batch at a time: one that it took before and did not finish is given again. Raises `LeaseLost`.
+        A worker finishes one batch at a time: one that it took before and did not finish is given again. Raises
+        `LeaseLost`.
         """
         ...
 

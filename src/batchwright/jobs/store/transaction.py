@@ -29,7 +29,7 @@ class Tx(Protocol):
         ...
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """For each of the rows, all of which have the same names."""
+        """For each of the rows, all of which have the same names (those that the statement has not are ignored)."""
         ...
 
 

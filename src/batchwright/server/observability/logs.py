@@ -44,10 +44,14 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+    # Without the values of variables: among them are prompts and keys.
+    frames = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
     last: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        [frames, structlog.processors.JSONRenderer(default=str)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -62,8 +62,8 @@ class _Intake:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """For each line what its row and that of its result get."""
 
     def take(self, result: LineResult) -> None:
         usage = result.usage
@@ -76,13 +76,19 @@ class _Intake:
         self.cached_tokens += usage.cached_tokens
         self.output_tokens += usage.output_tokens
         self.reasoning_tokens += usage.reasoning_tokens
-        place = {"batch": self.key, "number": result.number, "sequence": self.finished}
-        self.lines.append(place | {"state": "succeeded" if result.succeeded else "failed"})
-        self.results.append(place | {"output": result.output})
+        self.rows.append(
+            {
+                "batch": self.key,
+                "number": result.number,
+                "sequence": self.finished,
+                "state": "succeeded" if result.succeeded else "failed",
+                "output": result.output,
+            }
+        )
 
     def write(self, tx: Tx) -> None:
-        tx.many("finish_lines", self.lines)
-        tx.many("add_results", self.results)
+        tx.many("finish_lines", self.rows)
+        tx.many("add_results", self.rows)
         tx.run(
             "count_results",
             key=self.key,
@@ -105,7 +111,7 @@ def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
     for batch_id, key, status, ending, total, completed, failed in tx.rows("lock_batches", ids=json.dumps([*places])):
         intake = _Intake(key, status == "in_progress" and ending is None, completed + failed)
         _take(tx, intake, results, places[batch_id], taken)
-        if intake.lines:
+        if intake.rows:
             intake.write(tx)
             if intake.finished == total:
                 tx.run("finalize_batch", key=key, now=tx.now)

@@ -1,0 +1,332 @@
+"""Any sequence of claims, results, lost leases, cancels, expiries and retries, against a model in plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.store.support import START, World, result
+
+from batchwright.errors import Conflict, LeaseLost
+from batchwright.jobs.store import open_store
+from batchwright.jobs.store.records import BatchRecord, ClaimedLine
+
+T = TypeVar("T")
+
+
+@dataclass
+class Line:
+    state: str = "pending"
+    attempt: int = 0
+    worker: str | None = None
+    sequence: int | None = None
+
+
+@dataclass
+class Batch:
+    record: BatchRecord
+    lines: dict[int, Line]
+    status: str = "in_progress"
+    ending: str | None = None
+    paused: bool = False
+    unfinished: int = 0
+    finished: int = 0
+    """Lines with a result."""
+
+    def of(self, state: str) -> list[int]:
+        return [number for number, line in sorted(self.lines.items()) if line.state == state]
+
+
+@dataclass
+class Model:
+    batches: dict[str, Batch] = field(default_factory=dict)
+    leases: dict[str, float] = field(default_factory=dict)
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+    def claimable(self, now: float) -> list[Batch]:
+        found = [
+            batch
+            for batch in self.batches.values()
+            if batch.status == "in_progress" and not batch.ending and not batch.paused and batch.record.expires_at > now
+        ]
+        return sorted(found, key=lambda batch: batch.record.expires_at)  # stable: then by age
+
+    def free(self, worker: str) -> int:
+        freed = 0
+        del self.leases[worker]
+        for batch in self.batches.values():
+            for line in batch.lines.values():
+                if (line.state, line.worker) == ("claimed", worker):
+                    line.state, line.worker = "pending", None
+                    freed += 1
+        return freed
+
+
+class Life(RuleBasedStateMachine):
+    """One store. Results of any age are committed by anyone, in any order."""
+
+    url: Callable[[], str]
+    workers = Bundle("workers")
+    batches = Bundle("batches")
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        clock = [START]
+        self.world = World(open_store(type(self).url(), now=lambda: clock[0]), clock)
+        self.store = self.world.store
+        self.model = Model()
+
+    def teardown(self) -> None:
+        self.do(self.store.close())
+        self.loop.close()
+
+    def do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(coroutine)
+
+    def holds(self, worker: str) -> bool:
+        return self.model.leases.get(worker, 0) > self.world.now
+
+    @initialize(target=workers)
+    def first_workers(self) -> Any:
+        return multiple(self.registered(50), self.registered(50))
+
+    @initialize(target=batches)
+    def first_batch(self) -> str:
+        return self.submitted(3, 90)
+
+    @rule(target=workers, lease=st.sampled_from([5, 50]))
+    def register(self, lease: float) -> str:
+        return self.registered(lease)
+
+    def registered(self, lease: float) -> str:
+        worker = self.do(self.world.worker(lease))
+        self.model.leases[worker] = self.world.now + lease
+        return worker
+
+    @rule(target=batches, lines=st.integers(1, 5), window=st.sampled_from([10, 30, 90]))
+    def submit(self, lines: int, window: float) -> str:
+        return self.submitted(lines, window)
+
+    def submitted(self, lines: int, window: float) -> str:
+        async def made() -> BatchRecord:
+            maker = await self.world.worker()
+            batch = await self.world.running(maker, lines, window=window, callback_url="https://example.com")
+            await self.store.retire_worker(maker)
+            return batch
+
+        record = self.do(made())
+        self.model.batches[record.id] = Batch(record, {number: Line() for number in range(1, lines + 1)})
+        return record.id
+
+    @rule(target=claims, worker=workers, limit=st.integers(1, 6))
+    def claim(self, worker: str, limit: int) -> Any:
+        if not self.holds(worker):
+            with pytest.raises(LeaseLost):
+                self.do(self.store.claim(worker, limit))
+            return multiple()
+        found = self.do(self.store.claim(worker, limit))
+        free = ((batch, number) for batch in self.model.claimable(self.world.now) for number in batch.of("pending"))
+        expected = []
+        for batch, number in list(itertools.islice(free, limit)):
+            line = batch.lines[number]
+            line.state, line.worker, line.attempt = "claimed", worker, line.attempt + 1
+            expected.append((batch.record.id, number, line.attempt))
+        assert [(line.batch_id, line.number, line.attempt) for line in found] == expected
+        return multiple(*found)
+
+    @rule(worker=workers, lines=st.lists(claims, min_size=1, max_size=6), succeeded=st.booleans())
+    def commit(self, worker: str, lines: list[ClaimedLine], succeeded: bool) -> None:
+        results = [result(line, succeeded) for line in lines]
+        if not self.holds(worker):
+            with pytest.raises(LeaseLost):
+                self.do(self.store.commit(worker, results))
+            return
+        taken = self.do(self.store.commit(worker, results))
+        # Batch by batch, in each in the order given.
+        expected = [False] * len(results)
+        for batch in self.model.batches.values():
+            for place, line in enumerate(lines):
+                if line.batch_id == batch.record.id:
+                    expected[place] = self.taken(batch, line, succeeded)
+            if batch.finished == len(batch.lines) and batch.status == "in_progress" and not batch.ending:
+                batch.status, batch.ending = "finalizing", "completed"
+        assert taken == expected
+
+    def taken(self, batch: Batch, given: ClaimedLine, succeeded: bool) -> bool:
+        line = batch.lines[given.number]
+        if line.attempt != given.attempt or line.state == "pending":
+            return False
+        if line.state == "claimed":
+            if batch.ending or batch.status != "in_progress":
+                return False
+            batch.finished += 1
+            line.state, line.worker, line.sequence = "succeeded" if succeeded else "failed", None, batch.finished
+        return True
+
+    @rule(worker=workers, lines=st.lists(claims, min_size=1, max_size=4))
+    def release(self, worker: str, lines: list[ClaimedLine]) -> None:
+        self.do(self.store.release(worker, lines))
+        for given in lines:
+            line = self.model.batches[given.batch_id].lines[given.number]
+            if (line.state, line.worker, line.attempt) == ("claimed", worker, given.attempt):
+                line.state, line.worker = "pending", None
+
+    @rule(seconds=st.sampled_from([1, 5, 20, 50]), reap=st.booleans())
+    def wait(self, seconds: float, reap: bool) -> None:
+        self.world.later(seconds)
+        if reap:
+            self.reap()
+
+    @rule(worker=workers)
+    def renew(self, worker: str) -> None:
+        assert self.do(self.store.renew_lease(worker, 20)) == self.holds(worker)
+        if self.holds(worker):
+            self.model.leases[worker] = self.world.now + 20
+
+    @rule(worker=consumes(workers))
+    def retire(self, worker: str) -> None:
+        self.do(self.store.retire_worker(worker))
+        if worker in self.model.leases:
+            self.model.free(worker)
+
+    def reap(self) -> None:
+        dead = [worker for worker, until in self.model.leases.items() if until <= self.world.now]
+        assert self.do(self.store.reap()) == sum(self.model.free(worker) for worker in dead)
+
+    @rule(batch_id=batches, what=st.sampled_from(["cancel", "pause", "resume", "expire", "finish"]))
+    def decide(self, batch_id: str, what: str) -> None:
+        match what:
+            case "cancel":
+                self.cancel(batch_id)
+            case "pause" | "resume":
+                self.pause(batch_id, what == "pause")
+            case "expire":
+                self.expire()
+            case _:
+                self.finish()
+
+    def cancel(self, batch_id: str) -> None:
+        self.do(self.store.request_cancel("t", batch_id))
+        batch = self.model.batches[batch_id]
+        if batch.status == "in_progress" and not batch.ending:
+            batch.status, batch.ending = "cancelling", "cancelled"
+
+    def pause(self, batch_id: str, paused: bool) -> None:
+        self.do(self.store.set_paused("t", batch_id, paused))
+        batch = self.model.batches[batch_id]
+        if batch.status == "in_progress" and not batch.ending:
+            batch.paused = paused
+
+    def expire(self) -> None:
+        due = {
+            batch.record.id
+            for batch in self.model.batches.values()
+            if batch.status == "in_progress" and not batch.ending and batch.record.expires_at <= self.world.now
+        }
+        assert set(self.do(self.store.expire_batches())) == due
+        for batch_id in due:
+            self.model.batches[batch_id].ending = "expired"
+
+    def finish(self) -> None:
+        async def finished() -> BatchRecord | None:
+            worker = await self.world.worker()
+            taken = await self.store.take_finishing(worker)
+            if taken is not None:
+                counts = taken.counts
+                left = counts.total - counts.completed - counts.failed
+                assert await self.store.finish(worker, taken.id, output=None, errors=None, unfinished=left)
+            await self.store.retire_worker(worker)
+            return taken
+
+        taken = self.do(finished())
+        waiting = [batch for batch in self.model.batches.values() if batch.ending]
+        if taken is None:
+            assert not waiting
+            return
+        batch = waiting[0]
+        assert taken.id == batch.record.id
+        assert batch.ending is not None
+        batch.status, batch.ending = batch.ending, None
+        batch.unfinished = len(batch.lines) - batch.finished
+        self.model.events.append((f"batch.{batch.status}", taken.id))
+        for line in batch.lines.values():
+            if line.state == "claimed":
+                line.state, line.worker = "pending", None
+
+    @rule(target=batches, batch_id=batches)
+    def retry(self, batch_id: str) -> Any:
+        parent = self.model.batches[batch_id]
+        left = [number for number, line in sorted(parent.lines.items()) if line.state != "succeeded"]
+        file = self.world.new_file()
+        new = self.world.new_batch(file, window=30, callback_url="https://example.com")
+        if not left or parent.status not in ("completed", "expired", "cancelled"):
+            with pytest.raises(Conflict):
+                self.do(self.store.retry_batch("t", batch_id, new))
+            return multiple()
+        made = self.do(self.store.retry_batch("t", batch_id, new))
+        self.model.batches[made.id] = Batch(made, {number: Line() for number in left})
+        return made.id
+
+    @invariant()
+    def same(self) -> None:
+        for batch_id, batch in self.model.batches.items():
+            self.do(self.compare(batch_id, batch))
+        running = [b for b in self.model.batches.values() if b.status == "in_progress" and not b.ending]
+        counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed")}
+        assert self.do(self.store.count_lines()) == counted
+        assert self.do(self.store.count_deliveries())["pending"] == len(self.model.events)
+
+    async def compare(self, batch_id: str, batch: Batch) -> None:
+        found = await self.store.batch("t", batch_id)
+        assert found is not None
+        assert (found.status, found.ending, found.paused) == (batch.status, batch.ending, batch.paused)
+        succeeded, failed = len(batch.of("succeeded")), len(batch.of("failed"))
+        assert (found.counts.total, found.counts.completed) == (len(batch.lines), succeeded)
+        assert found.counts.failed == failed + batch.unfinished
+        assert found.usage.input_tokens == 3 * (succeeded + failed)
+        lines = await self.store.lines(batch_id, after=0, limit=99)
+        assert {line.number: (line.state, line.sequence) for line in lines} == {
+            number: (line.state, line.sequence) for number, line in batch.lines.items()
+        }
+        assert all((line.output is None) == (line.sequence is None) for line in lines)
+        done = await self.store.results("t", batch_id, after=0, limit=99)
+        assert done is not None
+        assert [line.sequence for line in done] == [*range(1, batch.finished + 1)]
+
+
+def _run(url: Callable[[], str], examples: int, steps: int) -> None:
+    machine = type("LifeHere", (Life,), {"url": staticmethod(url)})
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=examples, stateful_step_count=steps, suppress_health_check=checks),
+    )
+
+
+def test_on_sqlite(folder: Path) -> None:
+    names = itertools.count()
+    _run(lambda: str(folder / f"{next(names)}.db"), 100, 40)
+
+
+def test_on_postgresql(request: pytest.FixtureRequest) -> None:
+    empty: Callable[[], str] = request.getfixturevalue("empty")
+    _run(empty, 6, 30)

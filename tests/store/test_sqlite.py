@@ -1,0 +1,229 @@
+"""What only SQLite's driver has: group commit, a file that others share, a disk that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import stat
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.store.support import Play, World, play
+
+from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
+from batchwright.jobs.store import open_store
+from batchwright.jobs.store.sql_store import SqlStore
+from batchwright.jobs.store.sqlite import SqliteDriver
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return folder / "deep" / "store.db"
+
+
+@pytest.fixture(name="play")
+def _play(path: Path) -> Play:
+    return partial(play, str(path))
+
+
+def _writer(world: World) -> apsw.Connection:
+    assert isinstance(world.store, SqlStore)
+    driver = world.store._driver
+    assert isinstance(driver, SqliteDriver)
+    return driver._writer
+
+
+def test_operations_that_wait_are_committed_together_and_fail_alone(play: Play, path: Path) -> None:
+    async def scenario(world: World) -> None:
+        commits: list[int] = []
+
+        def count() -> bool:
+            commits.append(1)
+            return False
+
+        _writer(world).set_commit_hook(count)
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")  # the writer waits for it
+        files = [world.new_file() for _ in range(50)]
+        waiting = [asyncio.ensure_future(world.store.add_file(file)) for file in [*files, files[7]]]
+        await asyncio.sleep(0)
+        other.execute("ROLLBACK")
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert results[:50] == [None] * 50
+        assert isinstance(results[50], Conflict)
+        assert len(commits) <= 2
+        assert await world.store.known_files([file.id for file in files]) == {file.id for file in files}
+
+    play(scenario)
+
+
+def test_reads_do_not_wait_for_a_writer(play: Play, path: Path) -> None:
+    async def scenario(world: World) -> None:
+        file = await world.upload()
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM files")
+        writing = asyncio.ensure_future(world.upload())
+        assert await world.store.file("t", file.id) == file
+        assert not writing.done()
+        other.execute("ROLLBACK")
+        await writing
+
+    play(scenario)
+
+
+def test_a_caller_that_does_not_wait_any_longer(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        file = world.new_file()
+        waiting = asyncio.ensure_future(world.store.add_file(file))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await world.upload()
+        assert await world.store.known_files([file.id]) == {file.id}
+
+    play(scenario)
+
+
+def test_a_full_disk_loses_nothing_and_is_recovered_from(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        kept = await world.upload()
+        writer = _writer(world)
+        limit = writer.pragma("max_page_count")
+        writer.pragma("max_page_count", writer.pragma("page_count"))
+        added = [kept.id]
+
+        async def fill() -> None:
+            while len(added) < 10_000:
+                added.append((await world.upload()).id)
+
+        with pytest.raises(StoreUnavailable, match="make room"):
+            await fill()
+        waiting = [world.store.add_file(world.new_file()) for _ in range(200)]
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), StoreUnavailable}
+        assert await world.store.known_files(added) == set(added)
+        writer.pragma("max_page_count", limit)
+        await world.store.check()
+        added.append((await world.upload()).id)
+        assert await world.store.known_files(added) == set(added)
+
+    play(scenario)
+
+
+def test_two_stores_on_one_file(path: Path) -> None:
+    async def main() -> None:
+        async with open_store(path) as first, open_store(f"sqlite:///{path}") as second:
+            ids = itertools.count(1)
+            worlds = [World(first, [1.0], ids), World(second, [1.0], ids)]
+            await asyncio.gather(*(worlds[place % 2].upload(f"t{place}") for place in range(40)))
+            for place in range(40):
+                assert len(await worlds[(place + 1) % 2].store.files(f"t{place}", limit=9)) == 1
+
+    asyncio.run(main())
+
+
+def test_it_is_there_when_it_is_opened_again_and_only_for_its_owner(play: Play, path: Path) -> None:
+    seen = []
+
+    async def first(world: World) -> None:
+        seen.append(await world.upload())
+        for name in (path, Path(f"{path}-wal")):
+            assert stat.S_IMODE(name.stat().st_mode) == 0o600
+
+    async def second(world: World) -> None:
+        assert await world.store.files("t", limit=9) == seen
+
+    play(first)
+    play(second)
+
+
+def test_a_closed_store(path: Path) -> None:
+    async def main() -> None:
+        store = open_store(path)
+        world = World(store, [1.0])
+        waiting = asyncio.gather(*(world.upload() for _ in range(10)))
+        await asyncio.sleep(0)
+        await store.close()
+        assert len(await waiting) == 10
+        await store.close()
+        for late in (store.check(), store.file("t", "file-0")):
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await late
+
+    asyncio.run(main())
+
+
+def test_a_newer_schema_is_refused(play: Play, path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.upload()
+
+    play(scenario)
+    with apsw.Connection(str(path)) as connection:
+        connection.pragma("user_version", 99)
+    with pytest.raises(StoreUnavailable, match="newer batchwright"):
+        open_store(path)
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("something else entirely\n" * 100)
+    with pytest.raises(StoreUnavailable, match="name another file"):
+        open_store(text)
+    with pytest.raises(StoreUnavailable, match="Is a directory"):
+        open_store(tmp_path)
+    with pytest.raises(InvalidRequest, match="names no file"):
+        open_store("sqlite:///")
+    with pytest.raises(InvalidRequest, match="mysql"):
+        open_store("mysql://localhost/x")
+
+
+_CHILD = """
+import asyncio, sys
+from tests.store.support import World
+from batchwright.jobs.store import open_store
+
+async def main():
+    async with open_store(sys.argv[1]) as store:
+        world = World(store, [1.0])
+        for _ in range(3):
+            print((await world.upload()).id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "durable"),
+    [
+        ("store.add_file.before_commit:2", 1),
+        ("store.add_file.after_commit:2", 2),
+        ("store.before_commit", 0),
+        ("store.after_commit:3", 3),
+    ],
+)
+def test_crash_points(path: Path, place: str, durable: int) -> None:
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(path)],
+        env={**os.environ, "BATCHWRIGHT_CRASH_AT": place, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    acknowledged = ended.stdout.split()
+
+    async def look(world: World) -> None:
+        found = {file.id for file in await world.store.files("t", limit=9)}
+        assert len(found) == durable
+        assert found >= set(acknowledged)
+
+    play(str(path), look)
