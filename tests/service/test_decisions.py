@@ -31,19 +31,19 @@ BATCH = BatchRecord(
 
 def test_a_slow_model_is_given_no_more_than_it_wants() -> None:
     plan = ClaimPlan(0.0)
-    assert plan.wanted(0.0, room=8, waiting=0) == 8
-    plan.start(8)
-    for second in range(1, 60):
-        assert plan.wanted(float(second), room=1, waiting=0) == 1 + (second == 1)
-        plan.start(1)
+    assert plan.wanted(0.0, room=500, waiting=0) == 500
+    for number in range(1, 60):
+        plan.ended()
+        assert plan.wanted(3.0 * number, room=1, waiting=0) == 1
 
 
-def test_a_fast_model_has_a_quarter_of_a_second_of_lines_ready() -> None:
+def test_a_fast_model_has_the_lines_of_the_next_moment_ready() -> None:
     plan = ClaimPlan(0.0)
     waiting, claims, now = 0, 0, 0.0
     for _ in range(2000):
         now += 0.01
-        plan.start(40)
+        for _ in range(40):
+            plan.ended()
         waiting = max(0, waiting - 40)
         wanted = plan.wanted(now, room=0, waiting=waiting)
         claims += wanted > 0
@@ -54,16 +54,17 @@ def test_a_fast_model_has_a_quarter_of_a_second_of_lines_ready() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1000), st.integers(0, 500), st.integers(0, 2000)), max_size=30)
+    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 99), st.integers(0, 500), st.integers(0, 2000)), max_size=30)
 )
 def test_a_plan_never_lets_slots_stay_empty(steps: list[tuple[float, int, int, int]]) -> None:
     plan, now = ClaimPlan(0.0), 0.0
-    for elapsed, started, room, waiting in steps:
+    for elapsed, ended, room, waiting in steps:
         now += elapsed
-        plan.start(started)
+        for _ in range(ended):
+            plan.ended()
         wanted = plan.wanted(now, room=room, waiting=waiting)
         assert wanted >= 0
-        assert waiting + wanted >= min(room, room if plan.low(waiting) else 0)
+        assert waiting + wanted >= room or not plan.low(waiting)
 
 
 @pytest.mark.parametrize(

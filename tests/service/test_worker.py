@@ -123,6 +123,20 @@ def test_a_line_that_takes_too_long_fails_alone(tmp_path: Path) -> None:
     run(tmp_path, main)
 
 
+def test_exactly_the_lines_that_take_too_long_fail(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        model = Model(slots=7)
+        model.delays = {str(number): 0.5 + number * 5 % 37 for number in range(60)}
+        async with house.worker(model, request_timeout=20.0):
+            batch = await house.ended(await house.submit(model.delays))
+        late = {f"id-{prompt}" for prompt, delay in model.delays.items() if delay > 20.0}
+        assert {*codes(await house.content(batch.error_file_id))} == late
+        assert batch.counts == LineCounts(60, 60 - len(late), len(late))
+        assert model.held == 0
+
+    run(tmp_path, main)
+
+
 def test_a_paused_batch_is_not_begun_until_it_is_resumed(tmp_path: Path) -> None:
     async def main(house: House) -> None:
         model = Model(slots=1)

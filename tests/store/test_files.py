@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.store.support import Play, World
 
-from batchwright.errors import Conflict
+from batchwright.errors import Conflict, InvalidRequest
 
 
 def test_a_file_comes_back_as_it_was_added(play: Play) -> None:
@@ -18,6 +18,14 @@ def test_a_file_comes_back_as_it_was_added(play: Play) -> None:
         assert await world.store.file("t", "file-0") is None
         with pytest.raises(Conflict):
             await world.store.add_file(file)
+
+    play(scenario)
+
+
+def test_a_name_that_is_no_unicode(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(InvalidRequest, match="surrogates"):
+            await world.store.add_file(replace(world.new_file(), filename="\ud800"))
 
     play(scenario)
 

@@ -58,7 +58,7 @@ class Batch:
 class Model:
     batches: dict[str, Batch] = field(default_factory=dict)
     leases: dict[str, float] = field(default_factory=dict)
-    events: list[tuple[str, str]] = field(default_factory=list)
+    events: int = 0
 
     def claimable(self, now: float) -> list[Batch]:
         found = [
@@ -107,13 +107,13 @@ class Life(RuleBasedStateMachine):
 
     @initialize(target=workers)
     def first_workers(self) -> Any:
-        return multiple(self.registered(50), self.registered(50))
+        return multiple(self.registered(500), self.registered(500))
 
     @initialize(target=batches)
     def first_batch(self) -> str:
-        return self.submitted(3, 90)
+        return self.submitted(8, 500)
 
-    @rule(target=workers, lease=st.sampled_from([5, 50]))
+    @rule(target=workers, lease=st.sampled_from([5, 500]))
     def register(self, lease: float) -> str:
         return self.registered(lease)
 
@@ -122,7 +122,7 @@ class Life(RuleBasedStateMachine):
         self.model.leases[worker] = self.world.now + lease
         return worker
 
-    @rule(target=batches, lines=st.integers(1, 5), window=st.sampled_from([10, 30, 90]))
+    @rule(target=batches, lines=st.integers(1, 8), window=st.sampled_from([10, 500]))
     def submit(self, lines: int, window: float) -> str:
         return self.submitted(lines, window)
 
@@ -137,12 +137,19 @@ class Life(RuleBasedStateMachine):
         self.model.batches[record.id] = Batch(record, {number: Line() for number in range(1, lines + 1)})
         return record.id
 
-    @rule(target=claims, worker=workers, limit=st.integers(1, 6))
-    def claim(self, worker: str, limit: int) -> Any:
+    @rule(target=claims, worker=workers, limit=st.integers(1, 6), committed=st.integers(0, 3))
+    def work(self, worker: str, limit: int, committed: int) -> Any:
+        """Claim, and commit some of it at once."""
+        found = self.claimed(worker, limit)
+        if found and committed:
+            self.commit(worker, found[:committed], True)
+        return multiple(*found)
+
+    def claimed(self, worker: str, limit: int) -> list[ClaimedLine]:
         if not self.holds(worker):
             with pytest.raises(LeaseLost):
                 self.do(self.store.claim(worker, limit))
-            return multiple()
+            return []
         found = self.do(self.store.claim(worker, limit))
         free = ((batch, number) for batch in self.model.claimable(self.world.now) for number in batch.of("pending"))
         expected = []
@@ -151,7 +158,7 @@ class Life(RuleBasedStateMachine):
             line.state, line.worker, line.attempt = "claimed", worker, line.attempt + 1
             expected.append((batch.record.id, number, line.attempt))
         assert [(line.batch_id, line.number, line.attempt) for line in found] == expected
-        return multiple(*found)
+        return found
 
     @rule(worker=workers, lines=st.lists(claims, min_size=1, max_size=6), succeeded=st.booleans())
     def commit(self, worker: str, lines: list[ClaimedLine], succeeded: bool) -> None:
@@ -170,6 +177,19 @@ class Life(RuleBasedStateMachine):
             if batch.finished == len(batch.lines) and batch.status == "in_progress" and not batch.ending:
                 batch.status, batch.ending = "finalizing", "completed"
         assert taken == expected
+
+    @rule(worker=workers, limit=st.integers(1, 6), expire=st.booleans())
+    def commit_too_late(self, worker: str, limit: int, expire: bool) -> None:
+        """Claim, and commit when the batch has an ending."""
+        found = self.claimed(worker, limit)
+        if not found:
+            return
+        if expire:
+            self.wait(200, False)
+            self.expire()
+        else:
+            self.cancel(found[0].batch_id)
+        self.commit(worker, found, True)
 
     def taken(self, batch: Batch, given: ClaimedLine, succeeded: bool) -> bool:
         line = batch.lines[given.number]
@@ -190,7 +210,7 @@ class Life(RuleBasedStateMachine):
             if (line.state, line.worker, line.attempt) == ("claimed", worker, given.attempt):
                 line.state, line.worker = "pending", None
 
-    @rule(seconds=st.sampled_from([1, 5, 20, 50]), reap=st.booleans())
+    @rule(seconds=st.sampled_from([1, 5, 200]), reap=st.booleans())
     def wait(self, seconds: float, reap: bool) -> None:
         self.world.later(seconds)
         if reap:
@@ -198,9 +218,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def renew(self, worker: str) -> None:
-        assert self.do(self.store.renew_lease(worker, 20)) == self.holds(worker)
+        assert self.do(self.store.renew_lease(worker, 500)) == self.holds(worker)
         if self.holds(worker):
-            self.model.leases[worker] = self.world.now + 20
+            self.model.leases[worker] = self.world.now + 500
 
     @rule(worker=consumes(workers))
     def retire(self, worker: str) -> None:
@@ -212,7 +232,7 @@ class Life(RuleBasedStateMachine):
         dead = [worker for worker, until in self.model.leases.items() if until <= self.world.now]
         assert self.do(self.store.reap()) == sum(self.model.free(worker) for worker in dead)
 
-    @rule(batch_id=batches, what=st.sampled_from(["cancel", "pause", "resume", "expire", "finish"]))
+    @rule(batch_id=batches, what=st.sampled_from(["finish", "resume", "pause", "expire", "cancel"]))
     def decide(self, batch_id: str, what: str) -> None:
         match what:
             case "cancel":
@@ -267,7 +287,7 @@ class Life(RuleBasedStateMachine):
         assert batch.ending is not None
         batch.status, batch.ending = batch.ending, None
         batch.unfinished = len(batch.lines) - batch.finished
-        self.model.events.append((f"batch.{batch.status}", taken.id))
+        self.model.events += 1
         for line in batch.lines.values():
             if line.state == "claimed":
                 line.state, line.worker = "pending", None
@@ -277,7 +297,7 @@ class Life(RuleBasedStateMachine):
         parent = self.model.batches[batch_id]
         left = [number for number, line in sorted(parent.lines.items()) if line.state != "succeeded"]
         file = self.world.new_file()
-        new = self.world.new_batch(file, window=30, callback_url="https://example.com")
+        new = self.world.new_batch(file, window=500, callback_url="https://example.com")
         if not left or parent.status not in ("completed", "expired", "cancelled"):
             with pytest.raises(Conflict):
                 self.do(self.store.retry_batch("t", batch_id, new))
@@ -288,12 +308,14 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        for batch_id, batch in self.model.batches.items():
-            self.do(self.compare(batch_id, batch))
+        self.do(self.compare_all())
+
+    async def compare_all(self) -> None:
+        await asyncio.gather(*(self.compare(batch_id, batch) for batch_id, batch in self.model.batches.items()))
         running = [b for b in self.model.batches.values() if b.status == "in_progress" and not b.ending]
         counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed")}
-        assert self.do(self.store.count_lines()) == counted
-        assert self.do(self.store.count_deliveries())["pending"] == len(self.model.events)
+        assert await self.store.count_lines() == counted
+        assert (await self.store.count_deliveries())["pending"] == self.model.events
 
     async def compare(self, batch_id: str, batch: Batch) -> None:
         found = await self.store.batch("t", batch_id)
@@ -324,7 +346,7 @@ def _run(url: Callable[[], str], examples: int, steps: int) -> None:
 
 def test_on_sqlite(folder: Path) -> None:
     names = itertools.count()
-    _run(lambda: str(folder / f"{next(names)}.db"), 100, 40)
+    _run(lambda: str(folder / f"{next(names)}.db"), 120, 40)
 
 
 def test_on_postgresql(request: pytest.FixtureRequest) -> None:

@@ -16,7 +16,7 @@ import apsw
 import pytest
 from tests.store.support import Play, World, play
 
-from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
+from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.jobs.store import open_store
 from batchwright.jobs.store.sql_store import SqlStore
 from batchwright.jobs.store.sqlite import SqliteDriver
@@ -170,6 +170,17 @@ def test_a_newer_schema_is_refused(play: Play, path: Path) -> None:
         connection.pragma("user_version", 99)
     with pytest.raises(StoreUnavailable, match="newer batchwright"):
         open_store(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"), [("postgresql://x", "psycopg", "postgres"), ("x.db", "apsw", "server")]
+)
+def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, url: str, module: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for ours in ("postgresql", "sqlite"):
+        monkeypatch.delitem(sys.modules, f"batchwright.jobs.store.{ours}", raising=False)
+    with pytest.raises(MissingExtra, match=rf"needs {module}: pip install 'batchwright\[{extra}\]'"):
+        open_store(url)
 
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Named places at which a test can have the process killed, to show that what was acknowledged survives.
 
 With `BATCHWRIGHT_CRASH_AT=store.after_commit:3` in its environment the process kills itself with SIGKILL when it passes
-the place of that name for the third time (without a number: the first). Without the variable nothing happens. It is read
-once, when this module is imported.
+the place of that name for the third time (without a number: the first). Without the variable nothing happens. It is
+read once, when this module is imported.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._isolated: deque[Sequence] = deque()
         self._ordinal = 0
-        self._steps = 0
+        self._turns = 0
         self._steps_since_shrink = 0
 
     @property
@@ -168,12 +168,12 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """The step was computed: its tokens are now computed tokens."""
-        self._steps += 1
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.status is Status.RUNNING:
                 sequence.started = True
-                sequence.last_step = self._steps
+                self._turns += 1
+                sequence.last_turn = self._turns
                 sequence.num_computed = chunk.start + chunk.count
                 if sequence.num_computed % self.blocks.block_size == 0:
                     self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
@@ -483,6 +483,6 @@ def _urgency(sequence: Sequence) -> Urgency:
     return sequence.urgency
 
 
-def _turn(sequence: Sequence) -> tuple[tuple[bool, bool, int], int, int]:
+def _turn(sequence: Sequence) -> tuple[tuple[bool, bool, int], int]:
     """Of decodes that do not all fit: by rank, then who has gone without for longest."""
-    return sequence.rank, sequence.last_step, sequence.ordinal
+    return sequence.rank, sequence.last_turn

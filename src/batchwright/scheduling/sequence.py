@@ -58,8 +58,8 @@ class Sequence:
     """Of a batch, and in the place that `batch_share` is owed: no online sequence takes it."""
     first_token_at: float | None = None
     """Time of the first plan after its first token."""
-    last_step: int = 0
-    """Number of the last step that computed any of it."""
+    last_turn: int = 0
+    """Serial number of the last chunk of it that was computed."""
     queue_entry: int = -1
     """Serial number of its valid entry in the waiting queue."""
     table: BlockTable = field(default_factory=BlockTable)

@@ -56,6 +56,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
+        self._loop = asyncio.get_running_loop()
         self._until = math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -64,8 +65,13 @@ class _Server(uvicorn.Server):
             _greet(self._services, sockets[0])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # In the midst of whatever the loop does: what is to be done is left to the loop.
+        self._loop.call_soon_threadsafe(self._stop, sig)
+
+    def _stop(self, sig: int) -> None:
         if self._services.draining:
-            self.should_exit = self.force_exit = self.force_exit or sig == signal.SIGINT
+            self.should_exit = True
+            self.force_exit = self.force_exit or sig == signal.SIGINT
             return
         self._services.drain()
         grace = self._services.settings.drain_grace

@@ -159,7 +159,7 @@ async def open_services(
             store,
             blobs,
             measured,
-            options=options or WorkerOptions(concurrency=settings.batch_concurrency, limits=limits),
+            options=options or _worker_options(settings),
             paces=paces,
             clock=clock,
             unix_time=unix_time,
@@ -192,6 +192,15 @@ async def open_services(
             yield services
         finally:
             services.drain()
+
+
+def _worker_options(settings: Settings) -> WorkerOptions:
+    return WorkerOptions(
+        concurrency=settings.batch_concurrency,
+        lease=settings.lease,
+        request_timeout=settings.line_timeout,
+        limits=limits_of(settings),
+    )
 
 
 def limits_of(settings: Settings) -> Limits:

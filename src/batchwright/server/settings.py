@@ -149,6 +149,14 @@ class Settings(BaseSettings):
         "10.1.0.0/16",
     )
 
+    line_timeout: Annotated[float, Field(gt=0.0, le=604_800.0)] = _setting(
+        "Operation", 3600.0, "Seconds for computing one line of a batch; one that takes longer ends as request_timeout."
+    )
+    lease: Annotated[float, Field(ge=1.0, le=3600.0)] = _setting(
+        "Operation",
+        15.0,
+        "Seconds after which the lines of a process that is not heard of go to others that share its store.",
+    )
     drain_grace: Seconds = _setting(
         "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
     )

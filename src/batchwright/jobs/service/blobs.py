@@ -55,7 +55,7 @@ class BlobWriter:
 
     def open(self) -> None:
         """Make the temporary file and take its lock."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(self._path.parent)
         while True:
             path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -274,6 +274,14 @@ def _remove(paths: Iterable[Path]) -> None:
     for folder in folders:
         if folder.exists():
             _sync_folder(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    """With those above it, durably."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

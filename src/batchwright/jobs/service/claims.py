@@ -11,20 +11,20 @@ _MEMORY = 5.0
 
 
 class ClaimPlan:
-    """Keeps as many lines ready as are started in `LOOKAHEAD` seconds at the rate that is seen.
+    """Keeps as many lines ready as end in `LOOKAHEAD` seconds at the rate that is seen.
 
     So a fast model costs the store few transactions, and a slow one holds back nothing that another worker could do.
     """
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._started = 0.0
+        self._ended = 0.0
         self._seconds = 0.0
         self._ready = 0
 
-    def start(self, lines: int) -> None:
-        """Note that `lines` were started."""
-        self._started += lines
+    def ended(self) -> None:
+        """A line was computed: there is room for another."""
+        self._ended += 1.0
 
     def low(self, waiting: int) -> bool:
         """Whether it is time to ask `wanted`, with `waiting` lines claimed and not started."""
@@ -36,7 +36,7 @@ class ClaimPlan:
         self._since = now
         keep = math.exp(-elapsed / _MEMORY)
         self._seconds = self._seconds * keep + elapsed
-        self._started *= keep
+        self._ended *= keep
         # The first second says little: the rate is taken as if it had passed.
-        self._ready = int(LOOKAHEAD * self._started / max(1.0, self._seconds))
+        self._ready = int(LOOKAHEAD * self._ended / max(1.0, self._seconds))
         return max(0, room + self._ready - waiting) if self.low(waiting) else 0

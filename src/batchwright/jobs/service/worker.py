@@ -3,7 +3,7 @@
 It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
 through the store and the lines in hand:
 
-- *feed* claims lines so that all slots are taken and a few lines are ready (`claims.py`), and starts them;
+- *feed* claims lines so that the model has what it wants and some are ready (`claims.py`), and starts them;
 - *commit* hands over all results that were gathered while the commit before was under way;
 - *validate* and *finish* see to the beginning and the end of batches;
 - *lease* keeps the lease, and drops lines of batches that have been ended;
@@ -180,8 +180,10 @@ class Worker:
     async def stop(self, grace: float = 30.0) -> None:
         """Give back what was not begun, finish what is being computed within `grace` seconds, and give back the rest.
 
-        Results that were gathered are committed.
+        Results that were gathered are committed. Nothing happens when it was not started.
         """
+        if not self._tasks:
+            return
         await self._end("feed", "validate", "finish", "duties")
         self._hand.give_back_waiting()
         self._loops["commit"].wake()
@@ -341,10 +343,11 @@ class Worker:
         return max(0, room if most is None else min(room, most - self.in_flight))
 
     def _fill(self) -> None:
-        self._plan.start(self._hand.fill(self._room))
+        self._hand.fill(self._room)
 
     def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
         self._hand.end(line, result)
+        self._plan.ended()
         self._moved.set()
         if result is None:
             self._claim_at = self._clock.now() + _REST

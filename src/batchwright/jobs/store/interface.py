@@ -8,7 +8,7 @@ Every method raises `StoreUnavailable` when the database does not answer or its 
 "nothing has happened" then: a connection to PostgreSQL that is lost in COMMIT, when the server stays away so long that
 it cannot be asked what came of it. After `StoreUnavailable` a worker therefore retires and registers again, which frees
 what it may hold without knowing. The methods that add something raise `Conflict` when its id is there already. Texts
-that PostgreSQL cannot store (NUL characters) raise `InvalidRequest`.
+with lone surrogates, and in PostgreSQL those with NUL characters, raise `InvalidRequest`.
 
 The life of a batch:
 

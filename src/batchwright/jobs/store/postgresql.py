@@ -162,6 +162,8 @@ class PostgresqlDriver:
             raise Conflict(f"what is to be added is already there: {error}") from error
         except psycopg.DataError as error:
             raise InvalidRequest(f"PostgreSQL cannot store this: {error}") from error
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a text is no valid Unicode: {error}; remove its lone surrogates") from error
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
     def _write(self, name: str, operation: Callable[[Tx], R], patience: float) -> R:

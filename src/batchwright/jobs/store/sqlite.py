@@ -15,6 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Concatenate
 
 import apsw
 
-from batchwright.errors import Conflict, StoreUnavailable
+from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.store.statements import migrations, statements
 from batchwright.jobs.store.transaction import P, R, Row, Tx
@@ -190,13 +191,16 @@ class SqliteDriver:
 
     def _write_group(self, waiting: Sequence[_Waiting]) -> None:
         try:
+            if self._writer.in_transaction:  # the disk did not even let the last one be rolled back
+                self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
             for entry in waiting:
                 self._run(entry)
             self._commit(waiting)
         except BaseException as error:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
+            with suppress(apsw.Error):
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
             reason = self._unavailable(error) if isinstance(error, apsw.Error) else error
             for entry in waiting:
                 entry.error = entry.error or reason
@@ -209,7 +213,7 @@ class SqliteDriver:
         except _UNAVAILABLE:
             raise
         except BaseException as error:
-            entry.error = _conflict(error) if isinstance(error, apsw.ConstraintError) else error
+            entry.error = _explained(error)
             self._writer.execute("ROLLBACK TO operation")
         self._writer.execute("RELEASE operation")
 
@@ -223,8 +227,15 @@ class SqliteDriver:
             crash_point(f"store.{entry.name}.after_commit")
 
 
-def _conflict(error: apsw.ConstraintError) -> Conflict:
-    found = Conflict(f"what is to be added is already there: {error}")
+def _explained(error: BaseException) -> BaseException:
+    """An error of the database in our words, any other as it is."""
+    found: BaseException
+    if isinstance(error, apsw.ConstraintError):
+        found = Conflict(f"what is to be added is already there: {error}")
+    elif isinstance(error, UnicodeEncodeError):
+        found = InvalidRequest(f"a text is no valid Unicode: {error}; remove its lone surrogates")
+    else:
+        return error
     found.__cause__ = error
     return found
 
@@ -236,7 +247,7 @@ def _tell(waiting: Sequence[_Waiting]) -> None:
         for entry in waiting:
             entry.resolve()
 
-    if not loop.is_closed():
+    with suppress(RuntimeError):  # the loop was closed: nobody waits any longer
         loop.call_soon_threadsafe(resolve)
 
 
