@@ -71,7 +71,10 @@ def _run(setting: Setting, vocab_size: int) -> Outcome:
     _say(f"{setting.name}: {setting.ramp:.0f} + {setting.seconds:.0f} s, {setting.rate:.2f} requests/s")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(run, setting, vocab_size).result()
+        outcome = pool.submit(run, setting, vocab_size).result()
+    if setting.rate and not outcome.served:
+        raise typer.BadParameter(f"--seconds {setting.seconds:g}: no online request came in that time; give more")
+    return outcome
 
 
 def _save(findings: Findings, page: Path) -> None:

@@ -15,11 +15,12 @@ Online requests and a batch job on one engine; printed by `benchmarks/coserving.
 greedy, end of text ignored. {processor}, {cores} cores ({features}), Python {python}. {implementation}.
 
 Requests and lines are alike: 30 to 150 prompt tokens, 32 to 160 generated. The job alone, without an SLO, makes \
-{batch:,.0f} tokens/s: that is the capacity, {capacity:.2f} requests/s. Online requests arrive at random (Poisson) at \
-{share:.0%} of it, the same ones in every run; the job has 512 lines in the engine at any time. Times are those of \
-clients on the event loop of `AsyncEngine`, from the moment a request was due. TPOT is (last token − first) / (tokens − 1) \
-of one request. Figures are of the {seconds:.0f} seconds after {ramp:.0f} seconds of the same traffic; loading is not \
-in them. The SLO that is held against is the one told to the engine, or the first where none was told."""
+{batch:,.0f} tokens/s: that is the capacity, {capacity:.2f} requests/s. Online requests arrive at random (Poisson) \
+at {share:.0%} of it, the same ones in every run; the job has 512 lines in the engine at any time. Times are those \
+of clients on the event loop of `AsyncEngine`, from the moment a request was due. TPOT is the time from the first \
+token of a request to its last, over one less than its tokens; a step is the mean one of the run. Figures are of \
+the {seconds:.0f} seconds after {ramp:.0f} seconds of the same traffic; loading is not in them. The SLO that is \
+held against is the one told to the engine, or the first where none was told."""
 
 
 @dataclass(frozen=True, slots=True)

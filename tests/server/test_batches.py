@@ -205,6 +205,26 @@ def test_the_same_idempotency_key_gives_the_same_batch(play: Play) -> None:
     play(main)
 
 
+@pytest.mark.parametrize("changed", [{"completion_window": "1h"}, {"metadata": {"a": "b"}}, {"input_file_id": None}])
+def test_an_idempotency_key_is_of_one_request(play: Play, changed: dict[str, Any]) -> None:
+    async def main(service: Service) -> None:
+        body = {"input_file_id": await upload(service, line("a", "x")), "endpoint": "/v1/completions"}
+        body["completion_window"] = "24h"
+        key = {"Idempotency-Key": "one"}
+        made = (await service.http.post("/v1/batches", json=body, headers=key)).json()
+        other = {name: value or await upload(service, line("b", "y")) for name, value in changed.items()}
+        for path, asked in (
+            ("/v1/batches", body | other),
+            ("/v1/batch/async", {"prompts": ["x"]}),
+        ):
+            answer = await service.http.post(path, json=asked, headers=key)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "idempotency_key_reused")
+        await service.ended(made["id"])
+        assert len((await service.http.get("/v1/batches")).json()["data"]) == 1
+
+    play(main)
+
+
 def test_batches_and_files_are_listed_in_pages(play: Play) -> None:
     async def main(service: Service) -> None:
         made = [(await begin(service, line("a", "x"))).id for _ in range(5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stamina
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from stamina.instrumentation import set_on_retry_hooks
 from tests.server.conftest import Play, Service
 from tests.server.test_batches import begin, line
 
 from batchwright.engine.stats import EngineStats
-from batchwright.errors import MissingExtra
+from batchwright.errors import EndpointError, MissingExtra
 from batchwright.server.dashboard.state import DashboardState
 from batchwright.server.observability.engine_metrics import engine_families
 from batchwright.server.observability.logs import configure_logging, logger
@@ -130,6 +133,7 @@ def _logging_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     structlog.reset_defaults()
+    set_on_retry_hooks(None)
 
 
 @pytest.mark.usefixtures("_logging_as_before")
@@ -153,6 +157,43 @@ def test_logs_are_a_line_of_json_each_with_the_id_of_the_request(monkeypatch: py
     ]
     assert told[0]["status"] == 200
     assert told[2]["exception"][0]["exc_value"] == "bad"
+
+
+@pytest.mark.usefixtures("_logging_as_before")
+def test_of_retries_only_those_are_told_that_somebody_should_know_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    configure_logging("json", "info")
+    errors: list[Exception] = [OSError("a connection was lost"), EndpointError("it does not answer")]
+    for error in errors:
+        for attempt in stamina.retry_context(on=type(error), attempts=2, wait_initial=0, wait_max=0):
+            with attempt:
+                if attempt.num == 1:
+                    raise error
+    [told] = map(json.loads, written.getvalue().splitlines())
+    assert (told["event"], told["error"], told["tries"]) == ("trying_again", "it does not answer", 1)
+
+
+def test_a_database_that_does_not_answer_keeps_neither_probe_nor_scrape_waiting(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(service: Service) -> None:
+        store = service.services.store
+
+        async def silent() -> None:
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr("batchwright.server.services._PATIENCE", 0.01)
+        for name in ("check", "count_batches"):
+            monkeypatch.setattr(store, name, silent)
+        ready = await service.http.get("/ready")
+        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
+        assert "has not answered" in ready.json()["error"]["message"]
+        told = (await service.http.get("/metrics")).text
+        assert "batchwright_ready 0.0" in told
+        assert "batchwright_batches{" not in told
+
+    play(main)
 
 
 def test_traces_are_made_where_the_environment_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:

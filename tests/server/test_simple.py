@@ -125,6 +125,39 @@ def test_a_callback_that_leads_inside_is_refused(play: Play, url: str) -> None:
     play(main)
 
 
+def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: Play) -> None:
+    async def main(service: Service) -> None:
+        key = {"Idempotency-Key": "one"}
+        answers = [
+            await service.http.post("/v1/batch/async", json={"prompts": prompts}, headers=key)
+            for prompts in (["a", "b"], ["a", "b"], ["a", "c"])
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 400]
+        assert answers[0].json()["batch_id"] == answers[1].json()["batch_id"]
+        assert answers[2].json()["error"]["param"] == "Idempotency-Key"
+        assert len((await service.http.get("/v1/files", params={"purpose": "batch"})).json()["data"]) == 1
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/batch/sync", rb'{"prompts": ["a", "\ud800"]}', "prompts.1"),
+        ("/v1/batch/async", rb'{"prompts": ["\ud800"]}', "prompts.0"),
+        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\udfff"}', "model"),
+        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\u0000"}', "model"),
+        ("/v1/batch/async", rb'{"prompts": ["a"], "callback_url": "https://127.0.0.1/"}', "callback_url"),
+    ],
+)
+def test_a_text_that_cannot_be_kept_is_refused(play: Play, path: str, body: bytes, param: str) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+    play(main)
+
+
 def test_an_unknown_id_is_not_found(play: Play) -> None:
     async def main(service: Service) -> None:
         for batch_id in ("batch_" + "0" * 24, "stat", "%00", "batch_x"):

@@ -150,6 +150,29 @@ def test_the_fields_may_stand_after_the_file(play: Play) -> None:
     play(main)
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "begun"),
+    [
+        ("/v1/files", _TYPE, _PURPOSE),
+        ("/v1/files", _TYPE, b""),
+        ("/v1/batches", {"content-type": "application/json"}, b"{"),
+    ],
+)
+def test_a_body_that_stalls_before_there_is_a_file_is_given_up_too(
+    play: Play, path: str, headers: dict[str, str], begun: bytes
+) -> None:
+    async def main(service: Service) -> None:
+        async def stalling() -> AsyncIterator[bytes]:
+            yield begun
+            await asyncio.Event().wait()
+
+        answer = await service.http.post(path, content=stalling(), headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "upload_too_slow")
+        await nothing_is_left(service)
+
+    play(main, upload_timeout=0.05)
+
+
 def test_a_name_is_kept_as_it_is_and_makes_no_path(play: Play) -> None:
     async def main(service: Service) -> None:
         answer = await _send(service, _PURPOSE, _FILE.replace(b"in.jsonl", b"../../etc/passwd"), b"x", _END)

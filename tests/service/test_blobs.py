@@ -66,10 +66,10 @@ def test_an_upload_that_is_too_large_leaves_nothing(tmp_path: Path, content: byt
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5), st.integers(1, 8), st.integers(1, 40))
 def test_a_gauge_refuses_exactly_what_is_too_large(content: bytes, cuts: list[int], lines: int, longest: int) -> None:
     gauge = Gauge(Limits(max_lines=lines, max_line_bytes=longest))
-    content = content.replace(b"\x01", b"\n").replace(b"\x00", b"\n")
+    content = content.replace(b"\x01", b"\n").replace(b"\x00", b"\n").replace(b"\x02", b"\r").replace(b"\x03", b"\r\n")
     bounds = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     parts = content.split(b"\n")
-    fits = len(parts) - (not parts[-1]) <= lines and max(map(len, parts)) <= longest
+    fits = len(parts) - (not parts[-1]) <= lines and max(len(part.removesuffix(b"\r")) for part in parts) <= longest
     try:
         for start, stop in pairwise(bounds):
             gauge.take(content[start:stop])

@@ -173,7 +173,7 @@ def test_a_simple_batch_that_was_cancelled_says_which_prompts_were_not_computed(
             batch = await house.ended(batch)
         assert status_of(batch) == "cancelled"
         [output] = await house.jobs.outputs(TENANT, batch.id)
-        assert (output.text, output.code) == (None, "batch_unfinished")
+        assert (output.text, output.code) == (None, "batch_cancelled")
 
     run(tmp_path, main)
 

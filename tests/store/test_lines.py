@@ -10,6 +10,7 @@ from tests.store.support import Play, World, numbers, result
 
 from batchwright.errors import LeaseLost
 from batchwright.jobs.store import Store
+from batchwright.jobs.store.operations.pages import PAGE_BYTES
 from batchwright.jobs.store.records import BatchRecord, LineCounts, TokenUsage
 
 
@@ -218,6 +219,26 @@ async def _follow(world: World, batch: BatchRecord) -> list[int]:
         assert [line.sequence for line in page] == [*range(len(seen) + 1, len(seen) + len(page) + 1)]
         seen += [line.number for line in page]
     return seen
+
+
+def test_a_page_of_large_results_is_short_and_never_empty(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store, worker = world.store, await world.worker()
+        batch = await world.running(worker, 5)
+        claimed = await store.claim(worker, 4)
+        sizes = [PAGE_BYTES // 2, PAGE_BYTES // 2, 1, PAGE_BYTES + 1]
+        outputs = [replace(result(line), output=b"x" * size) for line, size in zip(claimed, sizes, strict=True)]
+        await store.commit(worker, outputs)
+        found = await store.results("t", batch.id, after=0, limit=9)
+        assert found is not None
+        assert [line.sequence for line in found] == [1, 2]
+        assert [line.number for line in await store.lines(batch.id, after=0, limit=9)] == [1, 2]
+        assert [line.number for line in await store.lines(batch.id, after=2, limit=9)] == [3]
+        assert [line.number for line in await store.lines(batch.id, after=3, limit=9)] == [4]
+        assert [line.number for line in await store.lines(batch.id, after=4, limit=9)] == [5]
+        assert await store.lines(batch.id, after=5, limit=9) == []
+
+    play(scenario)
 
 
 def test_many_workers_at_once(play: Play) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.webhooks.outbox import START, opened
 
 from batchwright.clock import ManualClock
-from batchwright.errors import InvalidRequest, NotFound
+from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
 from batchwright.jobs.service.keys import SEEN_WITHIN, ApiKeys
+from batchwright.jobs.store import Store
+from batchwright.jobs.store.records import ApiKey
+from batchwright.testing import play
 
 
 def test_a_key_is_recognized_and_only_its_digest_is_kept(tmp_path: Path) -> None:
@@ -92,6 +96,55 @@ def test_once_there_was_a_key_one_is_always_needed(tmp_path: Path) -> None:
             assert await elsewhere.required()
 
     asyncio.run(main())
+
+
+class _Leaving:
+    """A database with one key, which answers nothing from a certain moment on."""
+
+    def __init__(self) -> None:
+        self.there = True
+        self.asked = 0
+
+    async def key(self, _: bytes) -> ApiKey:
+        return (await self.keys())[0]
+
+    async def keys(self) -> list[ApiKey]:
+        self.asked += 1
+        if not self.there:
+            await asyncio.sleep(15)
+            raise StoreUnavailable("it is away")
+        return [ApiKey("key_a", "team-a", "ci", "bw-AAAAAAA", START)]
+
+
+def test_requests_with_a_known_key_do_not_wait_for_a_database_that_is_away() -> None:
+    async def main(clock: ManualClock) -> None:
+        database = _Leaving()
+        keys, key = ApiKeys(cast(Store, database), clock=clock), "bw-" + "A" * 43
+        known = await keys.recognize(key)
+        database.there = False
+        began, database.asked = clock.now(), 0
+        for _ in range(100):
+            assert await keys.recognize(key) == known
+            await asyncio.sleep(0.5)
+        assert clock.now() - began < 100 * 0.5 + 10
+        assert database.asked < 10
+        with pytest.raises(StoreUnavailable):
+            await keys.recognize("bw-" + "B" * 43)
+
+    play(main)
+
+
+def test_whether_a_key_is_needed_is_not_waited_for_either() -> None:
+    async def main(clock: ManualClock) -> None:
+        database = _Leaving()
+        keys = ApiKeys(cast(Store, database), clock=clock)
+        database.there = False
+        with pytest.raises(StoreUnavailable):
+            await keys.required()
+        database.there = True
+        assert await keys.required()
+
+    play(main)
 
 
 def test_keys_are_listed_by_tenant(tmp_path: Path) -> None:

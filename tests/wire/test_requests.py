@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -97,6 +98,10 @@ def test_more_tokens_at_least_than_the_context_holds() -> None:
         ({"messages": MESSAGES, "temperature": 99}, "temperature", "invalid_request"),
         ({"messages": MESSAGES, "n": 0}, "n", "invalid_request"),
         ({"messages": MESSAGES, "priority": 1.5}, "priority", "invalid_request"),
+        ({"messages": MESSAGES, "model": "a\0"}, "model", "invalid_request"),
+        ({"messages": MESSAGES, "temperature": math.nan}, "temperature", "invalid_request"),
+        ({"messages": MESSAGES, "deadline_ms": math.nan}, "deadline_ms", "invalid_request"),
+        ({"messages": MESSAGES, "deadline_ms": math.inf}, "deadline_ms", "invalid_request"),
     ],
 )  # fmt: skip
 def test_what_a_chat_cannot_have(body: dict[str, Any], param: str, code: str) -> None:

@@ -32,7 +32,7 @@ class Inference(Protocol):
 
     @property
     def wants(self) -> int:
-        """How many batch lines it would like to hold now, so that its batches are full."""
+        """How many more batch lines it would like to hold now, so that its batches are full."""
         ...
 
     async def answer(self, call: Call) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+_STEPS = 16
+"""The account goes back no further than so many full steps."""
+
 
 class BatchShare:
     """Of all tokens computed while batch sequences want some, they are owed `share` (0 ≤ share < 1).
 
-    Each step adds its share of the step's tokens, and takes off the batch tokens that it carried. What is owed, and
-    what was had beyond the share, never exceeds the share of two full steps: a long wait is not made up for in one
-    burst, and a quiet hour is not held against a batch.
+    Each step adds its share of the step's tokens, and takes off the batch tokens that it carried. The account slides:
+    what is owed, and what was had beyond the share, never exceeds the share of 16 full steps, so a quiet hour is not
+    held against a batch. Nor is a long wait made up for in one burst: a step pays the share of two at most.
 
     Raises ValueError for a share out of range.
     """
@@ -17,13 +20,14 @@ class BatchShare:
         if not 0.0 <= share < 1.0:
             raise ValueError(f"batch_share={share}: must be at least 0 and less than 1, such as 0.05")
         self.share = share
-        self._most = max(1.0, 2.0 * share * step_tokens)
+        self._most = max(1.0, _STEPS * share * step_tokens)
+        self._at_once = max(1.0, 2.0 * share * step_tokens)
         self._owed = 0.0
 
     @property
     def due(self) -> int:
         """Tokens that batch sequences may have now, whatever else there is to compute."""
-        return max(0, int(self._owed + 1e-9))
+        return max(0, int(min(self._owed, self._at_once) + 1e-9))
 
     def settle(self, tokens: int, batch_tokens: int, *, wanted: bool) -> None:
         """A step of `tokens` tokens carried `batch_tokens` for batches; `wanted`: there are batch sequences."""

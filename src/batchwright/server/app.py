@@ -63,7 +63,13 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     # The one that is added last is the outermost.
     app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host))
-    app.add_middleware(Frame, figures=services.http, clock=clock, max_body_size=settings.max_body_size)
+    app.add_middleware(
+        Frame,
+        figures=services.http,
+        clock=clock,
+        max_body_size=settings.max_body_size,
+        upload_timeout=settings.upload_timeout,
+    )
     return app
 
 

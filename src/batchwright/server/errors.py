@@ -107,7 +107,7 @@ def _from_validation(error: RequestValidationError) -> HttpError:
     if first.get("type") == "json_invalid":
         return HttpError(400, "the body must be JSON", code="invalid_json")
     param = ".".join(where[1:]) or None
-    if first.get("type") == "missing" and param is None:
+    if param is None:
         return HttpError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
     message = str(first.get("msg", "invalid")).removeprefix("Value error, ")
     return HttpError(400, f"{param or 'body'}: {message}", param=param, code="invalid_request")

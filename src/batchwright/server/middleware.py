@@ -1,7 +1,8 @@
-"""Around every request: its id, the cap on its body, its line in the log, its place in the figures."""
+"""Around every request: its id, the limits of its body, its line in the log, its place in the figures."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 
@@ -29,11 +30,14 @@ def new_request_id() -> str:
 class Frame:
     """The outermost layer of the application. Nothing passes it but answers in the form of the service."""
 
-    def __init__(self, app: ASGIApp, *, figures: HttpFigures, clock: Clock, max_body_size: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, figures: HttpFigures, clock: Clock, max_body_size: int, upload_timeout: float
+    ) -> None:
         self._app = app
         self._figures = figures
         self._clock = clock
         self._max_body_size = max_body_size
+        self._upload_timeout = upload_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,7 +61,7 @@ class Frame:
             await send(message)
 
         try:
-            await self._app(scope, self._capped(scope, receive), sender)
+            await self._app(scope, self._bounded(scope, receive), sender)
         except ClientDisconnect:
             status = HUNG_UP
         except Exception as error:
@@ -68,25 +72,39 @@ class Frame:
         finally:
             self._tell(scope, status, self._clock.now() - started)
 
-    def _capped(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive`, which raises 413 past the cap on a body."""
-        if (scope["method"], scope["path"]) == UPLOAD:
-            return receive
+    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
+        """`receive`, which raises 408 when the body brings nothing for too long, and 413 past the cap on it."""
+        most = None if (scope["method"], scope["path"]) == UPLOAD else self._max_body_size
         length = Headers(scope=scope).get("content-length", "")
         announced = int(length) if length.isdecimal() and len(length) < 20 else 0
-        passed = 0
+        passed, arrived = 0, False
 
-        async def capped() -> Message:
-            nonlocal passed
-            if announced > self._max_body_size:
+        async def bounded() -> Message:
+            nonlocal passed, arrived
+            if most is not None and announced > most:
                 raise self._too_large()
-            message = await receive()
+            # What is still to come after the body is that the client hangs up, which may take any time.
+            message = await (receive() if arrived else self._soon(receive))
+            arrived = not message.get("more_body", False)
             passed += len(message.get("body", b""))
-            if passed > self._max_body_size:
+            if most is not None and passed > most:
                 raise self._too_large()
             return message
 
-        return capped
+        return bounded
+
+    async def _soon(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(self._upload_timeout):
+                return await receive()
+        except TimeoutError:
+            raise HttpError(
+                408,
+                f"the body brought nothing for {self._upload_timeout:g} s: send it again",
+                kind="timeout_error",
+                code="upload_too_slow",
+                headers={"connection": "close"},
+            ) from None
 
     def _too_large(self) -> HttpError:
         return HttpError(

@@ -39,6 +39,8 @@ _BLOBS = "files"
 _DATABASE = "batchwright.db"
 _CHECK_EVERY = 1.0
 """Seconds for which the answer of the database to a check is good."""
+_PATIENCE = 3.0
+"""Seconds that a probe or a scrape waits for the database: they must be answered when it is away, too."""
 
 
 @dataclass
@@ -90,25 +92,31 @@ class Services:
         """Why no work can be taken now; None when it can."""
         if self.draining:
             return "the service is stopping"
-        now = self.clock.now()
-        if self._checked is None or now - self._checked[0] >= _CHECK_EVERY:
-            try:
-                await self.store.check()
-                reason = None
-            except StoreUnavailable as error:
-                reason = str(error)
-            self._checked = now, reason
+        if self._checked is None or self.clock.now() - self._checked[0] >= _CHECK_EVERY:
+            reason = await self._check()
+            self._checked = self.clock.now(), reason
         return self._checked[1]
+
+    async def _check(self) -> str | None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self.store.check()
+        except TimeoutError:
+            return f"the database has not answered for {_PATIENCE:g} s"
+        except StoreUnavailable as error:
+            return str(error)
+        return None
 
     async def scrape(self) -> Scrape:
         """Everything for `/metrics`. It comes without what the database would tell while that does not answer."""
         counts = None
-        with suppress(StoreUnavailable):
-            counts = StoreCounts(
-                await self.store.count_batches(),
-                await self.store.count_lines(),
-                await self.store.count_deliveries(),
-            )
+        with suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                counts = StoreCounts(
+                    await self.store.count_batches(),
+                    await self.store.count_lines(),
+                    await self.store.count_deliveries(),
+                )
         inner = self.inference.inner
         return Scrape(
             version=__version__,

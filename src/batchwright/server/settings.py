@@ -138,7 +138,7 @@ class Settings(BaseSettings):
         "Limits", ByteSize(16 * 2**20), "Most bytes in the body of any other request, such as 16MiB."
     )
     upload_timeout: Annotated[float, Field(gt=0.0, le=86_400.0)] = _setting(
-        "Limits", 60.0, "Seconds for which an upload may bring nothing before it is given up."
+        "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
     )
     max_prompts: Count = _setting("Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async.")
 

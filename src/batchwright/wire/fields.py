@@ -157,7 +157,8 @@ def priority_of(body: Mapping[str, object]) -> int:
 
 
 def _require_in_range(name: str, value: object) -> None:
-    if isinstance(value, (int, float)) and abs(value) >= _LARGEST:
+    # Written so that NaN, which Python's own JSON reader lets in, is out of range too.
+    if isinstance(value, (int, float)) and not abs(value) < _LARGEST:
         raise InvalidRequest(f"{name} is out of range", param=name)
 
 

@@ -120,7 +120,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
 def read_model(body: Mapping[str, Any]) -> str | None:
     """The name of the model; None where the body names none. Raises `InvalidRequest`."""
     model = body.get("model")
-    if model is None or (isinstance(model, str) and model):
+    if model is None or (isinstance(model, str) and model and "\0" not in model):
         return model
     raise InvalidRequest(f"model={shown(model)}: must be the name of a model", param="model")
 

@@ -18,6 +18,8 @@ class Gauge:
         self._newlines = 0
         self._open = 0
         """Bytes since the last newline."""
+        self._returned = False
+        """The last of them is a carriage return: perhaps of the end of the line, which does not count."""
 
     def take(self, chunk: bytes) -> None:
         """Raises `InvalidRequest` past a limit."""
@@ -33,13 +35,15 @@ class Gauge:
         if self._newlines + (last + 1 < len(chunk)) > limits.max_lines:
             raise _too_large(f"the file has more than {limits.max_lines:,} lines")
         self._open = self._open + len(chunk) if last < 0 else len(chunk) - last - 1
+        self._returned = chunk.endswith(b"\r") if chunk else self._returned
 
     def _measure_lines(self, chunk: bytes) -> None:
-        before = self._open
+        before, returned = self._open, self._returned
         for number, line in enumerate(chunk.split(b"\n"), self._newlines + 1):
-            if before + len(line) > self._limits.max_line_bytes:
+            returned = line.endswith(b"\r") if line else returned
+            if before + len(line) - returned > self._limits.max_line_bytes:
                 raise _too_large(f"line {number:,} has more than {self._limits.max_line_bytes:,} bytes")
-            before = 0
+            before, returned = 0, False
 
 
 def _too_large(what: str) -> InvalidRequest:

@@ -19,6 +19,8 @@ from batchwright.jobs.service.timeouts import Timeouts
 from batchwright.jobs.store.records import ClaimedLine, LineResult
 
 _log = logging.getLogger(__name__)
+_IN_A_ROW = 32
+"""Lines that a task computes: were all of them refused at once, it would hold the event loop for that long."""
 _Task: TypeAlias = asyncio.Task[None]
 
 
@@ -32,24 +34,27 @@ _decode = msgspec.json.Decoder(_InputLine).decode
 
 
 class Calls:
-    """Computes lines, each in a task of its own."""
+    """Computes lines, as many tasks at a time as the model wants: each takes up a line after the other."""
 
     def __init__(
         self,
         inference: Inference,
         *,
         done: Callable[[ClaimedLine, LineResult | None], None],
+        following: Callable[[], tuple[ClaimedLine, bytes] | None],
         timeout: float | None,
         retries: RetryPolicy,
         clock: Clock,
         draw: random.Random,
     ) -> None:
         """`done` is called with each line that ended: with its result, or with None when nobody could compute it.
+        Then `following` is asked for a line to go on with.
 
         `timeout`: seconds for one try.
         """
         self._inference = inference
         self._done = done
+        self._following = following
         self._timeouts = Timeouts(timeout)
         self._retries = retries
         self._clock = clock
@@ -85,15 +90,23 @@ class Calls:
     async def _compute(self, line: ClaimedLine, content: bytes) -> None:
         task = asyncio.current_task()
         assert task is not None
-        result = None
-        try:
-            result = await self._result(line, content, task)
-        except Exception:
-            _log.exception("line %d of %s", line.number, line.batch_id)
-        finally:
-            # Not there any more: it was dropped.
-            if self._tasks.pop(task, None) is not None:
-                self._done(line, result)
+        for _ in range(_IN_A_ROW):
+            result = None
+            try:
+                result = await self._result(line, content, task)
+            except Exception:
+                _log.exception("line %d of %s", line.number, line.batch_id)
+            finally:
+                # Not there any more: it was dropped.
+                if self._tasks.pop(task, None) is not None:
+                    self._done(line, result)
+            following = self._following()
+            if following is None:
+                return
+            line, content = following
+            self._tasks[task] = line
+        del self._tasks[task]
+        self.start(line, content)
 
     async def _result(self, line: ClaimedLine, content: bytes, task: _Task) -> LineResult | None:
         try:
@@ -103,7 +116,7 @@ class Calls:
         call = Call(
             line.endpoint, body, outputs.request_id(line.batch_id, line.number), "batch", self._timeouts.seconds
         )
-        failures = Failures()
+        failures = None
         while True:
             try:
                 return await self._try(line, call, task)
@@ -114,6 +127,7 @@ class Calls:
                     return None
                 if not isinstance(error, BatchwrightError):
                     _log.exception("line %d of %s failed", line.number, line.batch_id)
+                failures = failures or Failures()
                 if not passing(error) or not failures.may_go_on(self._retries, self._clock.now(), self._successes):
                     return outputs.refused(line, error)
                 retry_after = getattr(error, "retry_after", None)

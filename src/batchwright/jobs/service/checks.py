@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast, get_args
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.store.records import Endpoint
+from batchwright.jobs.store.records import BatchRecord, Endpoint
 from batchwright.wire.shown import shown
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
@@ -15,6 +15,11 @@ MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
 _PAIRS, _KEY, _VALUE = 16, 64, 512
 _IDEMPOTENCY_KEY = 255
 _FILENAME = 1024
+_ASKED = (
+    "endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after", "callback_url", "simple",
+    "parent_id",
+)  # fmt: skip
+"""Of a batch, what its owner asked for."""
 _WINDOW = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -69,6 +74,17 @@ def idempotency_key_of(value: str | None) -> str | None:
     if value is not None and (not 0 < len(value) <= _IDEMPOTENCY_KEY or "\0" in value):
         raise InvalidRequest(f"Idempotency-Key: must have 1 to {_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
     return value
+
+
+def require_same(made: BatchRecord, asked: BatchRecord) -> None:
+    """`made` may have been made before, with the key with which `asked` is asked for now: then of the same request."""
+    if any(getattr(made, name) != getattr(asked, name) for name in _ASKED):
+        raise InvalidRequest(
+            f"Idempotency-Key: {made.idempotency_key!r} was used for another request, which made {made.id}: "
+            "give each request a key of its own",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
 
 
 def filename_of(value: str) -> str:

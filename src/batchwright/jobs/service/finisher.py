@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -19,9 +19,7 @@ from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import BatchRecord, Ending, FileRecord, StoredLine
 
 _log = logging.getLogger(__name__)
-_FIRST_PAGE = 256
-_LONGEST_PAGE = 4096
-_PAGE_BYTES = 4 * 2**20
+_PAGE_LINES = 4096
 _WRITE_BYTES = 2**20
 
 
@@ -39,10 +37,8 @@ async def finish(
         good = _LineFile(blobs, open_files, batch, "output")
         bad = _LineFile(blobs, open_files, batch, "error")
         unfinished = after = 0
-        limit = _FIRST_PAGE
-        while page := await store.lines(batch.id, after=after, limit=limit):
+        while page := await store.lines(batch.id, after=after, limit=_PAGE_LINES):
             after = page[-1].number
-            limit = _next_page(page)
             unfinished += sum(line.output is None for line in page)
             await good.write([line.output for line in page if line.state == "succeeded" and line.output is not None])
             await bad.write([_error_line(batch.id, line, batch.ending) for line in page if line.state != "succeeded"])
@@ -71,12 +67,6 @@ async def _recorded(record: Callable[[], Awaitable[bool]]) -> bool:
             _log.warning("a batch is built and not recorded yet: %s", error)
             failures += 1
             await asyncio.sleep(backoff(failures))
-
-
-def _next_page(page: Sequence[StoredLine]) -> int:
-    """As many lines as fill some memory, going by those of the page before."""
-    size = sum(len(line.output or b"") for line in page)
-    return max(_FIRST_PAGE // 8, min(_LONGEST_PAGE, _PAGE_BYTES * len(page) // max(1, size)))
 
 
 def _error_line(batch_id: str, line: StoredLine, ending: Ending) -> bytes:

@@ -49,13 +49,13 @@ class Hand:
             self.waiting.append((line, content))
             self.waiting_bytes += line.length
 
-    def fill(self, room: int) -> None:
-        """Start as many lines as there is room for."""
-        count = 0 if self.congested else max(0, min(room, len(self.waiting)))
-        for _ in range(count):
-            line, content = self.waiting.popleft()
-            self.waiting_bytes -= line.length
-            self.calls.start(line, content)
+    def next(self) -> tuple[ClaimedLine, bytes] | None:
+        """A line to be computed now, with its bytes."""
+        if not self.waiting or self.congested:
+            return None
+        item = self.waiting.popleft()
+        self.waiting_bytes -= item[0].length
+        return item
 
     def end(self, line: ClaimedLine, result: LineResult | None) -> None:
         """A line ended: with a result, or to be given back."""

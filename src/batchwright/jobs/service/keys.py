@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
@@ -17,6 +18,8 @@ DEFAULT_TENANT = "default"
 """Whose everything is where no keys are used."""
 SEEN_WITHIN = 5.0
 """Seconds within which a revocation by another process takes effect here."""
+_PATIENCE = 1.0
+"""Seconds that a request waits for the database to confirm what was known before."""
 _PREFIX = "bw-"
 _RANDOM_BYTES = 32
 _SHOWN = 10
@@ -28,7 +31,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 class ApiKeys:
     """Makes, lists, revokes and recognizes keys. `clock` is monotonic; `now` gives Unix seconds.
 
-    A key that was recognized is remembered for `SEEN_WITHIN` seconds; one that was not is looked up each time, so a new
+    A key that was recognized is remembered for `SEEN_WITHIN` seconds, and for as many again when the database does not
+    answer then, so that online requests go on without it. One that was not is looked up each time, so a new
     key works at once. Only the SHA-256 digest of what is presented is ever compared: a digest cannot be chosen, so how
     long a comparison takes tells nothing about a key. A slow hash, as for passwords, would add nothing to 256 random
     bits.
@@ -85,10 +89,13 @@ class ApiKeys:
         if seen is not None and asked_at < until:
             return seen
         try:
-            found = await self._store.key(digest)
-        except StoreUnavailable:
+            async with asyncio.timeout(None if seen is None else _PATIENCE):
+                found = await self._store.key(digest)
+        except (StoreUnavailable, TimeoutError):
             if seen is None:
                 raise
+            if digest in self._seen:
+                self._seen[digest] = (self._clock.now() + SEEN_WITHIN, seen)
             return seen
         if found is None:
             self._seen.pop(digest, None)
@@ -105,8 +112,9 @@ class ApiKeys:
         now = self._clock.now()
         if not self._any and (self._asked_at is None or now - self._asked_at >= SEEN_WITHIN):
             try:
-                self._any = bool(await self._store.keys()) or self._any
-            except StoreUnavailable:
+                async with asyncio.timeout(None if self._asked_at is None else _PATIENCE):
+                    self._any = bool(await self._store.keys()) or self._any
+            except (StoreUnavailable, TimeoutError):
                 if self._asked_at is None:
                     raise
             # Only now: nobody is let in while the answer is on its way.

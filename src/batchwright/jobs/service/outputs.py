@@ -12,10 +12,11 @@ from batchwright.wire.errors import error_body, status_of
 
 _encode = msgspec.json.Encoder().encode
 _OK = 200
-_UNFINISHED: dict[Ending, tuple[str, str]] = {
+UNFINISHED: dict[Ending, tuple[str, str]] = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
+"""Code and message of a line that the end of its batch left without a result."""
 
 
 def request_id(batch_id: str, number: int) -> str:
@@ -41,7 +42,7 @@ def broken(line: ClaimedLine, code: str, message: str) -> LineResult:
 
 def unfinished(batch_id: str, number: int, custom_id: str, ending: Ending) -> bytes:
     """The line of the error file for a line that the end of its batch left without a result."""
-    code, message = _UNFINISHED[ending]
+    code, message = UNFINISHED[ending]
     return _encode(_line(batch_id, number, custom_id, None, {"code": code, "message": message}))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
@@ -152,7 +153,8 @@ class JobService:
     ) -> BatchRecord:
         """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
 
-        `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`.
+        `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`, also for a key that was
+        used to ask for something else.
         """
         batch = self._new_batch(
             tenant,
@@ -172,6 +174,7 @@ class JobService:
                 param="input_file_id",
             )
         made = await self._store.create_batch(batch)
+        checks.require_same(made, batch)
         self._on_work()
         return made
 
@@ -183,7 +186,7 @@ class JobService:
         callback_url: str | None = None,
         idempotency_key: str | None = None,
     ) -> BatchRecord:
-        """Make a batch of prompts. Raises `InvalidRequest`."""
+        """Make a batch of prompts; otherwise as `create_batch`."""
         prompts.check(self._limits)
         key = checks.idempotency_key_of(idempotency_key)
         batch_id = new_id("batch_")
@@ -201,7 +204,9 @@ class JobService:
         )
         made = await self._store.create_batch(batch)
         if made.id != batch_id:
+            same = await self._blobs.same(made.input_file_id, file.id)
             await self._store.delete_file(tenant, file.id)
+            checks.require_same(made, replace(batch, input_file_id=made.input_file_id) if same else batch)
         self._on_work()
         return made
 
@@ -260,13 +265,14 @@ class JobService:
             idempotency_key=checks.idempotency_key_of(idempotency_key),
         )
         made = await self._store.retry_batch(tenant, batch_id, new)
+        checks.require_same(made, replace(new, parent_id=batch_id))
         self._on_work()
         return made
 
     async def results(self, tenant: str, batch_id: str, *, after: int = 0, limit: int = 100) -> list[StoredLine]:
         """Finished lines of a batch, running or not, in the order in which they were finished.
 
-        `after`: the `sequence` of the last one of the page before.
+        `after`: the `sequence` of the last one of the page before. At most `limit`, and fewer where they are large.
         """
         return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
 
@@ -279,7 +285,7 @@ class JobService:
         after = 0
         while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
             after = page[-1].number
-            outputs += map(simple.output_of, page)
+            outputs += [simple.output_of(line, batch.status) for line in page]
         return outputs
 
     def progress(self, batch: BatchRecord) -> Progress:

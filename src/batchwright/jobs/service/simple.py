@@ -10,6 +10,7 @@ import msgspec
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.outputs import UNFINISHED
 from batchwright.jobs.store.records import BatchRecord, BatchStatus, Endpoint, StoredLine
 from batchwright.wire.requests import read_generation
 
@@ -80,10 +81,10 @@ def status_of(batch: BatchRecord) -> SimpleStatus:
     return _STATUSES[batch.status]
 
 
-def output_of(line: StoredLine) -> SimpleOutput:
-    """Of a prompt, from its line."""
+def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
+    """Of a prompt, from its line and the status of its batch."""
     if line.output is None:
-        return SimpleOutput(None, "batch_unfinished", "This prompt was not computed before the batch ended.")
+        return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"])
     found = msgspec.json.decode(line.output)
     if line.state == "succeeded":
         return SimpleOutput(found["response"]["body"]["choices"][0]["text"])

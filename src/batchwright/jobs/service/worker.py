@@ -117,6 +117,7 @@ class Worker:
         self._calls = Calls(
             inference,
             done=self._line_ended,
+            following=self._following,
             timeout=self._options.request_timeout,
             retries=self._options.retries,
             clock=self._clock,
@@ -343,7 +344,14 @@ class Worker:
         return max(0, room if most is None else min(room, most - self.in_flight))
 
     def _fill(self) -> None:
-        self._hand.fill(self._room)
+        for _ in range(self._room):
+            if (item := self._hand.next()) is None:
+                return
+            self._calls.start(*item)
+
+    def _following(self) -> tuple[ClaimedLine, bytes] | None:
+        """For what has just ended a line."""
+        return self._hand.next() if self._room else None
 
     def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
         self._hand.end(line, result)
@@ -352,7 +360,6 @@ class Worker:
         if result is None:
             self._claim_at = self._clock.now() + _REST
         self._loops["commit"].wake()
-        self._fill()
         self._wake_feed_when_low()
 
     def _wake_feed_when_low(self) -> None:

@@ -141,7 +141,8 @@ class Store(Protocol):
     async def results(self, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
         """Finished lines in the order in which they were committed, those with `sequence` > `after`.
 
-        No line appears later at a place that was passed before. None: no such batch.
+        At most `limit`, and fewer where they are large; an empty page is the last one. No line appears later at a
+        place that was passed before. None: no such batch.
         """
         ...
 

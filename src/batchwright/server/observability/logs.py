@@ -10,6 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import structlog
+from stamina.instrumentation import RetryDetails, set_on_retry_hooks
+
+from batchwright.errors import BatchwrightError
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -68,3 +71,12 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+    set_on_retry_hooks([_tell_of_retry])
+
+
+def _tell_of_retry(details: RetryDetails) -> None:
+    """What the driver of a database tries again within a second is for `debug`; whoever waits for it speaks up."""
+    level = logging.WARNING if isinstance(details.caused_by, BatchwrightError) else logging.DEBUG
+    logger.log(
+        level, "trying_again", error=str(details.caused_by), tries=details.retry_num, seconds=round(details.wait_for, 2)
+    )

@@ -107,16 +107,13 @@ async def batch_results(
     after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Results so far, while the batch runs and after it."""
-    lines = await services.jobs.results(tenant, batch_id, after=after, limit=limit + 1)
-    page = lines[:limit]
-    last = page[-1].sequence if page else None
+    """Results so far, while the batch runs and after it. A page of large ones has fewer than `limit`."""
+    page = await services.jobs.results(tenant, batch_id, after=after, limit=limit)
+    last = after if not page else page[-1].sequence or after
+    more = page and await services.jobs.results(tenant, batch_id, after=last, limit=1)
     # Each is JSON already, as it stands in the output file.
     data = b",".join(line.output for line in page if line.output is not None)
-    rest = b'],"next_after":%d,"has_more":%s}' % (
-        after if last is None else last,
-        b"true" if len(lines) > limit else b"false",
-    )
+    rest = b'],"next_after":%d,"has_more":%s}' % (last, b"true" if more else b"false")
     return Response(b'{"object":"list","data":[' + data + rest, media_type="application/json")
 
 

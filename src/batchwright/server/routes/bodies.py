@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from batchwright.jobs.store.records import Endpoint
 
-MetadataKey = Annotated[str, StringConstraints(max_length=64)]
-MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+
+def _whole(text: str) -> str:
+    """Python's own JSON reader lets halves of surrogate pairs through, which no answer and no file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+MetadataKey = Annotated[Text, StringConstraints(max_length=64)]
+MetadataValue = Annotated[Text, StringConstraints(max_length=512)]
 
 
 class OutputExpiresAfter(BaseModel):
@@ -49,10 +60,10 @@ class SimpleBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: Annotated[list[str], Field(min_length=1)]
+    prompts: Annotated[list[Text], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = 256
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.7
-    model: str | None = None
+    model: Text | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, description="Lower is sooner.")] = 5
 
 

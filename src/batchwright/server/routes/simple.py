@@ -10,7 +10,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from batchwright.backends.inference import Call
-from batchwright.errors import BatcherClosed, BatchwrightError, EngineClosed, ModelNotFound, NotFound, Overloaded
+from batchwright.errors import (
+    BatcherClosed,
+    BatchwrightError,
+    EngineClosed,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+)
 from batchwright.jobs.service.ids import new_id
 from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
 from batchwright.jobs.store.records import ENDED, BatchRecord
@@ -121,7 +129,10 @@ async def batch_async(
 ) -> AsyncAnswer:
     """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
-        await services.sender.check_host(body.callback_url)
+        try:
+            await services.sender.check_host(body.callback_url)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"callback_{error}", param="callback_url", code=error.code) from error
     batch = await services.jobs.create_simple(
         tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key
     )

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from batchwright.errors import Conflict, NotFound
+from batchwright.jobs.store.operations import pages
 from batchwright.jobs.store.operations.files import is_there
 from batchwright.jobs.store.records import (
     ENDED,
@@ -150,7 +151,7 @@ def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> li
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
-    return [StoredLine(*line) for line in tx.rows("results", batch=row[0], after=after, limit=limit)]
+    return pages.page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
 
 
 def count_batches(tx: Tx, tenant: str | None, *, simple: bool | None) -> dict[BatchStatus, int]:

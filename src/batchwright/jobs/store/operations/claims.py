@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchwright.jobs.store.operations import pages
 from batchwright.jobs.store.operations.workers import require_lease
 from batchwright.jobs.store.records import ClaimedLine, LineResult, StoredLine
 from batchwright.jobs.store.transaction import Row, Tx
@@ -139,7 +140,7 @@ def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
     row = tx.row("batch_key", id=batch_id)
     if row is None:
         return []
-    return [StoredLine(*line) for line in tx.rows("lines", batch=row[0], after=after, limit=limit)]
+    return pages.page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
 
 
 def count_lines(tx: Tx) -> dict[str, int]:

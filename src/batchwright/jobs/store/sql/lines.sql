@@ -53,6 +53,14 @@ UPDATE lines SET state = 'pending', worker = NULL WHERE worker = :worker AND sta
 UPDATE lines SET state = 'pending', worker = NULL
 WHERE batch + 0 = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers);
 
+-- How long a value is stands beside it: it is not read.
+-- name: result_sizes
+SELECT length(output) FROM results WHERE batch = :batch AND sequence > :after ORDER BY sequence LIMIT :limit;
+
+-- name: line_sizes
+SELECT (SELECT length(r.output) FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence)
+FROM lines AS l WHERE l.batch = :batch AND l.number > :after ORDER BY l.number LIMIT :limit;
+
 -- Subqueries, not joins: no planner has another way to carry them out than one look into the index for each row.
 -- name: results
 SELECT

@@ -1,0 +1,28 @@
+"""Pages of lines with their results, which may be of any size: a vector of an embedding has thousands of characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchwright.jobs.store.records import StoredLine
+from batchwright.jobs.store.transaction import Row, Tx
+
+PAGE_BYTES = 4 * 2**20
+
+
+def page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: int) -> list[StoredLine]:
+    """What `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but one at least.
+
+    `sizes` names the statement that gives the bytes of the same rows.
+    """
+    count = _fitting(tx.rows(sizes, batch=batch, after=after, limit=limit))
+    return [StoredLine(*line) for line in tx.rows(statement, batch=batch, after=after, limit=count)] if count else []
+
+
+def _fitting(sizes: Sequence[Row]) -> int:
+    total = 0
+    for count, (size,) in enumerate(sizes):
+        total += size or 0
+        if count and total > PAGE_BYTES:
+            return count
+    return len(sizes)
