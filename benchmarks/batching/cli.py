@@ -43,8 +43,13 @@ def batching(
         typer.Option(dir_okay=False, help="Write the report to this .md file, all figures and the plots beside it."),
     ] = None,
     saved: Annotated[
-        Path | None,
-        typer.Option("--from", exists=True, dir_okay=False, help="Measure nothing; report the figures of this .json."),
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            exists=True,
+            dir_okay=False,
+            help="Measure nothing; report the figures of this .json. Several: of runs of different sections.",
+        ),
     ] = None,
 ) -> None:
     """Batching libraries in one process, in virtual time: goodput, latencies, faults, fairness, overhead.
@@ -53,8 +58,8 @@ def batching(
 
     With --http: batching servers over HTTP instead (--http --help).
     """
-    if saved is not None:
-        _publish(_read(saved), save)
+    if saved:
+        _publish(_read_all(saved), save)
         return
     systems = [SYSTEMS[name] for name in _known("--system", system, SYSTEMS)]
     sections = _known("--section", section, SECTIONS)
@@ -82,6 +87,16 @@ def _known(option: str, chosen: Sequence[str] | None, all_of_them: Sequence[str]
     if unknown := [name for name in chosen or () if name not in all_of_them]:
         raise typer.BadParameter(f"{option} {', '.join(unknown)}: must be one of {', '.join(all_of_them)}")
     return [name for name in all_of_them if not chosen or name in chosen]
+
+
+def _read_all(paths: Sequence[Path]) -> Findings:
+    findings = _read(paths[0])
+    for path in paths[1:]:
+        try:
+            findings.extend(_read(path))
+        except ValueError as error:
+            raise typer.BadParameter(f"--from {path}: {error}") from error
+    return findings
 
 
 def _read(path: Path) -> Findings:

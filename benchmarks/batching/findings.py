@@ -179,6 +179,28 @@ class Findings:
         if text not in self.notes:
             self.notes.append(text)
 
+    def extend(self, other: Findings) -> None:
+        """Add what another run measured in other sections.
+
+        Raises ValueError when its seeds or number of requests are others, or a section is in both.
+        """
+        if (self.seeds, self.count) != (other.seeds, other.count):
+            raise ValueError("its seeds or its number of requests are not those of the file before")
+        if both := self._sections() & other._sections():
+            raise ValueError(f"{', '.join(sorted(both))} is in a file before too: leave one out")
+        for text in other.notes:
+            self.note(text)
+        self.complete = self.complete and other.complete
+        self.systems.update(other.systems)
+        self.goodput += other.goodput
+        self.loads += other.loads
+        self.real += other.real
+        self.overhead += other.overhead
+
+    def _sections(self) -> set[str]:
+        named = {"goodput": self.goodput, "real": self.real, "overhead": self.overhead}
+        return {name for name, records in named.items() if records} | {each.section for each in self.loads}
+
     def section(self, name: str) -> list[Load]:
         """Of its loads, those of one section."""
         return [each for each in self.loads if each.section == name]

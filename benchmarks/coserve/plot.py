@@ -65,4 +65,4 @@ def _tokens(panel: Axes, runs: list[tuple[str, Outcome]], most: float) -> None:
     panel.set_yticks(places, [title.replace(", ", ",\n") for title, _ in runs])
     panel.invert_yaxis()
     panel.set_xlabel("generated tokens/s")
-    panel.legend(frameon=False, loc="upper right")
+    panel.legend(frameon=False, loc="upper right", bbox_to_anchor=(0.95, 1.0))

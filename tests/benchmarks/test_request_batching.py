@@ -279,6 +279,22 @@ def test_the_whole_command(tmp_path: Path) -> None:
     ]
 
 
+def test_sections_that_were_measured_apart_make_one_report(tmp_path: Path) -> None:
+    apart = [tmp_path / f"{section}.json" for section in ("faults", "urgent")]
+    for path in apart:
+        assert _run(*SMALL, "--section", path.stem, "--save", str(path.with_suffix(".md"))).exit_code == 0
+    together = tmp_path / "both.md"
+    options = [option for path in apart for option in ("--from", str(path))]
+    assert _run(*options, "--save", str(together)).exit_code == 0
+    assert {each.section for each in read_figures(together.with_suffix(".json").read_bytes()).loads} == {
+        "faults",
+        "urgent",
+    }
+    again = _run(*options, "--from", str(apart[0]))
+    assert again.exit_code == 2
+    assert "faults is in a file before too" in " ".join(again.output.replace("│", " ").split())
+
+
 def test_an_interrupted_command_reports_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> Iterator[Any]:
         raise KeyboardInterrupt

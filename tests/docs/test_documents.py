@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import yaml
 from pictures.document import Block, blocks, expected, output_of, renew
+
+from batchwright.models.cache import CACHE_VARIABLE
+from batchwright.models.wheels import WHEELS_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCHING = ROOT / "docs" / "batching.md"
@@ -55,6 +63,98 @@ def test_the_example_of_the_readme_runs() -> None:
     assert output_of(example) == f"{list(range(100))}\n"
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a service with the default models, and the environment of commands on its store."""
+    folder = tmp_path_factory.mktemp("service")
+    settings = {name for name in os.environ if name.startswith("BATCHWRIGHT_")} - {CACHE_VARIABLE, WHEELS_VARIABLE}
+    kept = {name: value for name, value in os.environ.items() if name not in settings}
+    environment = kept | {"BATCHWRIGHT_DATA": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    command = [sys.executable, "-m", "batchwright", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            told = next((line for line in process.stderr if '"event": "serving"' in line), "")
+            assert told, "the service did not start"
+            # Nobody reads the rest; the pipe must not fill up.
+            Thread(target=process.stderr.read, daemon=True).start()
+            yield json.loads(told)["url"], environment
+        finally:
+            process.terminate()
+
+
+def test_the_lines_of_the_readme_work_on_a_service_as_pasted(
+    service: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """In their order, each block in a shell of its own."""
+    url, environment = service
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## The service")[1].split("\n## ")[0]
+    printed = []
+    for block in blocks(section):
+        lines = block.body.replace("http://127.0.0.1:8000", url)
+        lines = lines.replace(".venv/bin/batchwright", f"{sys.executable} -m batchwright")
+        if "make install" in lines:
+            continue
+        command = {"bash": ["bash", "-euo", "pipefail", "-c", lines], "python": [sys.executable, "-c", lines]}
+        ended = subprocess.run(
+            command[block.language], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert ended.returncode == 0, f"{lines}\n{ended.stdout}\n{ended.stderr}"
+        assert '{"error"' not in ended.stdout
+        printed.append(ended.stdout)
+    online, batch, client, simple, keys = printed
+    assert online.count('"object":"chat.completion"') == 1
+    assert online.count("data: ") > 2
+    assert "data: [DONE]" in online
+    assert online.count('"object":"embedding"') == 2
+    for output in (batch, client):
+        results = [json.loads(line) for line in output.splitlines() if line.startswith('{"id":"batch_req_')]
+        assert [(line["custom_id"], line["response"]["status_code"]) for line in results] == [("a", 200), ("b", 200)]
+    assert '"throughput_tokens_per_sec"' in simple
+    assert '"total_batches":1' in simple
+    assert '"id":"smollm2-135m"' in keys
+
+
+def test_what_deployment_sets_are_settings() -> None:
+    from batchwright.server.settings import ENV_PREFIX, Settings
+    from batchwright.server.sources import CONFIG_VARIABLE
+
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CACHE_VARIABLE, CONFIG_VARIABLE}
+    for file in (ROOT / "deploy").iterdir():
+        named = set(re.findall(rf"\b{ENV_PREFIX}[A-Z_]+", file.read_text(encoding="utf-8")))
+        assert named <= known, f"{file.name} sets {named - known}"
+
+
+def test_the_compose_file_is_well_formed() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    assert set(services) == {"batchwright", "postgres"}
+    assert (ROOT / "deploy" / services["batchwright"]["build"]["context"] / "deploy" / "Dockerfile").is_file()
+
+
+@pytest.mark.parametrize("page", ["operations", "reliability", "settings", "metrics", "webhooks"])
+def test_pages_of_the_service_name_what_exists(page: str) -> None:
+    """Links lead somewhere, and the metrics and flags that a page names are there."""
+    from batchwright.server.settings import Settings
+
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        there = ROOT / "docs" / (target or f"{page}.md")
+        assert there.exists(), f"{page}.md links to {target}"
+        assert not anchor or anchor in _anchors(there), f"{page}.md links to {target}#{anchor}"
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\bbatchwright_[a-z_]+", text):
+        assert f"`{name.removesuffix('_bucket')}`" in metrics, f"{page}.md names the metric {name}"
+    flags = {name.replace("_", "-") for name in Settings.model_fields}
+    others = {"config", "tenant", "wait", "no-prefix-caching"}
+    for flag in re.findall(r"`(?:serve )?--([a-z-]+)", text):
+        assert flag in flags | others, f"{page}.md names the flag --{flag}"
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall("^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
 def test_every_metric_is_in_the_table_and_nothing_else() -> None:
     from prometheus_client import CollectorRegistry
 
@@ -81,11 +181,7 @@ def test_pictures_are_there_and_used() -> None:
 
 
 def test_links_within_the_page_lead_somewhere() -> None:
-    titles = {
-        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
-        for title in re.findall("^#+ (.+)$", TEXT, re.M)
-    }
-    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= titles
+    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= _anchors(BATCHING)
 
 
 def test_the_script_draws_the_same_picture_each_time(tmp_path: Path) -> None:

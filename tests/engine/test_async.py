@@ -140,7 +140,7 @@ def test_leaving_a_stream_early(folder: Path, prompts: list[list[int]]) -> None:
         async with made(folder) as engine:
             events = engine.stream(prompts[0], LONG)
             assert (await anext(events)).response is None
-            await events.aclose()  # type: ignore[attr-defined]  # it is a generator
+            await events.aclose()
             await idle(engine)
             async for _ in engine.stream(prompts[1], LONG):
                 break
@@ -173,10 +173,10 @@ def test_a_request_that_cannot_be_taken_harms_nobody(
             core = engine._engine.core
             own = core.add
 
-            def add(request: InferenceRequest, *, stream: bool = False) -> None:
+            def add(request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
                 if request.request_id == "odd":
                     raise OverflowError("too large")
-                own(request, stream=stream)
+                own(request, stream=stream, submitted_at=submitted_at)
 
             core.add = add  # type: ignore[method-assign]
             odd = InferenceRequest.of(prompts[0], PARAMS, request_id="odd")

@@ -149,3 +149,12 @@ def test_the_figures_of_an_async_engine_can_be_kept(smollm2_path: Path) -> None:
 def test_settings_out_of_range_are_refused_by_name(smollm2_path: Path, setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=setting):
         Engine(smollm2_path, kv_memory="20MB", **{setting: value})  # type: ignore[arg-type]
+
+
+def test_waiting_for_the_step_that_was_being_computed_is_part_of_the_time_to_the_first_token(narrow: Engine) -> None:
+    late = InferenceRequest.of(STORY, GREEDY, request_id="late", deadline=2.0)
+    narrow.core.add(InferenceRequest.of(STORY, GREEDY, request_id="waited"), submitted_at=-1.5)
+    narrow.core.add(late, submitted_at=-2.5)
+    done = {response.request_id: response for response in run(narrow)}
+    assert (done["waited"].ttft_ms, done["waited"].queue_ms) == (1500.0, 1500.0)
+    assert done["late"].error is not None

@@ -223,3 +223,12 @@ def test_a_span_has_its_attributes_and_its_error() -> None:
     (span,) = kept.get_finished_spans()
     assert (span.name, dict(span.attributes or {})) == ("inference", {"batchwright.traffic": "batch"})
     assert span.status.is_ok is False
+
+
+def test_methods_that_clients_invent_are_one_series(play: Play) -> None:
+    async def main(service: Service) -> None:
+        for method in ("FOO", "BAR", "GET"):
+            await service.http.request(method, "/v1/models")
+        assert {method for method, _, _ in service.services.http.requests} == {"other", "GET"}
+
+    play(main)

@@ -354,6 +354,26 @@ def test_a_worker_whose_lease_ran_out_begins_anew(tmp_path: Path) -> None:
     run(tmp_path, main)
 
 
+def test_lines_that_a_broken_connection_may_have_claimed_are_given_back(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        model = Model(slots=4)
+        claims = 0
+
+        async def after(name: str) -> None:
+            nonlocal claims
+            claims += name == "claim"
+            if name == "claim" and claims in (1, 3):
+                raise StoreUnavailable("the connection was lost in COMMIT")
+
+        house.store.after = after
+        async with house.worker(model, lease=1e6):
+            batch = await house.ended(await house.submit("abcdefghijkl"))
+        assert batch.counts == LineCounts(12, 12, 0)
+        assert set(model.calls.values()) == {1}
+
+    run(tmp_path, main)
+
+
 def test_while_the_store_is_away_results_wait_for_it(tmp_path: Path) -> None:
     async def main(house: House) -> None:
         model = Model(slots=4)

@@ -59,6 +59,7 @@ class AsyncEngine:
         """Tokens of prompt and output together, at most."""
         self.tokenizer = self._engine.core.tokenizer
         """Of the model. Encoding changes nothing in it, so any thread may do it."""
+        self._clock = self._engine.core.clock
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -118,7 +119,8 @@ class AsyncEngine:
 
     async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
         reader = _Reader()
-        self._command(lambda: self._add(request, reader, stream=stream))
+        now = self._clock.now()
+        self._command(lambda: self._add(request, reader, stream=stream, submitted_at=now))
         ended = False
         try:
             while not ended:
@@ -144,9 +146,9 @@ class AsyncEngine:
         if self._ended and not quietly:
             raise EngineClosed("the engine is closed") from self._failure
 
-    def _add(self, request: InferenceRequest, reader: _Reader, *, stream: bool) -> None:
+    def _add(self, request: InferenceRequest, reader: _Reader, *, stream: bool, submitted_at: float) -> None:
         try:
-            self._engine.core.add(request, stream=stream)
+            self._engine.core.add(request, stream=stream, submitted_at=submitted_at)
         except BatchwrightError as error:
             reader.put(error)
         except Exception as error:  # whatever it is, it concerns this request alone

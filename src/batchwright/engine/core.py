@@ -68,9 +68,10 @@ class EngineCore:
     def unfinished_sequences(self) -> int:
         return len(self._generations)
 
-    def add(self, request: InferenceRequest, *, stream: bool = False) -> None:
+    def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
         """Queue a request. With `stream`, every step gives an event for its new text.
 
+        `submitted_at` is when its caller handed it in, by the engine's clock: before now where a step was in between.
         Raises `InvalidRequest` for a request that can never be computed; nothing of it stays behind.
         """
         if request.request_id in self._requests:
@@ -79,9 +80,9 @@ class EngineCore:
                 param="request_id",
             )
         prompt = self._encode(request)
-        now = self.clock.now()
-        state = RequestState(request, len(prompt), now, stream)
-        deadline = math.inf if request.deadline is None else now + request.deadline
+        since = self.clock.now() if submitted_at is None else submitted_at
+        state = RequestState(request, len(prompt), since, stream)
+        deadline = math.inf if request.deadline is None else since + request.deadline
         for index in range(request.n):
             sequence = Sequence(
                 tokens=list(prompt),
@@ -89,7 +90,7 @@ class EngineCore:
                 max_total=len(prompt) + request.max_tokens,
                 priority=request.priority,
                 deadline=deadline,
-                arrived_at=now,
+                arrived_at=since,
                 traffic=request.traffic,
             )
             state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=stream))

@@ -20,6 +20,7 @@ UPLOAD = ("POST", "/v1/files")
 """Has a cap of its own, counted as it passes into its blob."""
 HUNG_UP = 499
 """What the log and the figures say of a request whose client went away before the answer."""
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 
 
@@ -116,7 +117,9 @@ class Frame:
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         path = getattr(scope.get("route"), "path", None) or "(none)"
-        self._figures.answered(scope["method"], path, status, seconds)
+        # A client may invent methods, each of which would be a series of its own.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._figures.answered(method, path, status, seconds)
         level = "debug" if path in ("/health", "/ready", "/metrics") or path.startswith("/dashboard") else "info"
         getattr(logger, level)(
             "request",

@@ -129,6 +129,8 @@ class Worker:
         self._renew_at = self._look_at = self._claim_at = float("-inf")
         """When to renew the lease, to look for batches that were ended, and to claim: not before."""
         self._nothing_to_claim = False
+        self._in_doubt = False
+        """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
         self._line_bytes = 65_536.0
         """Of a line, on average; a guess until there are some."""
         self._moved = asyncio.Event()
@@ -232,12 +234,18 @@ class Worker:
         now = self._clock.now()
         if self._hand.congested or self._hand.waiting_bytes >= _READY_BYTES or now < self._claim_at:
             return False
+        if self._in_doubt and not await self._settled():
+            return False
         wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
         if not wanted:
             return False
         limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
         async with self._lease() as worker:
-            lines = await self._store.claim(worker, limit)
+            try:
+                lines = await self._store.claim(worker, limit)
+            except StoreUnavailable:
+                self._in_doubt = True
+                raise
             try:
                 contents = await self._read(lines)
             except BaseException:
@@ -254,6 +262,17 @@ class Worker:
             self._hand.take(contents)
             self._fill()
         return bool(lines)
+
+    async def _settled(self) -> bool:
+        """Once all that is known to be held is handed over, give back what is held without knowing."""
+        if not self._hand.empty:
+            return False
+        if (worker := self._id) is not None:
+            await self._store.retire_worker(worker)
+            if worker == self._id:
+                self._id = None
+        self._in_doubt = False
+        return True
 
     async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
         """Each line with its bytes in the input; nothing for one that is not there, which then fails."""
