@@ -20,12 +20,11 @@ import batchwright
 
 _LONGEST_LIFE = 1.0
 """Seconds from being ready to being killed at a random moment, at most."""
-_UNDER_LOAD = frozenset({
-    "add_file", "add_lines", "begin", "claim", "commit", "create_batch", "delete_file", "delivered", "finish",
-    "forget_files", "put_off", "register_worker", "reject", "request_cancel", "retry_batch", "set_paused",
-    "take_deliveries", "take_finishing", "take_validation",
+_RARE = frozenset({
+    "add_key", "add_webhook", "delete_webhook", "expire_batches", "reap", "release", "renew_lease", "retire_worker",
+    "revoke_key", "tenant_secret", "update_webhook",
 })  # fmt: skip
-"""Writes of the store that the load brings about again and again."""
+"""Writes of the store that this load does not bring about, or not within seconds."""
 _PASSING = 4.0
 """Seconds in which a place must be passed, or the kill is one at a random moment."""
 
@@ -42,9 +41,14 @@ def _names_in(call: ast.Call) -> list[str]:
     match call.func:
         case ast.Name("crash_point") if isinstance(first, ast.Constant):
             return [str(first.value)]
-        case ast.Attribute(attr="write") if isinstance(first, ast.Attribute) and first.attr in _UNDER_LOAD:
+        case ast.Attribute(attr="write") if isinstance(first, ast.Attribute) and _is_of_the_store(first.attr):
             return [f"store.{first.attr}.{moment}_commit" for moment in ("before", "after")]
     return []
+
+
+def _is_of_the_store(operation: str) -> bool:
+    # A private attribute is a file's descriptor that something is written to.
+    return not operation.startswith("_") and operation not in _RARE
 
 
 @dataclass

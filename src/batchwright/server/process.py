@@ -40,6 +40,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with open_services(settings) as services:
         config = uvicorn.Config(
             create_app(services),
+            # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
+            http="h11",
             log_config=None,
             access_log=False,
             proxy_headers=False,
