@@ -97,7 +97,13 @@ def test_the_lines_of_the_readme_work_on_a_service_as_pasted(
             continue
         command = {"bash": ["bash", "-euo", "pipefail", "-c", lines], "python": [sys.executable, "-c", lines]}
         ended = subprocess.run(
-            command[block.language], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+            command[block.language],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         assert ended.returncode == 0, f"{lines}\n{ended.stdout}\n{ended.stderr}"
         assert '{"error"' not in ended.stdout
