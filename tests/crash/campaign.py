@@ -18,6 +18,7 @@ from tests.crash.service import Service
 
 import batchwright
 
+_ANY = "any moment"
 _LONGEST_LIFE = 1.0
 """Seconds from being ready to being killed at a random moment, at most."""
 _RARE = frozenset({
@@ -56,7 +57,7 @@ class Figures:
     """What a campaign came to."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    """By place; `any moment` for the others."""
+    """By place; `_ANY` for the others."""
     batches: Counter[str] = field(default_factory=Counter)
     """By final status."""
     lines: int = 0
@@ -66,10 +67,11 @@ class Figures:
     repeated_messages: int = 0
 
     def __str__(self) -> str:
-        kills = ", ".join(f"{count} at {place}" for place, count in sorted(self.kills.items()))
+        named = {place: count for place, count in self.kills.items() if place != _ANY}
         batches = ", ".join(f"{count} {status}" for status, count in sorted(self.batches.items()))
         return (
-            f"{self.kills.total()} kills: {kills}.\n"
+            f"{self.kills.total()} kills: {self.kills[_ANY]} at any moment, "
+            f"{sum(named.values())} at {len(named)} of the {len(crash_points())} named places.\n"
             f"{self.batches.total()} batches ({batches}), {self.lines} lines: each exactly once, all counts right.\n"
             f"{self.calls} calls of the model; {self.messages} webhook messages, {self.repeated_messages} repeated."
         )
@@ -100,14 +102,14 @@ class Campaign:
         await self.service.ready()
         await asyncio.sleep(draw.uniform(0.0, _LONGEST_LIFE))
         self.service.kill()
-        return "any moment"
+        return _ANY
 
     async def _at(self, place: str, draw: random.Random) -> str:
         self.service.start({"BATCHWRIGHT_CRASH_AT": f"{place}:{draw.choice((1, 1, 1, 2, 3))}"})
         if not await self.service.ready() or await self.service.killed(_PASSING):
             return place
         self.service.kill()
-        return "any moment"
+        return _ANY
 
     def _summed_up(self, figures: Figures, load: Load) -> Figures:
         figures.batches.update(job.record["status"] for job in load.jobs)
