@@ -70,9 +70,11 @@ def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> Non
     np.testing.assert_allclose(decoded, vectors(one)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("priorities", [(5, 5), (-(10**6), 10**6)])
 def test_requests_are_computed_together_and_online_ones_first(
-    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    priorities: tuple[int, int], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    of_batch, of_online = priorities
     batches: list[list[int]] = []
     own = encoder.generate_batch
 
@@ -87,8 +89,9 @@ def test_requests_are_computed_together_and_online_ones_first(
         inference = EmbeddingInference(encoder)
         await inference.answer(call(input="warm"))
         batches.clear()
-        lines = [asyncio.ensure_future(inference.answer(call("batch", input=long))) for _ in range(100)]
-        online = asyncio.ensure_future(inference.answer(call(input=[short] * 3)))
+        line = call("batch", input=long, priority=of_batch)
+        lines = [asyncio.ensure_future(inference.answer(line)) for _ in range(100)]
+        online = asyncio.ensure_future(inference.answer(call(input=[short] * 3, priority=of_online)))
         await online
         assert sum(map(len, batches)) < 103, "it waited for all lines of the batch"
         assert inference.wants == 256 - sum(not line.done() for line in lines)
@@ -104,7 +107,7 @@ def test_requests_are_computed_together_and_online_ones_first(
     ("body", "kind", "param"),
     [
         ({"input": "a", "dimensions": 5}, InvalidRequest, "dimensions"),
-        ({"input": "a", "priority": 10**18}, InvalidRequest, "priority"),
+        ({"input": "a", "priority": 10**25}, InvalidRequest, "priority"),
         ({"input": ["a", "sky " * 400]}, ContextLengthExceeded, "input"),
         ({"input": [[1], [10**6]]}, InvalidRequest, "input"),
         ({"input": "\ud800"}, InvalidRequest, "input"),

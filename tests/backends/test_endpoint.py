@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from batchwright.backends.calls import merged
 from batchwright.backends.concurrency import AimdLimit, Gate
-from batchwright.backends.endpoint import EndpointInference, pause_before_retry
+from batchwright.backends.endpoint import RETRIES, EndpointInference, pause_before_retry
 from batchwright.backends.inference import Call
 from batchwright.errors import (
     DeadlineExceeded,
@@ -241,9 +241,19 @@ def test_online_callers_are_told_of_a_long_wait_instead(pauses: list[float]) -> 
 
 
 def test_what_is_tried_again() -> None:
-    assert pause_before_retry(ValueError(), "batch", 60) is False
-    assert pause_before_retry(EndpointError("x"), "batch", 60) is False
-    assert pause_before_retry(EndpointError("x", status=429, retry_after=1), "online", 2) == 1
+    online, batch = RETRIES["online"], RETRIES["batch"]
+    assert pause_before_retry(ValueError(), "batch", batch, 0) is False
+    assert pause_before_retry(EndpointError("x"), "batch", batch, 0) is False
+    assert pause_before_retry(EndpointError("x", status=429, retry_after=1), "online", online, 0) == 1
+
+
+@pytest.mark.parametrize("told", [0.0, 1.0, 90.0])
+def test_a_line_outlasts_half_an_hour_of_refusals_whatever_pause_is_named(told: float) -> None:
+    refused = EndpointError("slow down", status=429, retry_after=told)
+    waits = [pause_before_retry(refused, "batch", RETRIES["batch"], failures) for failures in range(29)]
+    assert waits[0] == told
+    assert min(waits) >= told
+    assert sum(waits) >= 22 * 60
 
 
 def test_nobody_listens(pauses: list[float]) -> None:
@@ -396,7 +406,7 @@ def test_so_many_at_once_and_online_ones_first() -> None:
             await reached.wait()
             tasks += [asyncio.ensure_future(endpoint.answer(call(user=f"o{index}"))) for index in range(2)]
             await asyncio.sleep(0)
-            assert (endpoint.wants, endpoint.room) == (0, 1 - 5)
+            assert (endpoint.wants, endpoint.room) == (0, -3), "online calls are no debt of other models"
             with pytest.raises(Overloaded):
                 await endpoint.answer(call(user="o2"))
             tasks[2].cancel()

@@ -243,6 +243,23 @@ def test_too_many_that_wait(engine: AsyncEngine) -> None:
     assert known > 0
 
 
+def test_online_requests_that_wait_do_not_keep_out_what_batches_are_owed(engine: AsyncEngine) -> None:
+    inference = EngineInference(engine)
+
+    async def main() -> list[int]:
+        rooms = [inference.room]
+        online = [asyncio.ensure_future(inference.answer(chat(n=8, max_tokens=1))) for _ in range(5)]
+        await asyncio.sleep(0)
+        rooms.append(inference.room)
+        lines = [asyncio.ensure_future(inference.answer(chat("batch", n=4, max_tokens=1))) for _ in range(2)]
+        await asyncio.sleep(0)
+        rooms.append(inference.room)
+        await asyncio.gather(*online, *lines)
+        return rooms
+
+    assert run(main()) == [8, 4, -4]
+
+
 def test_what_the_engine_is_told(
     engine: AsyncEngine, inference: EngineInference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,37 @@ def test_results_can_be_read_while_the_batch_runs(play: Play) -> None:
     play(main)
 
 
+def test_lines_and_results_go_with_the_output_files(play: Play) -> None:
+    async def main(service: Service) -> None:
+        made = await begin(service, line("a", "x"), line("b", "fail"))
+        batch = await service.ended(made.id)
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            await service.client.files.delete(file_id or "")
+
+        async def they_are_gone() -> bool:
+            return (await service.http.get(f"/v1/batches/{made.id}/results")).status_code == 404
+
+        await service.until(they_are_gone)
+        answer = await service.http.get(f"/v1/batches/{made.id}/results")
+        assert "were removed with its output files on" in answer.json()["error"]["message"]
+        retried = await service.http.post(f"/v1/batches/{made.id}/retry")
+        assert (retried.status_code, retried.json()["error"]["message"].count("removed")) == (409, 1)
+        assert (await service.client.batches.retrieve(made.id)).request_counts == batch.request_counts
+        simple = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+        path = f"/v1/batch/{simple['batch_id']}"
+        output = (await service.ended(simple["batch_id"])).output_file_id
+        assert (await service.http.get(path)).json()["outputs"] == ["A"]
+        await service.client.files.delete(output or "")
+
+        async def it_is_gone() -> bool:
+            return (await service.http.get(path)).json()["outputs"] is None
+
+        await service.until(it_is_gone)
+        assert (await service.http.get(path)).json()["status"] == "completed"
+
+    play(main)
+
+
 def test_the_same_idempotency_key_gives_the_same_batch(play: Play) -> None:
     async def main(service: Service) -> None:
         file_id = await upload(service, line("a", "x"))

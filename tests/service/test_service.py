@@ -172,7 +172,7 @@ def test_a_simple_batch_that_was_cancelled_says_which_prompts_were_not_computed(
             await house.jobs.cancel(TENANT, batch.id)
             batch = await house.ended(batch)
         assert status_of(batch) == "cancelled"
-        [output] = await house.jobs.outputs(TENANT, batch.id)
+        [output] = await house.jobs.outputs(TENANT, batch.id) or []
         assert (output.text, output.code) == (None, "batch_cancelled")
 
     run(tmp_path, main)

@@ -1,4 +1,4 @@
-"""Any sequence of claims, results, lost leases, cancels, expiries and retries, against a model in plain Python."""
+"""Any sequence of claims, results, lost leases, cancels, expiries, retries and removals, against a plain model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from tests.store.support import START, World, result
 
-from batchwright.errors import Conflict, LeaseLost
+from batchwright.errors import Conflict, LeaseLost, NotFound
 from batchwright.jobs.store import open_store
 from batchwright.jobs.store.records import BatchRecord, ClaimedLine
 
@@ -49,6 +49,9 @@ class Batch:
     unfinished: int = 0
     finished: int = 0
     """Lines with a result."""
+    file: str | None = None
+    """Built when it ended."""
+    removed: bool = False
 
     def of(self, state: str) -> list[int]:
         return [number for number, line in sorted(self.lines.items()) if line.state == state]
@@ -273,7 +276,9 @@ class Life(RuleBasedStateMachine):
             if taken is not None:
                 counts = taken.counts
                 left = counts.total - counts.completed - counts.failed
-                assert await self.store.finish(worker, taken.id, output=None, errors=None, unfinished=left)
+                file = self.world.new_file(purpose="batch_output")
+                assert await self.store.finish(worker, taken.id, output=file, errors=None, unfinished=left)
+                self.model.batches[taken.id].file = file.id
             await self.store.retire_worker(worker)
             return taken
 
@@ -298,13 +303,26 @@ class Life(RuleBasedStateMachine):
         left = [number for number, line in sorted(parent.lines.items()) if line.state != "succeeded"]
         file = self.world.new_file()
         new = self.world.new_batch(file, window=500, callback_url="https://example.com")
-        if not left or parent.status not in ("completed", "expired", "cancelled"):
+        if parent.removed or not left or parent.status not in ("completed", "expired", "cancelled"):
             with pytest.raises(Conflict):
                 self.do(self.store.retry_batch("t", batch_id, new))
             return multiple()
         made = self.do(self.store.retry_batch("t", batch_id, new))
         self.model.batches[made.id] = Batch(made, {number: Line() for number in left})
         return made.id
+
+    @rule(batch_id=batches)
+    def forget(self, batch_id: str) -> None:
+        batch = self.model.batches[batch_id]
+        if batch.file is not None and not batch.removed:
+            assert self.do(self.store.delete_file("t", batch.file))
+            self.do(self.store.forget_files([batch.file]))
+            batch.removed = True
+
+    @rule(limit=st.integers(1, 6))
+    def remove(self, limit: int) -> None:
+        """Rows that no batch has any more: nothing is seen of it."""
+        self.do(self.store.remove_lines(limit, age=1e9))
 
     @invariant()
     def same(self) -> None:
@@ -325,7 +343,13 @@ class Life(RuleBasedStateMachine):
         assert (found.counts.total, found.counts.completed) == (len(batch.lines), succeeded)
         assert found.counts.failed == failed + batch.unfinished
         assert found.usage.input_tokens == 3 * (succeeded + failed)
+        assert (found.lines_removed_at is not None) == batch.removed
         lines = await self.store.lines(batch_id, after=0, limit=99)
+        if batch.removed:
+            assert lines == []
+            with pytest.raises(NotFound, match="removed"):
+                await self.store.results("t", batch_id, after=0, limit=99)
+            return
         assert {line.number: (line.state, line.sequence) for line in lines} == {
             number: (line.state, line.sequence) for number, line in batch.lines.items()
         }

@@ -96,7 +96,7 @@ class Bench:
     def schedule(self) -> StepPlan:
         alive, before = self.alive, list(self.scheduler.running)
         computed = {id(sequence): sequence.num_computed for sequence in alive}
-        self._due = self.scheduler._share.due
+        self._due = self.scheduler._share.due(self.scheduler.token_budget)
         alone = next((each for each in self.isolated if each in alive and each.deadline > self.now), None)
         self.plan = plan = self.scheduler.schedule(self.now)
         self.in_flight = [

@@ -58,6 +58,31 @@ def test_a_law_is_learned_in_spite_of_noise() -> None:
     assert 1.0 < times.margin_of_runs < times.margin < 1.08
 
 
+def test_work_of_a_kind_that_was_never_seen_is_learned_at_once() -> None:
+    """It would be taken for an outlier each time, since what is known comes in between."""
+    rng, times = random.Random(5), StepTimes()
+    prompts = [StepShape(rng.randint(300, 450)) for _ in range(100)]
+    for shape in prompts:
+        times.observe(shape, _seconds(shape) * rng.uniform(0.95, 1.05))
+    rows = StepShape(0, 0, 100, 30_000)
+    for shape in prompts[:10]:
+        times.observe(rows, _seconds(rows) * rng.uniform(0.95, 1.05))
+        times.observe(shape, _seconds(shape) * rng.uniform(0.95, 1.05))
+    assert times.predict(rows) == pytest.approx(_seconds(rows), rel=0.1)
+
+
+def test_a_model_that_is_learned_anew_says_nothing_of_large_steps() -> None:
+    rng, pace = random.Random(5), Pace(tpot=1.0)
+    for _ in range(100):
+        shape = _shape(rng)
+        pace.times.observe(shape, _seconds(shape))
+    assert pace.room(1.0, [_chunk(0, 1)], 512, 0).tokens > 256
+    slow = StepShape(0, 0, 8, 800)
+    for _ in range(4):
+        pace.times.observe(slow, 10 * _seconds(slow))
+    assert pace.room(1.0, [_chunk(0, 1)], 512, 0).tokens == 15
+
+
 def test_margins_follow_the_noise() -> None:
     rng, times = random.Random(3), StepTimes()
     for noise in (0.02, 0.3, 0.02):

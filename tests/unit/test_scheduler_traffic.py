@@ -217,10 +217,32 @@ def test_the_account_is_bounded_and_pays_what_it_owes(share: float, steps: list[
     account = BatchShare(share, 64)
     most = max(1, int(2 * share * 64))
     for tokens, taken in steps:
-        account.settle(tokens, min(tokens, max(account.due, int(taken * tokens))), wanted=True)
-        assert 0 <= account.due <= most
+        account.settle(tokens, min(tokens, max(account.due(64), int(taken * tokens))), wanted=True)
+        assert 0 <= account.due(64) <= most
     account.settle(10, 0, wanted=False)
-    assert account.due == 0
+    assert account.due(64) == 0
+
+
+def test_a_shrunken_step_pays_what_is_owed_by_and_by() -> None:
+    account = BatchShare(0.05, 512)
+    for _ in range(20):
+        account.settle(512, 0, wanted=True)
+    assert [account.due(tokens) for tokens in (512, 40, 20, 1)] == [51, 4, 2, 1]
+
+
+def test_a_batch_whose_place_an_online_sequence_waits_for_makes_haste() -> None:
+    """Though that one is late already: nothing is won by short steps in which only the batch is computed."""
+    bench = Bench(num_blocks=99, max_batch_tokens=16, max_num_seqs=1, batch_share=0.05, pace=Pace(ttft=6.0, tpot=4.0))
+    bench.add([0] * 9, 30)
+    batch = bench.add([1] * 300, 4, traffic="batch")
+    while not batch.kept:
+        bench.step()
+    online, steps = bench.add([0] * 9, 2), 0
+    while not online.num_computed:
+        bench.step()
+        steps += 1
+    assert batch.status is Status.FINISHED
+    assert steps < 60
 
 
 def test_counts_are_kept_by_class() -> None:

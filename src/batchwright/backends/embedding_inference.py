@@ -17,6 +17,7 @@ from batchwright.backends.off_loop import TrafficThreads
 from batchwright.batcher import Batcher
 from batchwright.errors import InvalidRequest
 from batchwright.padding.rectangle import Ids
+from batchwright.request import Traffic
 from batchwright.wire.requests import EMBEDDINGS_URL, EmbeddingsBody, read_embeddings
 from batchwright.wire.responses import embeddings_body
 
@@ -28,6 +29,8 @@ _PATIENCE = 60
 """By so many steps of priority a batch line is less urgent: each counts as ten seconds, so it waits ten minutes at most
 while online requests keep the model busy.
 """
+_PRIORITIES = 20
+"""Priorities further from 0 count as this one: no line asks for so much that it goes before an online request."""
 
 
 class EmbeddingInference:
@@ -71,7 +74,7 @@ class EmbeddingInference:
         left = time_left(call, body.deadline)
         with self._held.hold(call.traffic):
             sequences = await self._threads.run(call.traffic, self._encoded, body)
-            urgency = body.priority + (_PATIENCE if call.traffic == "batch" else 0)
+            urgency = _urgency(body.priority, call.traffic)
             vectors = await all_of([self._vector(call, ids, urgency, left) for ids in sequences])
         return embeddings_body(model, vectors, sum(map(len, sequences)), body.encoding_format)
 
@@ -95,3 +98,7 @@ class EmbeddingInference:
                 raise type(ids)(f"input[{position}]: {ids}", param="input") from ids
             sequences.append(ids)
         return sequences
+
+
+def _urgency(priority: int, traffic: Traffic) -> int:
+    return max(-_PRIORITIES, min(priority, _PRIORITIES)) + (_PATIENCE if traffic == "batch" else 0)

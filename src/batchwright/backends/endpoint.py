@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -85,8 +86,8 @@ class EndpointInference:
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more than it would like to."""
-        return int(self._limit.value * _AHEAD) - self._held.total
+        """`wants`, and below zero where it holds more batch lines than it would like to."""
+        return max(int(self._limit.value * _AHEAD) - self._held.total, -self._held.batch)
 
     @property
     def wants(self) -> int:
@@ -175,9 +176,9 @@ class EndpointInference:
 
     async def _retried(self, traffic: Traffic, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
         """What a try gives; a place is held while trying, and not between tries."""
-        retries = self._retries[traffic]
+        retries, failures = self._retries[traffic], count()
         async for attempt in stamina.retry_context(
-            on=lambda error: pause_before_retry(error, traffic, retries.wait_max),
+            on=lambda error: pause_before_retry(error, traffic, retries, next(failures)),
             attempts=retries.attempts,
             timeout=None,
             wait_initial=retries.wait_initial,
@@ -205,10 +206,11 @@ class _Opened:
     chunks: AsyncGenerator[dict[str, Any]]
 
 
-def pause_before_retry(error: Exception, traffic: Traffic, longest: float) -> bool | float:
+def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, failures: int) -> bool | float:
     """Seconds to wait before the next try where the endpoint named them, else whether to try again at all.
 
-    `longest`: more seconds than these are not waited for online; the caller is told them instead.
+    `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all
+    tries would be over soon. More than `retries.wait_max` is not waited for online; the caller is told it instead.
     """
     if isinstance(error, Unreachable):
         return True
@@ -220,9 +222,10 @@ def pause_before_retry(error: Exception, traffic: Traffic, longest: float) -> bo
         return False  # paying helps, waiting does not
     if error.retry_after is None:
         return True
-    if traffic == "online" and error.retry_after > longest:
+    if traffic == "online" and error.retry_after > retries.wait_max:
         return False
-    return min(error.retry_after, _LONGEST_PAUSE)
+    least = min(retries.wait_max, retries.wait_initial * 2.0 ** (failures - 1)) if failures else 0.0
+    return min(max(error.retry_after, least), _LONGEST_PAUSE)
 
 
 async def _within(until: float | None, work: Awaitable[_T]) -> _T:

@@ -57,8 +57,11 @@ class EngineInference:
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more than it would like to."""
-        return _WANTED * self._places - self._held.total
+        """`wants`, and below zero where it holds more batch lines than it would like to.
+
+        Online requests lower it, but not below a line for each place: they may not keep out what batches are owed.
+        """
+        return max(_WANTED * self._places - self._held.total, self._places - self._held.batch)
 
     @property
     def wants(self) -> int:

@@ -21,7 +21,7 @@ class Route(Inference, Protocol):
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more than it would like to."""
+        """`wants`, and below zero where it holds more batch lines than it would like to."""
         ...
 
 

@@ -70,6 +70,7 @@ def print_batch(batch: BatchRecord) -> None:
         ("created", _when(batch.created_at)),
         ("expires", _when(batch.expires_at)),
         ("ended", _when(batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at)),
+        ("results removed", _when(batch.lines_removed_at) if counts.total else ""),
         *((f"metadata {key}", value) for key, value in batch.metadata.items()),
     ]
     print_table(("id", batch.id), [row for row in rows if row[1]])

@@ -205,6 +205,9 @@ class EngineCore:
         logits = self.body.forward(batch)
         states = [self._generations[chunk.sequence.ordinal].sampling for chunk in sampled]
         outcomes = sample(logits, states) if sampled else []
+        if not sampled and logits.is_cuda:
+            # Nobody has waited for the device: this step would seem to take no time, and the next one that of both.
+            torch.cuda.synchronize(logits.device)
         return outcomes, self.clock.now() - began
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:

@@ -15,7 +15,8 @@ a step, and a learned model of step times turns these into tokens:
 - **The margins** are learned: what 95% of the recent steps stayed within, as a ratio to their prediction, and what
   95% of the means over as many steps as a sequence has to catch up in did. The first is for waits that are over with a
   step, the second for `tpot`. On a quiet machine they are a few percent, on a busy one more.
-- **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest yet.
+- **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest since the
+  model was last learned anew.
 
 Online tokens are never held back, and a step without any carries at least one batch token, whatever the SLO: so one
 that cannot be kept stops no batch that has the engine to itself.
@@ -105,8 +106,10 @@ class StepTimes:
         self._of_steps = _Spread(_CONFIDENCE, 1.0)
         self._of_runs = _Spread(_CONFIDENCE, 1.0)
         self._run: deque[float] = deque(maxlen=_CATCH_UP)
+        self._seen: tuple[float, ...] = (0.0,) * 5
+        """Most of each feature."""
         self.largest = 0
-        """Most tokens of a step that was measured."""
+        """Most tokens of a step that was measured, since what was known was last let go."""
 
     def observe(self, shape: StepShape, seconds: float) -> float | None:
         """Such a step took `seconds`. What was predicted for it, None when nothing was known."""
@@ -115,9 +118,15 @@ class StepTimes:
             self._of_steps.add(seconds / predicted)
             self._run.append(seconds / predicted)
             self._of_runs.add(sum(self._run) / len(self._run))
-        is_larger = shape.num_tokens > self.largest
-        self.largest = max(self.largest, shape.num_tokens)
-        self._fit.observe(shape.features, seconds, is_larger=is_larger)
+        features = shape.features
+        # A law for decodes says nothing of the first prompt; but the keys, which grow with every step, are no news.
+        is_new = any(feature > 2.0 * seen for feature, seen in zip(features, self._seen, strict=True))
+        self._fit.observe(features, seconds, is_larger=is_new or shape.num_tokens > self.largest)
+        if self._fit.observations == 1:
+            self._seen, self.largest = features, shape.num_tokens
+        else:
+            self._seen = tuple(map(max, self._seen, features))
+            self.largest = max(self.largest, shape.num_tokens)
         return predicted
 
     def predict(self, shape: StepShape) -> float | None:
@@ -221,6 +230,8 @@ class Pace:
 
     def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
         """Predicted seconds that the step may have, for the sake of `online` that run and the first that waits."""
+        if self.ttft is None and self.tpot is None:
+            return math.inf
         wait, next_ = math.inf if self.ttft is None else self.ttft / 2, math.inf
         for sequence in (*online, *(() if waiting is None else (waiting,))):
             if sequence.num_generated:

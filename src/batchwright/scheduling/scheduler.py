@@ -319,7 +319,7 @@ class Scheduler:
 
         While one does, no online sequence is admitted, or a stream of them would keep it out for ever.
         """
-        owed = self._share.due if self._wants_batch else 0
+        owed = self._share.due(self.token_budget) if self._wants_batch else 0
         if not owed:
             return 0, False
         wanted = sum(sequence.remaining for sequence in self.running[self._num_online :])
@@ -333,7 +333,10 @@ class Scheduler:
 
     def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> BatchRoom:
         online = self.running[: self._num_online]
-        limit = self.pace.limit(now, online, self._waiting["online"].peek(), self.token_budget)
+        # One that waits though nothing online is computed waits for a place that a batch holds: a short step would make
+        # it wait longer.
+        waiting = self._waiting["online"].peek() if plan.chunks else None
+        limit = self.pace.limit(now, online, waiting, self.token_budget)
         return self.pace.room(limit, plan.chunks, tokens, owed)
 
     def _plan_batch(self, plan: StepPlan, room: BatchRoom) -> None:

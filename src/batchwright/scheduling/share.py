@@ -11,7 +11,7 @@ class BatchShare:
 
     Each step adds its share of the step's tokens, and takes off the batch tokens that it carried. The account slides:
     what is owed, and what was had beyond the share, never exceeds the share of 16 full steps, so a quiet hour is not
-    held against a batch. Nor is a long wait made up for in one burst: a step pays the share of two at most.
+    held against a batch. Nor is a long wait made up for in one burst: a step pays the share of two of its size at most.
 
     Raises ValueError for a share out of range.
     """
@@ -21,13 +21,11 @@ class BatchShare:
             raise ValueError(f"batch_share={share}: must be at least 0 and less than 1, such as 0.05")
         self.share = share
         self._most = max(1.0, _STEPS * share * step_tokens)
-        self._at_once = max(1.0, 2.0 * share * step_tokens)
         self._owed = 0.0
 
-    @property
-    def due(self) -> int:
-        """Tokens that batch sequences may have now, whatever else there is to compute."""
-        return max(0, int(min(self._owed, self._at_once) + 1e-9))
+    def due(self, step_tokens: int) -> int:
+        """Tokens that batch sequences may have of a step of `step_tokens`, whatever else there is to compute."""
+        return max(0, int(min(self._owed, max(1.0, 2.0 * self.share * step_tokens)) + 1e-9))
 
     def settle(self, tokens: int, batch_tokens: int, *, wanted: bool) -> None:
         """A step of `tokens` tokens carried `batch_tokens` for batches; `wanted`: there are batch sequences."""

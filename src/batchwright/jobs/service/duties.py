@@ -1,4 +1,4 @@
-"""What is done from time to time, whatever else happens: expiry, reaping of leases, removal of dead files."""
+"""What is done from time to time, whatever else happens: expiry, reaping of leases, removal of what is dead."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.store.interface import Store
 
 _log = logging.getLogger(__name__)
 _FILES_AT_A_TIME = 100
+_ROWS_AT_A_TIME = 5000
+"""Some tens of milliseconds of the time of the database."""
+_LOOK_FOR_ROWS = 30.0
+_BETWEEN_ROWS = 0.1
+"""Seconds that others have the database for themselves."""
 
 
 @dataclass(slots=True)
@@ -24,14 +30,17 @@ class _Duty:
 class Duties:
     """The duties of a process with a store. Several processes may do them at once."""
 
-    def __init__(self, store: Store, blobs: Blobs) -> None:
+    def __init__(self, store: Store, blobs: Blobs, limits: Limits) -> None:
         self._store = store
         self._blobs = blobs
+        self._limits = limits
+        self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
         self._duties = [
             _Duty(self._expire, 1.0),
             _Duty(self._reap, 5.0),
             _Duty(self._bury, 30.0),
             _Duty(self._sweep, 600.0),
+            self._removal,
         ]
 
     async def perform(self, now: float) -> bool:
@@ -68,6 +77,12 @@ class Duties:
         while dead := await self._store.take_dead_files(_FILES_AT_A_TIME):
             await self._blobs.remove(dead)
             await self._store.forget_files(dead)
+        return False
+
+    async def _remove_lines(self) -> bool:
+        # Not all at once: meanwhile no batch would expire.
+        more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
+        self._removal.period = _BETWEEN_ROWS if more else _LOOK_FOR_ROWS
         return False
 
     async def _sweep(self) -> bool:

@@ -250,7 +250,7 @@ class JobService:
     ) -> BatchRecord:
         """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
 
-        Raises `Conflict` when the batch has not ended, or has no such lines.
+        Raises `Conflict` when the batch has not ended, or has no such lines, or lost them with its output files.
         """
         old = await self.batch(tenant, batch_id)
         new = self._new_batch(
@@ -273,11 +273,12 @@ class JobService:
         """Finished lines of a batch, running or not, in the order in which they were finished.
 
         `after`: the `sequence` of the last one of the page before. At most `limit`, and fewer where they are large.
+        Raises `NotFound` also when they were removed, with the output files.
         """
         return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
 
-    async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput]:
-        """What came of each prompt of a simple batch, in their order."""
+    async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput] | None:
+        """What came of each prompt of a simple batch, in their order; None: removed, with its files."""
         batch = await self.batch(tenant, batch_id)
         if not batch.simple:
             raise _missing("simple batch", batch_id)
@@ -286,6 +287,8 @@ class JobService:
         while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
             after = page[-1].number
             outputs += [simple.output_of(line, batch.status) for line in page]
+        if len(outputs) < batch.counts.total:
+            return None
         return outputs
 
     def progress(self, batch: BatchRecord) -> Progress:

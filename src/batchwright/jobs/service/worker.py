@@ -112,7 +112,7 @@ class Worker:
         self._unix_time = unix_time
         self.stats = WorkerStats()
         self._paces = paces or Paces()
-        self._duties = Duties(store, blobs)
+        self._duties = Duties(store, blobs, self._options.limits)
         self._plan = ClaimPlan(self._clock.now())
         self._calls = Calls(
             inference,

@@ -21,6 +21,10 @@ line is claimed and no result is taken; `finish` writes the ids of the files, th
 outbox in one transaction, so a batch is never seen as completed without its files. It also clears `ending`. A batch
 that expires keeps its status until then. One that ends while it is being validated has no lines.
 
+The lines and results of an ended batch are there for as long as a file that was built from them, `forget_files` having
+the last word. Then the batch has none (`lines_removed_at`); its counts and usage stay. Their rows go in small
+transactions afterwards, by `remove_lines`, so that a batch of a million lines holds up nobody.
+
 Workers hold leases. One that does not renew its lease in time loses its claims: its late results are refused, since
 `commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each
 line is committed exactly once, though it may be computed more than once.
@@ -85,7 +89,7 @@ class Store(Protocol):
         ...
 
     async def forget_files(self, file_ids: Sequence[str]) -> None:
-        """Their bytes are gone."""
+        """Their bytes are gone. A batch that had output files, and none is known any more, has no lines from now on."""
         ...
 
     async def known_files(self, file_ids: Sequence[str]) -> set[str]:
@@ -134,7 +138,8 @@ class Store(Protocol):
 
         Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
         An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
-        `Conflict` when it has not ended or has no such lines.
+        `Conflict` when it has not ended, or has no such lines, or they were removed. The lines of the new batch are its
+        own: they stay when those of the old one go.
         """
         ...
 
@@ -142,7 +147,7 @@ class Store(Protocol):
         """Finished lines in the order in which they were committed, those with `sequence` > `after`.
 
         At most `limit`, and fewer where they are large; an empty page is the last one. No line appears later at a
-        place that was passed before. None: no such batch.
+        place that was passed before. None: no such batch. Raises `NotFound` when they were removed.
         """
         ...
 
@@ -232,7 +237,7 @@ class Store(Protocol):
         ...
 
     async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
-        """All lines by number, those with `number` > `after`, to build files from."""
+        """All lines by number, those with `number` > `after`, to build files from. Removed ones are not there."""
         ...
 
     async def finish(
@@ -241,6 +246,14 @@ class Store(Protocol):
         """The batch gets its files and final status, and the outbox its messages. False: not this worker's any more.
 
         `unfinished`: lines that had no result, which now count as failed.
+        """
+        ...
+
+    async def remove_lines(self, limit: int, *, age: float) -> bool:
+        """Remove at most `limit` rows of lines and results that batches do not have any more, and fewer large ones.
+
+        Batches that ended without any file lose theirs, too, when their output would have expired: `age` seconds after
+        the end, unless they say otherwise. Whether there may be more to remove.
         """
         ...
 

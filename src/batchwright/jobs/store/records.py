@@ -106,6 +106,8 @@ class BatchRecord:
     expired_at: float | None = None
     cancelling_at: float | None = None
     cancelled_at: float | None = None
+    lines_removed_at: float | None = None
+    """From here on it has no lines and no results: its files are gone, or it ended before its lines were complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from batchwright.jobs.store.operations import batches, claims, files, keys, outbox, stages, workers
+from batchwright.jobs.store.operations import batches, claims, files, keys, outbox, removal, stages, workers
 from batchwright.jobs.store.records import (
     ApiKey,
     BatchProblem,
@@ -54,7 +54,7 @@ class SqlStore:
         return await self._driver.read(files.take_dead_files, limit)
 
     async def forget_files(self, file_ids: Sequence[str]) -> None:
-        await self._driver.write(files.forget_files, file_ids)
+        await self._driver.write(removal.forget_files, file_ids)
 
     async def known_files(self, file_ids: Sequence[str]) -> set[str]:
         return await self._driver.read(files.known_files, file_ids)
@@ -132,6 +132,9 @@ class SqlStore:
 
     async def ending_among(self, batch_ids: Sequence[str]) -> set[str]:
         return await self._driver.read(batches.ending_among, batch_ids)
+
+    async def remove_lines(self, limit: int, *, age: float) -> bool:
+        return await self._driver.write(removal.remove_lines, limit, age=age)
 
     async def take_finishing(self, worker: str) -> BatchRecord | None:
         return await self._driver.write(stages.take_finishing, worker)

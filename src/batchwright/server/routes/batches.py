@@ -93,7 +93,10 @@ async def retry_batch(
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
-    """A new batch of the lines of an ended one that did not succeed. 409 when there are none, or it has not ended."""
+    """A new batch of the lines of an ended one that did not succeed.
+
+    409 when there are none, when it has not ended, and when its output files are gone, with which its lines went.
+    """
     window = None if body is None else body.completion_window
     batch = await services.jobs.retry(tenant, batch_id, completion_window=window, idempotency_key=idempotency_key)
     return _shown(services, batch)
@@ -107,7 +110,10 @@ async def batch_results(
     after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Results so far, while the batch runs and after it. A page of large ones has fewer than `limit`."""
+    """Results so far, while the batch runs and after it, until its output files are gone: then 404.
+
+    A page of large ones has fewer than `limit`.
+    """
     page = await services.jobs.results(tenant, batch_id, after=after, limit=limit)
     last = after if not page else page[-1].sequence or after
     more = page and await services.jobs.results(tenant, batch_id, after=last, limit=1)

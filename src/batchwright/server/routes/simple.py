@@ -75,9 +75,9 @@ class SimpleState(BaseModel):
     progress: float
     """Share of the prompts that are done, 0..1."""
     outputs: list[str | None] | None
-    """When it has ended; null for a prompt that has none."""
+    """When it has ended, until its files expire or are deleted; null for a prompt that has none."""
     errors: list[PromptError] | None
-    """When it has ended."""
+    """As `outputs`."""
 
 
 class SimpleStats(BaseModel):
@@ -217,8 +217,8 @@ async def _simple(services: Services, tenant: str, batch_id: str) -> BatchRecord
 async def _state(services: Services, batch: BatchRecord) -> SimpleState:
     outputs: list[str | None] | None = None
     errors: list[PromptError] | None = None
-    if batch.status in ENDED:
-        found = await services.jobs.outputs(batch.tenant, batch.id)
+    found = await services.jobs.outputs(batch.tenant, batch.id) if batch.status in ENDED else None
+    if found is not None:
         outputs = [each.text for each in found]
         errors = [
             PromptError(index=place, code=each.code or "", message=each.message or "")

@@ -10,6 +10,7 @@ from typing import Any
 from batchwright.errors import Conflict, NotFound
 from batchwright.jobs.store.operations import pages
 from batchwright.jobs.store.operations.files import is_there
+from batchwright.jobs.store.operations.removal import removed_on
 from batchwright.jobs.store.records import (
     ENDED,
     BatchProblem,
@@ -103,7 +104,7 @@ def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
     if ending is None and status in ("validating", "in_progress"):
         tx.run("cancel_batch", key=key, now=tx.now)
         if status == "validating":
-            tx.run("remove_lines", batch=key)
+            tx.run("forget_lines", key=key, now=tx.now)
     return batch(tx, tenant, batch_id)
 
 
@@ -121,16 +122,13 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord) -> Batch
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
-    row = tx.row("batch_of_tenant", tenant=tenant, id=batch_id)
+    # Locked, so that its lines are not removed while they are copied.
+    row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
-    parent = as_record(row)
-    if parent.status not in ENDED:
-        raise Conflict(f"batch {batch_id} has not ended (it is {parent.status}): retry it when it has, or cancel it")
-    [(parent_key,)] = tx.rows("batch_key", id=batch_id)
-    [(total,)] = tx.rows("count_unsuccessful_lines", batch=parent_key)
-    if total == 0:
-        raise Conflict(f"batch {batch_id} has no lines to retry: all of them succeeded, or its input was not valid")
+    parent_key = row[0]
+    [parent] = [as_record(row) for row in tx.rows("batch", id=batch_id)]
+    total = _count_retriable(tx, parent_key, parent)
     made = replace(
         batch,
         input_file_id=parent.input_file_id,
@@ -147,11 +145,33 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord) -> Batch
     return made
 
 
+def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
+    """How many lines did not succeed. Raises `Conflict` when there are none, or when it is too early or too late."""
+    if batch.status not in ENDED:
+        raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
+    removed = removed_on(tx, key)
+    if removed is not None and batch.counts.failed:
+        raise Conflict(
+            f"batch {batch.id} cannot be retried: its lines were removed with its output files on {removed}; "
+            "make a batch of the lines that are to be computed again"
+        )
+    total = 0
+    if batch.lines_removed_at is None:
+        [(total,)] = tx.rows("count_unsuccessful_lines", batch=key)
+    if total == 0:
+        raise Conflict(f"batch {batch.id} has no lines to retry: all of them succeeded, or its input was not valid")
+    return total
+
+
 def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
-    return pages.page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
+    found = pages.page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
+    removed = removed_on(tx, row[0])
+    if removed is not None:
+        raise NotFound(f"the results of batch {batch_id} were removed with its output files on {removed}")
+    return found
 
 
 def count_batches(tx: Tx, tenant: str | None, *, simple: bool | None) -> dict[BatchStatus, int]:

@@ -140,7 +140,9 @@ def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
     row = tx.row("batch_key", id=batch_id)
     if row is None:
         return []
-    return pages.page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
+    found = pages.page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
+    [(removed_at, _)] = tx.rows("lines_removed_at", key=row[0])
+    return found if removed_at is None else []
 
 
 def count_lines(tx: Tx) -> dict[str, int]:

@@ -64,9 +64,5 @@ def take_dead_files(tx: Tx, limit: int) -> list[str]:
     return [row[0] for row in tx.rows("dead_files", limit=limit, now=tx.now)]
 
 
-def forget_files(tx: Tx, file_ids: Sequence[str]) -> None:
-    tx.run("forget_files", ids=json.dumps([*file_ids]))
-
-
 def known_files(tx: Tx, file_ids: Sequence[str]) -> set[str]:
     return {row[0] for row in tx.rows("known_files", ids=json.dumps([*file_ids]))}

@@ -15,14 +15,15 @@ def page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: i
 
     `sizes` names the statement that gives the bytes of the same rows.
     """
-    count = _fitting(tx.rows(sizes, batch=batch, after=after, limit=limit))
+    count = fitting(tx.rows(sizes, batch=batch, after=after, limit=limit), PAGE_BYTES)
     return [StoredLine(*line) for line in tx.rows(statement, batch=batch, after=after, limit=count)] if count else []
 
 
-def _fitting(sizes: Sequence[Row]) -> int:
+def fitting(sizes: Sequence[Row], room: int) -> int:
+    """How many of the first of these, rows of one number of bytes, fit into `room`; one at least if there is any."""
     total = 0
     for count, (size,) in enumerate(sizes):
         total += size or 0
-        if count and total > PAGE_BYTES:
+        if count and total > room:
             return count
     return len(sizes)

@@ -71,7 +71,7 @@ def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem])
     if key is None:
         return False
     tx.run("reject_batch", key=key, errors=problems_as_json(problems), now=tx.now)
-    tx.run("remove_lines", batch=key)
+    tx.run("forget_lines", key=key, now=tx.now)
     announce(tx, key, "batch.failed")
     return True
 
@@ -81,7 +81,7 @@ def expire_batches(tx: Tx) -> list[str]:
     for key, _, status in overdue:
         tx.run("expire_batch", key=key)
         if status == "validating":
-            tx.run("remove_lines", batch=key)
+            tx.run("forget_lines", key=key, now=tx.now)
     return [batch_id for _, batch_id, _ in overdue]
 
 

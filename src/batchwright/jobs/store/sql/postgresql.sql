@@ -117,6 +117,28 @@ WITH held AS MATERIALIZED (
 UPDATE lines AS l SET state = 'pending', worker = NULL
 FROM held WHERE l.batch = held.batch AND l.number = held.number;
 
+-- name: batches_of_files
+SELECT key FROM batches
+WHERE key IN (
+    SELECT key FROM batches WHERE output_file_id IN (SELECT json_array_elements_text(CAST(:ids AS JSON)))
+    UNION
+    SELECT key FROM batches WHERE error_file_id IN (SELECT json_array_elements_text(CAST(:ids AS JSON)))
+)
+ORDER BY key FOR NO KEY UPDATE;
+
+-- name: forget_lines_that_never_had_files
+UPDATE batches SET lines_removed_at = :now, removing = TRUE
+WHERE key IN (
+    SELECT key FROM batches
+    WHERE output_file_id IS NULL AND error_file_id IS NULL AND lines_removed_at IS NULL AND total > 0
+        AND status IN ('completed', 'expired', 'cancelled')
+        AND coalesce(completed_at, expired_at, cancelled_at) + coalesce(output_expires_after, :age) <= :now
+    ORDER BY key LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+);
+
+-- name: next_removal
+SELECT key FROM batches WHERE removing ORDER BY key LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+
 -- A worker whose row is locked like this can renew its lease, but cannot be removed.
 -- name: lease
 SELECT expires_at FROM workers WHERE id = :worker FOR KEY SHARE;
