@@ -38,7 +38,7 @@ serve: $(VENV)/.runtime
 	$(BIN)/batchwright serve
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 KILLS ?= 1000
 crash-test: install

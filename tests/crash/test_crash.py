@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.crash.campaign import Campaign, Figures, start_service, under_load
+from tests.crash.load import eventually
 from tests.crash.outside import Outside
 from tests.postgres import PostgresServer
 
@@ -68,6 +69,8 @@ def test_a_stopped_worker_loses_its_lease_and_its_late_results(tmp_path: Path) -
                 service.start()
                 await load.more_ends(1)
                 worker = service.worker(*lease)
+                await eventually(lambda: "working on batches" in service.log.read_text())
+                await load.more_ends(1)
                 os.kill(worker.pid, signal.SIGSTOP)
                 await load.more_ends(8)
                 await asyncio.sleep(1.5 * LEASE)

@@ -172,7 +172,7 @@ def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "status", "told"),
     [
-        (("--host", "0.0.0.0"), 2, "make one with: batchwright keys create NAME"),
+        (("--host", "0.0.0.0"), 2, "make one in this store: batchwright keys create NAME"),
         (("--host", "no.such.host.invalid"), 1, "there is no such address"),
         (("--model", "no-such-model"), 2, "no-such-model"),
         (("--backend", "http://127.0.0.1:1/v1"), 1, "http://127.0.0.1:1/v1"),

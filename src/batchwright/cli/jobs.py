@@ -256,11 +256,14 @@ def _endpoint_of(path: Path) -> str:
         raise InputError("--endpoint: must be given when FILE is standard input")
     with path.open("rb") as file:
         first = next((line for line in file if line.strip()), b"")
+    if not first:
+        raise InputError(f"{path}: the file is empty; give one with a batch line in it")
     try:
         return msgspec.json.decode(first, type=_FirstLine).url
     except (ValueError, RecursionError):
         raise InputError(
-            f"{path}: its first line is no batch line with a url; give --endpoint to have all lines told that are wrong"
+            f"{path}: its first line is not a JSON object with a url; a batch takes batch lines, all with one url. "
+            "Prompts, text and tables are for: batchwright run"
         ) from None
 
 

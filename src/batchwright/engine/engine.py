@@ -88,7 +88,11 @@ class Engine:
             pace=pace,
         )
         self._core: EngineCore | None = EngineCore(
-            loaded, Tokenizer(folder, loaded.vocab_size), scheduler, clock or MonotonicClock(), max_model_len=length
+            loaded,
+            Tokenizer(folder, loaded.vocab_size, context=length),
+            scheduler,
+            clock or MonotonicClock(),
+            max_model_len=length,
         )
         self._stats = self._core.stats
         self._unclaimed: list[InferenceResponse] = []

@@ -7,26 +7,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.request import Prompt
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
 class Tokenizer:
-    """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text."""
+    """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text.
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    `context`: tokens that the model takes at most. A text that cannot fit, however it is cut into tokens, is refused
+    unread: megabytes take seconds, for which others would wait.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, *, context: int | None = None) -> None:
         self._vocab_size = vocab_size
+        self._context = context
         self._inner: Any = None
         if any((folder / name).exists() for name in _FILES):
             from transformers import AutoTokenizer
 
             self._inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._longest = _longest_token(self._inner)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of `prompt`. Raises `InvalidRequest` when it gives none, or ids that the model does not have."""
+        """Token ids of `prompt`.
+
+        Raises `InvalidRequest` when it gives none, or ids that the model does not have; `ContextLengthExceeded` when
+        it is a text that is too long by its characters alone.
+        """
         ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_list(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty: it gives no tokens", param="prompt")
@@ -51,8 +61,7 @@ class Tokenizer:
     def _encode_text(self, prompt: str) -> list[int]:
         if self._inner is None:
             raise InvalidRequest("the model has no tokenizer: give the prompt as token ids", param="prompt")
-        ids: list[int] = self._inner(prompt, verbose=False)["input_ids"]
-        return ids
+        return self._tokenized(prompt)
 
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:
         if not prompt or not isinstance(prompt[0], Mapping):
@@ -63,12 +72,34 @@ class Tokenizer:
             text = self._inner.apply_chat_template(
                 [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
             )
-            ids: list[int] = self._inner(text, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception as error:  # a template is a program of the model's maker and may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        return self._tokenized(text, add_special_tokens=False)
+
+    def _tokenized(self, text: str, **options: bool) -> list[int]:
+        if self._context is not None and self._longest is not None and len(text) > self._context * self._longest:
+            raise ContextLengthExceeded(
+                f"a prompt of {len(text):,} characters has at least {-(-len(text) // self._longest):,} tokens, which "
+                f"exceed the context of {self._context} tokens: shorten the prompt"
+            )
+        ids: list[int] = self._inner(text, verbose=False, **options)["input_ids"]
         return ids
+
+
+def _longest_token(tokenizer: Any) -> int | None:
+    """Most characters of a text that a token can stand for; None where that is not certain.
+
+    It is for byte-level tokenizers, which drop nothing, when nothing rewrites the text before: a token's spelling has a
+    character for each byte of it.
+    """
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None or inner.normalizer is not None or type(inner.decoder).__name__ != "ByteLevel":
+        return None
+    if any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
+        return None
+    return max(map(len, inner.get_vocab(with_added_tokens=True)), default=None)
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -49,7 +49,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             timeout_graceful_shutdown=_LAST_SECONDS,
         )
         await _Server(config, services).serve(sockets=[listener])
-        logger.info("stopped")
+    logger.info("stopped")
 
 
 class _Server(uvicorn.Server):

@@ -226,7 +226,7 @@ async def _require_key(settings: Settings, keys: ApiKeys) -> None:
     if not is_loopback(settings.host) and not await keys.required():
         raise InputError(
             f"--host {settings.host}: others than this machine could reach the service, and there is no API key yet; "
-            "make one with: batchwright keys create NAME"
+            "make one in this store: batchwright keys create NAME, with the --data and --database of this command"
         )
 
 
