@@ -164,11 +164,29 @@ def test_logprobs(engine: Engine) -> None:
         ("", GREEDY, "prompt is empty", "prompt"),
         ([49152], GREEDY, "token id 49152: the model has ids 0 to 49151", "prompt"),
         ([5] * 600, GREEDY, "exceed the context of 512 tokens", "prompt"),
+        (
+            "x" * 10**5,
+            GREEDY,
+            "100,000 characters has at least 1,235 tokens",
+            "prompt",
+        ),
+        ([{"role": "user", "content": "x" * 10**5}], GREEDY, "exceed the context of 512 tokens", "prompt"),
+        (" " * 81 * 40, GREEDY, None, None),
         ([5] * 500, GREEDY, None, None),
         (STORY, replace(GREEDY, stop_token_ids=(10**6,)), "1000000 in stop_token_ids", "stop_token_ids"),
         (STORY, replace(GREEDY, logit_bias={49152: 1.0}), "49152 in stop_token_ids or logit_bias", "logit_bias"),
     ],
-    ids=["empty", "token id", "too long", "just short enough", "stop id", "bias id"],
+    ids=[
+        "empty",
+        "token id",
+        "too long",
+        "long text",
+        "long chat",
+        "many characters",
+        "just short enough",
+        "stop id",
+        "bias id",
+    ],
 )
 def test_a_bad_request_fails_alone(
     engine: Engine, prompt: Any, params: SamplingParams, message: str | None, param: str | None

@@ -14,12 +14,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from stamina.instrumentation import RetryDetails, get_on_retry_hooks
 from tests.service.support import line
 from typer.testing import CliRunner, Result
 
 from batchwright.cli.jobs import SOME_FAILED
 from batchwright.cli.main import app
-from batchwright.errors import InputError, NotFound
+from batchwright.cli.store_options import settings_with
+from batchwright.errors import InputError, NotFound, StoreUnavailable
 
 
 class _Endpoint(BaseHTTPRequestHandler):
@@ -125,6 +127,34 @@ def test_what_is_wrong_with_an_input_is_told_by_line(tmp_path: Path, data: Path,
     batch_id = jobs("submit", str(path)).stdout.strip()
     assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
     assert "line 2: " in jobs("show", batch_id).stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"product,feature\n", "batchwright run"),
+        (b'{"prompt": "x"}\n', "batchwright run"),
+    ],
+    ids=["empty", "table", "prompts"],
+)
+def test_what_is_no_batch_input_is_told_before_the_upload(
+    tmp_path: Path, data: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        jobs("submit", str(path))
+    assert not (data / "batchwright.db").exists()
+
+
+def test_tries_that_are_repeated_are_not_told_among_the_results(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings_with(data, None)
+    (tell,) = get_on_retry_hooks()
+    for error in (StoreUnavailable("it is locked"), OSError("refused")):
+        tell(RetryDetails("x", (), {}, 1, 0.1, 0.0, error))
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "it is locked; trying again\n")
 
 
 def test_waiting_for_the_end_beside_a_worker_that_is_then_stopped(tmp_path: Path, data: Path, endpoint: str) -> None:

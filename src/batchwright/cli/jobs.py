@@ -262,8 +262,8 @@ def _endpoint_of(path: Path) -> str:
         return msgspec.json.decode(first, type=_FirstLine).url
     except (ValueError, RecursionError):
         raise InputError(
-            f"{path}: its first line is not a JSON object with a url; a batch takes batch lines, all with one url. "
-            "Prompts, text and tables are for: batchwright run"
+            f"{path}: its first line is not a JSON object with a url, as batch lines are; prompts, text and tables are "
+            "for `batchwright run`; with --endpoint the file is taken as it is, and every line that is wrong is told"
         ) from None
 
 

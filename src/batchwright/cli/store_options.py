@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchwright.errors import MissingExtra
+from batchwright.errors import BatchwrightError, MissingExtra
 
 if TYPE_CHECKING:
+    from stamina.instrumentation import RetryDetails
+
     from batchwright.jobs.store.interface import Store
     from batchwright.server.settings import Settings
 
@@ -41,12 +43,22 @@ def settings_with(data: Path | None, database: str | None, **more: object) -> Se
     Raises `InputError` for a setting that cannot be, wherever it came from; `MissingExtra` without the extra `server`.
     """
     try:
+        from stamina.instrumentation import set_on_retry_hooks
+
         from batchwright.server.sources import load_settings
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"this command needs {error.name}, which comes with the extra: pip install 'batchwright[server]'"
         ) from error
+    # Without a hook structlog prints each try to standard output, into the JSON and the results that go there.
+    set_on_retry_hooks([_tell_of_retry])
     return load_settings({"data": data, "database": database, **more})
+
+
+def _tell_of_retry(details: RetryDetails) -> None:
+    """What the driver of a database tries again within a second is not told; whoever waits for it is told of."""
+    if isinstance(details.caused_by, BatchwrightError):
+        typer.echo(f"{details.caused_by}; trying again", err=True)
 
 
 def database_of(settings: Settings) -> str:
