@@ -65,7 +65,7 @@ def batching(
     sections = _known("--section", section, SECTIONS)
     plan = (quick if look else thorough)(trace.resolve() if trace else None, count)
     findings = Findings(machine(), list(plan.seeds), plan.count)
-    if trace is None and not look:
+    if trace is None and not look and {"goodput", "loads", "faults"} & set(sections):
         findings.note("Workloads of the Azure trace are skipped: there is no --trace.")
     for each in systems:
         if not each.python.exists():
