@@ -11,8 +11,6 @@ from typing import Any, cast
 import pytest
 from openai.types.chat import ChatCompletion
 
-from batchwright.backends.calls import merged
-from batchwright.backends.concurrency import AimdLimit, Gate
 from batchwright.backends.endpoint import RETRIES, EndpointInference, pause_before_retry
 from batchwright.backends.inference import Call
 from batchwright.errors import (
@@ -430,78 +428,5 @@ def test_an_overloaded_endpoint_gets_fewer_at_once(pauses: list[float]) -> None:
             assert endpoint._limit.round >= 1
             assert endpoint._limit.value < 8
             await endpoint.close()
-
-    run(main())
-
-
-def test_the_limit_is_halved_once_a_round_and_rises_by_one() -> None:
-    limit = AimdLimit(64)
-    for _ in range(10):
-        limit.overloaded(0)
-    assert (limit.value, limit.round) == (32, 1)
-    for _ in range(33):
-        limit.succeeded()
-    assert limit.value == 33
-    for began in range(1, 20):
-        limit.overloaded(began)
-    assert limit.value == 1
-    for _ in range(10_000):
-        limit.succeeded()
-    assert limit.value == 64
-    with pytest.raises(ValueError, match="max_concurrency=0"):
-        AimdLimit(0)
-
-
-def test_who_is_cancelled_at_the_gate_leaves_no_trace() -> None:
-    async def main() -> None:
-        gate = Gate(AimdLimit(1))
-        entered: list[str] = []
-
-        async def enter(name: str, leave: asyncio.Event) -> None:
-            async with gate.enter("online"):
-                entered.append(name)
-                await leave.wait()
-
-        leave = asyncio.Event()
-        first, second, third = (asyncio.ensure_future(enter(name, leave)) for name in "abc")
-        await asyncio.sleep(0)
-        second.cancel()
-        first.cancel()
-        leave.set()
-        await asyncio.gather(first, second, third, return_exceptions=True)
-        assert entered == ["a", "c"]
-        # Cancelled in the very moment in which it is let in.
-        async with gate.enter("batch"):
-            late = asyncio.ensure_future(enter("d", leave))
-            await asyncio.sleep(0)
-        late.cancel()
-        await asyncio.gather(late, return_exceptions=True)
-        assert (gate.inside, gate.waiting_online, entered) == (0, 0, ["a", "c"])
-
-    run(main())
-
-
-def test_merged_streams() -> None:
-    closed: list[int] = []
-
-    async def numbers(name: int, count: int, *, fails: bool = False) -> Any:
-        try:
-            for number in range(count):
-                await asyncio.sleep(0)
-                yield number
-            if fails:
-                raise InvalidRequest("no")
-        finally:
-            closed.append(name)
-
-    async def main() -> None:
-        several = [item async for item in merged([numbers(0, 2), numbers(1, 3)])]
-        assert sorted(several) == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
-        assert [item async for item in merged([numbers(2, 2)])] == [(0, 0), (0, 1)]
-        with pytest.raises(InvalidRequest):
-            _ = [item async for item in merged([numbers(3, 1, fails=True), numbers(4, 10**9)])]
-        async with aclosing(merged([numbers(5, 10**9), numbers(6, 10**9)])) as left:
-            await anext(left)
-        assert sorted(closed) == [0, 1, 2, 3, 4, 5, 6]
 
     run(main())
