@@ -78,6 +78,46 @@ def test_a_connection_that_is_lost_in_commit(emptied: str, monkeypatch: pytest.M
     play(emptied, scenario)
 
 
+def test_a_server_that_crashes_in_commit(emptied: str, away: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets the transactions that it did not write down, their ids included."""
+
+    def crashed(connection: psycopg.Connection[Any], run: Callable[[], Any]) -> None:
+        away.restart()
+        _lost(connection, run)
+
+    async def scenario(world: World) -> None:
+        store, worker = world.store, await world.worker()
+        broken = _breaking(monkeypatch, lambda query: query == "COMMIT", crashed)
+        assert await store.claim(worker, 3) == []
+        assert broken
+        batch = await world.running(worker, 4)
+        broken.clear()
+        claimed = await store.claim(worker, 4)
+        assert [line.attempt for line in claimed] == [1] * 4
+        broken.clear()
+        assert await store.commit(worker, [result(line) for line in claimed]) == [True] * 4
+        assert (await world.batch(batch)).counts == LineCounts(4, 4, 0)
+
+    play(emptied, scenario)
+
+
+def test_a_connection_that_was_forgotten_is_made_anew(emptied: str) -> None:
+    async def scenario(world: World) -> None:
+        with psycopg.connect(emptied, autocommit=True) as connection:
+            connection.execute("UPDATE batchwright.connections SET used_at = used_at - INTERVAL '25 hours'")
+        other = open_store(emptied)
+        await other.check()
+        await other.close()
+        file = await world.upload()
+        assert await world.store.files("t", limit=9) == [file]
+        with psycopg.connect(emptied) as connection:
+            ages = connection.execute("SELECT clock_timestamp() - used_at FROM batchwright.connections").fetchall()
+        assert ages
+        assert all(age.days == 0 for (age,) in ages)
+
+    play(emptied, scenario)
+
+
 def test_a_connection_that_is_lost_before(emptied: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: World) -> None:
         broken = _breaking(monkeypatch, lambda query: "INSERT INTO files" in query, _lost)

@@ -1,8 +1,9 @@
 """PostgreSQL: a few threads, each operation in a short transaction on a connection of its own.
 
 A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. A
-connection that is lost in COMMIT leaves open what came of it; the transaction's id, asked for at its start, tells that
-as soon as the database answers again: then the operation either is done or is run again, never both.
+connection that is lost in COMMIT leaves open what came of it. Each transaction therefore counts itself, in a row of its
+connection, which tells as soon as the database answers again: then the operation either is done or is run again, never
+both. (The id of a transaction would not do: a server that crashed forgets ids it gave out, and gives them out again.)
 
 Whoever locks more than one row does it in one order: worker, batches by key, lines by number.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Concatenate, Generic
@@ -59,16 +61,23 @@ _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySql
 
 @dataclass(frozen=True, slots=True)
 class _InDoubt(Generic[R]):
-    """The connection was lost while this transaction was being committed."""
+    """The connection was lost while this transaction, its `number`-th, was being committed."""
 
-    transaction: str
+    connection: str
+    number: int
     result: R
+
+
+class _Connection(psycopg.Connection[Row]):
+    """One that has a name in the table `connections`."""
+
+    name: str
 
 
 class _PostgresqlTx:
     """A `Tx` on one connection, inside of a transaction."""
 
-    def __init__(self, connection: psycopg.Connection[Row], now: Callable[[], float] | None) -> None:
+    def __init__(self, connection: _Connection, now: Callable[[], float] | None) -> None:
         self._connection = connection
         self._statements = statements("postgresql")
         self._clock = now
@@ -80,12 +89,16 @@ class _PostgresqlTx:
         [(seconds,)] = self.rows("clock")
         return float(seconds)
 
-    def begin(self) -> str:
-        """The id of the transaction; the database's time comes with it."""
-        [(seconds, transaction)] = self.rows("begin")
+    def begin(self) -> int:
+        """The number of the transaction among those of its connection; the database's time comes with it."""
+        row = self.row("begin", connection=self._connection.name)
+        if row is None:
+            self._connection.close()
+            raise _ForNow("the connection was not used for a day, and is made anew")
+        seconds, number = row
         if self._clock is None:
             self.now = seconds
-        return str(transaction)
+        return int(number)
 
     def _execute(self, statement: str, values: Mapping[str, Any]) -> psycopg.Cursor[Row]:
         return self._connection.execute(self._statements[statement], values)
@@ -112,7 +125,7 @@ class PostgresqlDriver:
         """Raises `StoreUnavailable` when the database cannot be reached, or was written by a newer version."""
         self._url = url
         self._now = now
-        self._idle: queue.LifoQueue[psycopg.Connection[Row] | None] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
         for _ in range(_THREADS):
             self._idle.put(None)
         self._closed = False
@@ -186,7 +199,7 @@ class PostgresqlDriver:
         with self._connection() as connection:
             with self._transaction(connection):
                 tx = _PostgresqlTx(connection, self._now)
-                transaction = tx.begin()
+                number = tx.begin()
                 result = operation(tx)
             crash_point(f"store.{name}.before_commit")
             crash_point("store.before_commit")
@@ -195,7 +208,7 @@ class PostgresqlDriver:
             except _HOPELESS:
                 raise
             except psycopg.OperationalError:
-                return _InDoubt(transaction, result)
+                return _InDoubt(connection.name, number, result)
             crash_point("store.after_commit")
             crash_point(f"store.{name}.after_commit")
             return result
@@ -209,14 +222,11 @@ class PostgresqlDriver:
 
     def _was_committed(self, doubt: _InDoubt[R]) -> bool:
         with self._connection() as connection:
-            row = connection.execute("SELECT pg_xact_status(CAST(%s AS xid8))", [doubt.transaction]).fetchone()
-        status = row[0] if row else None
-        if status == "in progress":
-            raise _ForNow("the connection was lost in COMMIT, which is still going on")
-        return bool(status == "committed")
+            row = _PostgresqlTx(connection, self._now).row("commits", connection=doubt.connection)
+        return row is not None and bool(row[0] == doubt.number)
 
     @contextmanager
-    def _transaction(self, connection: psycopg.Connection[Row]) -> Iterator[None]:
+    def _transaction(self, connection: _Connection) -> Iterator[None]:
         """Begin one, and roll it back if the block raises."""
         connection.execute("BEGIN")
         try:
@@ -227,7 +237,7 @@ class PostgresqlDriver:
             raise
 
     @contextmanager
-    def _connection(self) -> Iterator[psycopg.Connection[Row]]:
+    def _connection(self) -> Iterator[_Connection]:
         """One that nobody else uses; there are as many as threads. A broken one is not given back."""
         connection = self._idle.get()
         try:
@@ -239,8 +249,21 @@ class PostgresqlDriver:
                 connection = None
             self._idle.put(connection)
 
-    def _connect(self) -> psycopg.Connection[Row]:
-        connection = psycopg.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
+    def _connect(self) -> _Connection:
+        connection = self._open()
+        try:
+            tx = _PostgresqlTx(connection, self._now)
+            tx.run("forget_connections")
+            tx.run("add_connection", connection=connection.name)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> _Connection:
+        """One that is not yet among the `connections`."""
+        connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
+        connection.name = uuid.uuid4().hex
         try:
             connection.execute(_SESSION)
         except BaseException:
@@ -250,7 +273,7 @@ class PostgresqlDriver:
 
     def _migrate(self) -> None:
         scripts = migrations("postgresql")
-        with self._connection() as connection, self._transaction(connection):
+        with closing(self._open()) as connection, self._transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
             connection.execute("CREATE SCHEMA IF NOT EXISTS batchwright")
             connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")

@@ -3,7 +3,20 @@
 -- only: for a batch that has just come the planner has no statistics, and it guesses wrong by a factor of its size.
 
 -- name: begin
-SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION), pg_current_xact_id();
+UPDATE connections SET commits = commits + 1, used_at = clock_timestamp() WHERE id = :connection
+RETURNING CAST(extract(epoch FROM used_at) AS DOUBLE PRECISION), commits;
+
+-- name: add_connection
+INSERT INTO connections VALUES (:connection, 0, clock_timestamp());
+
+-- Waits for the end of a transaction that is still going on.
+-- name: commits
+SELECT commits FROM connections WHERE id = :connection FOR UPDATE;
+
+-- name: forget_connections
+DELETE FROM connections WHERE id IN (
+    SELECT id FROM connections WHERE used_at < clock_timestamp() - INTERVAL '1 day' FOR UPDATE SKIP LOCKED
+);
 
 -- name: clock
 SELECT CAST(extract(epoch FROM clock_timestamp()) AS DOUBLE PRECISION);
