@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchwright.engine.core import EngineCore
+    from batchwright.engine.native.decoder import DecoderSeconds
 
 
 class Stopwatch:
@@ -18,23 +19,30 @@ class Stopwatch:
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._steps = 0
+        self._compiled: DecoderSeconds | None = None
 
     def watch_products(self) -> None:
-        """Time the matrix products. Before the engine is made: its body keeps the functions that it is given."""
-        from batchwright.engine.bodies import llama
+        """Time torch's matrix products. Before the engine is made: its body keeps the functions that it is given."""
+        from batchwright.engine.bodies import composed
 
-        make = vars(llama)["make_linear"]
+        make = vars(composed)["make_linear"]
 
         def make_timed(*arguments: Any) -> Callable[..., Any]:
             return self._timed("products", make(*arguments))
 
-        vars(llama)["make_linear"] = make_timed
+        vars(composed)["make_linear"] = make_timed
 
     def watch_engine(self, core: EngineCore) -> None:
-        """Time the rest. Raises ValueError for a body that does not take its products from `watch_products`."""
-        if core.body.name != "fused":
-            raise ValueError(f"--profile needs the fused body, this model runs on the {core.body.name} one")
+        """Time the rest. Raises ValueError for a body whose products cannot be told from the rest."""
         from batchwright.engine import core as module
+        from batchwright.engine.bodies.compiled import CompiledStack
+        from batchwright.engine.bodies.llama import LlamaBody
+        from batchwright.engine.native.decoder import DecoderSeconds
+
+        if not isinstance(core.body, LlamaBody):
+            raise ValueError(f"--profile needs the fused body, this model runs on the {core.body.name} one")
+        if isinstance(core.body.stack, CompiledStack):
+            core.body.stack.seconds = self._compiled = DecoderSeconds()
 
         self._watch(core, "step", "step")
         self._watch(core.body, "forward", "forward")
@@ -50,6 +58,9 @@ class Stopwatch:
             return {}
         seconds, steps = self._seconds, self._steps
         self._seconds, self._steps = defaultdict(float), 0
+        if self._compiled is not None:
+            seconds["products"], self._compiled.products = self._compiled.products, 0.0
+            seconds["attention"], self._compiled.attention = self._compiled.attention, 0.0
         model_rest = seconds["forward"] - seconds["products"] - seconds["attention"]
         python = seconds["step"] - seconds["forward"] - seconds["sampling"] - seconds["scheduling"]
         return {

@@ -35,7 +35,8 @@ class Engine:
     bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. A step computes at most `max_batch_tokens` tokens (default
     512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
     together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
-    the free memory). `body` and `attention` choose an implementation; "auto" is the fastest that is right.
+    the free memory). `quantization="int8"` multiplies weights and activations in 8 bits. `body` and `attention` choose
+    an implementation; "auto" is the fastest that is right.
 
     Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` (milliseconds; None: no bound)
     are what online requests must keep to, to the first token and for each token after it: steps carry no more batch
@@ -58,6 +59,7 @@ class Engine:
         max_model_len: int | None = None,
         kv_memory: str | int | None = None,
         prefix_caching: bool = True,
+        quantization: str | None = None,
         body: str = "auto",
         attention: str = "auto",
         ttft_ms: float | None = None,
@@ -70,7 +72,7 @@ class Engine:
         pace = Pace(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
         folder = resolve(str(model))
         self.model_name = str(model)
-        loaded = load_body(folder, body=body, dtype=dtype, device=device)
+        loaded = load_body(folder, body=body, dtype=dtype, device=device, quantization=quantization)
         length = _checked("max_model_len", max_model_len, loaded.max_model_len)
         if length > loaded.max_model_len:
             raise ValueError(f"max_model_len={length}: this model takes {loaded.max_model_len} tokens at most")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from batchwright.engine.native.packing import quantize_rows
+
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] → [rows, out]."""
 
@@ -40,6 +42,30 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return functional.linear(x, weight, bias)
 
     return plain_linear
+
+
+def make_quantized_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """`make_linear` in int8: each row of `weight` and each row of the input has a scale, sums are exact."""
+    whole, scales = quantize_rows(weight)
+    columns = whole.t()
+
+    def quantized_linear(x: Tensor) -> Tensor:
+        rows, row_scales = quantize_rows(x)
+        out = _whole_product(rows, columns).float() * row_scales[:, None] * scales
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    return quantized_linear
+
+
+_LEAST_CUDA_ROWS = 32
+"""torch multiplies int8 on CUDA from 17 rows on."""
+
+
+def _whole_product(rows: Tensor, columns: Tensor) -> Tensor:
+    count = rows.shape[0]
+    if rows.is_cuda and count < _LEAST_CUDA_ROWS:
+        rows = functional.pad(rows, (0, 0, 0, _LEAST_CUDA_ROWS - count))
+    return torch._int_mm(rows, columns)[:count]  # noqa: SLF001
 
 
 _single_row_differs: dict[tuple[int, int, torch.dtype], bool] = {}

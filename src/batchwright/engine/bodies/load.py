@@ -18,14 +18,16 @@ BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_body(folder: Path, *, body: str, dtype: str, device: str) -> ModelBody:
+def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization: str | None = None) -> ModelBody:
     """The model in `folder` (transformers format).
 
-    `body="auto"` takes the fused one for the Llama family. Raises ValueError for an unknown name, `UnsupportedModel`
-    for a model that cannot be run correctly.
+    `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. Raises ValueError
+    for an unknown name, `UnsupportedModel` for a model that cannot be run correctly.
     """
     if body not in get_args(BodyName):
         raise ValueError(f"body={body!r}: must be one of {', '.join(get_args(BodyName))}")
+    if quantization not in (None, "int8"):
+        raise ValueError(f"quantization={quantization!r}: must be int8, or None for the weights as they are")
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
     config = read_config(folder)
@@ -33,8 +35,11 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str) -> ModelBody:
     if body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
     if body == "transformers" or reason is not None:
+        if quantization is not None:
+            why = reason or "body='transformers' was asked for"
+            raise UnsupportedModel(f"quantization={quantization!r} needs the fused body, which cannot be used: {why}")
         return TransformersBody(folder, config, kind, where)
-    return LlamaBody(config, Weights(folder, kind, where), kind, where)
+    return LlamaBody(config, Weights(folder, kind, where), kind, where, quantized=quantization is not None)
 
 
 def choose_device(name: str) -> torch.device:

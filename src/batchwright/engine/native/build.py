@@ -17,9 +17,9 @@ from pathlib import Path
 from batchwright.models import cache_dir
 
 _HERE = Path(__file__).parent
-SOURCES = tuple(_HERE / name for name in ("attention.cpp", "elementwise.cpp", "sampling.cpp"))
+SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
 """The engine's own kernels."""
-_HEADERS = (_HERE / "simd.h",)
+_HEADERS = tuple(_HERE / name for name in ("attention.h", "product.h", "rows.h", "simd.h"))
 """Any source may include them."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 

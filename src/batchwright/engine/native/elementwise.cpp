@@ -2,7 +2,7 @@
 // greatest logit.
 #include <cmath>
 
-#include "simd.h"
+#include "rows.h"
 
 namespace bw {
 namespace {
@@ -13,17 +13,9 @@ void add_rms_norm(const T* delta, T* residual, const T* weight, T* out, int64_t 
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     T* x = residual + row * dim;
-    VecF squares = {};
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      VecF v = load(x + d);
-      if (delta != nullptr) {
-        bw::store(x + d, v + load(delta + row * dim + d));
-        v = load(x + d);
-      }
-      squares = multiply_add(squares, v, v);
-    }
-    const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(dim) + eps);
-    for (int64_t d = 0; d < dim; d += kLanes) bw::store(out + row * dim + d, load(x + d) * scale * load(weight + d));
+    if (delta != nullptr)
+      for (int64_t d = 0; d < dim; d += kLanes) bw::store(x + d, load(x + d) + load(delta + row * dim + d));
+    rms_norm(x, weight, out + row * dim, dim, eps);
   }
 }
 
@@ -34,13 +26,7 @@ void head_rms_norm(T* x, const T* weight, int64_t rows, int64_t stride, int64_t 
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t h = 0; h < heads; ++h) {
       T* head = x + row * stride + h * head_dim;
-      VecF squares = {};
-      for (int64_t d = 0; d < head_dim; d += kLanes) {
-        const VecF v = load(head + d);
-        squares = multiply_add(squares, v, v);
-      }
-      const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(head_dim) + eps);
-      for (int64_t d = 0; d < head_dim; d += kLanes) bw::store(head + d, load(head + d) * scale * load(weight + d));
+      rms_norm(head, weight, head, head_dim, eps);
     }
   }
 }
@@ -51,10 +37,8 @@ void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t dim) {
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     const T* gate = gate_up + row * 2 * dim;
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const VecF g = load(gate + d);
-      bw::store(out + row * dim + d, g / (exp(-g) + 1.0f) * load(gate + dim + d));
-    }
+    for (int64_t d = 0; d < dim; d += kLanes)
+      bw::store(out + row * dim + d, silu(load(gate + d)) * load(gate + dim + d));
   }
 }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.native.build import BuildError, library_path
+from batchwright.engine.native.decoder import DecoderModel, NativeDecoder
 from batchwright.request import SamplingParams
 
 BLOCK_SIZE = 16
@@ -39,6 +40,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         suffix = _SUFFIX[dtype]
+        self._library, self._dtype = library, dtype
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"bw_{name}_{suffix}")
             function.argtypes = arguments
@@ -51,6 +53,15 @@ class NativeKernels:
         self._silu_mul = getattr(library, f"bw_silu_mul_{suffix}")
         self._row_maxima = getattr(library, f"bw_row_maxima_{suffix}")
         self._draw_rows = getattr(library, f"bw_draw_rows_{suffix}")
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether whole layers were compiled for this dtype and processor."""
+        return self._dtype is torch.bfloat16 and bool(self._library.bw_has_products())
+
+    def decoder(self, model: DecoderModel) -> NativeDecoder:
+        """`model` as one call for each step; `has_decoder` must hold."""
+        return NativeDecoder(self._library, model)
 
     def attend(
         self,

@@ -1,0 +1,84 @@
+"""Llama layers in one compiled call for each step: the CPU, bfloat16 or int8 products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.attention import AttentionBackend, LayerCache
+from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
+from batchwright.engine.native.kernels import NativeKernels
+from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack
+
+
+class CompiledStack:
+    """Takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
+
+    def __init__(
+        self, weights: LlamaWeights, caches: list[LayerCache], kernels: NativeKernels, *, quantized: bool
+    ) -> None:
+        self.products = "compiled products"
+        self.seconds: DecoderSeconds | None = None
+        """Set it to have the time of each step added."""
+        self._quantized = quantized
+        layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
+        self._decoder: NativeDecoder = kernels.decoder(
+            DecoderModel(
+                layers=layers,
+                head=self._packed(weights.head),
+                norm=weights.norm,
+                cosines=weights.rope.cosines,
+                sines=weights.rope.sines,
+                hidden=weights.hidden,
+                intermediate=weights.intermediate,
+                heads=weights.shape.heads,
+                kv_heads=weights.shape.kv_heads,
+                head_dim=weights.shape.head_dim,
+                eps=weights.eps,
+                quantized=quantized,
+            )
+        )
+
+    def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        return self._decoder.forward(residual, batch, self.seconds)
+
+    def rows_for(self, tokens: int) -> int:
+        return tokens
+
+    def _layer(self, weights: LayerWeights, cache: LayerCache) -> DecoderLayer:
+        gate, up = weights.gate_up.weight.chunk(2)
+        return DecoderLayer(
+            qkv=self._packed(weights.qkv),
+            output=self._packed(weights.output),
+            gate_up=self._packed(Projection(interleaved(gate, up))),
+            down=self._packed(weights.down),
+            input_norm=weights.input_norm,
+            post_norm=weights.post_norm,
+            query_norm=weights.query_norm,
+            key_norm=weights.key_norm,
+            keys=cache.keys,
+            values=cache.values,
+            window=weights.window,
+        )
+
+    def _packed(self, projection: Projection) -> PackedLinear:
+        return pack(projection.weight, projection.bias, quantized=self._quantized)
+
+
+def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:
+    """The kernels with which a `CompiledStack` can run `weights`, or None."""
+    if not isinstance(attention, NativeAttention) or not attention.kernels.has_decoder:
+        return None
+    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+        return None  # torch's products use the tiles, which ours do not
+    shape = weights.shape
+    whole = (
+        weights.hidden % PANEL == 0
+        and weights.intermediate % PANEL == 0
+        and (shape.heads + 2 * shape.kv_heads) * shape.head_dim % PANEL == 0
+    )
+    biased = any(layer.gate_up.bias is not None for layer in weights.layers)
+    return attention.kernels if whole and not biased else None

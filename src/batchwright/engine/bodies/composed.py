@@ -1,0 +1,81 @@
+"""Llama layers out of torch's products and what stands between them: any device, any dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from batchwright.engine.attention import AttentionBackend, AttentionShape, LayerCache
+from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear
+from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
+from batchwright.engine.native.kernels import LANES
+
+
+@dataclass(slots=True)
+class _Layer:
+    weights: LayerWeights
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+    attention: AttentionShape
+    cache: LayerCache
+
+
+class ComposedStack:
+    """Takes the layers out of `weights`; `quantized` multiplies in int8."""
+
+    def __init__(
+        self, weights: LlamaWeights, caches: list[LayerCache], attention: AttentionBackend, *, quantized: bool
+    ) -> None:
+        self.products = "torch products"
+        self._attention, self._quantized = attention, quantized
+        self._shape, self._rope, self._eps = weights.shape, weights.rope, weights.eps
+        whole_vectors = weights.hidden % LANES == 0 and weights.intermediate % LANES == 0
+        self._ops: LayerOps = TorchOps(attention)
+        if isinstance(attention, NativeAttention) and whole_vectors:
+            self._ops = NativeOps(attention.kernels)
+        self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
+        self._norm = weights.norm
+        self._head = self._linear(weights.head)
+
+    def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        ops, shape, eps = self._ops, self._shape, self._eps
+        queries = shape.heads * shape.head_dim
+        delta: Tensor | None = None
+        for layer in self._layers:
+            weights, cache = layer.weights, layer.cache
+            qkv = layer.qkv(ops.add_rms_norm(delta, residual, weights.input_norm, eps))
+            if weights.query_norm is not None and weights.key_norm is not None:
+                ops.head_rms_norm(qkv, weights.query_norm, shape.heads, eps)
+                ops.head_rms_norm(qkv[:, queries:], weights.key_norm, shape.kv_heads, eps)
+            ops.rope_and_store(qkv, cache, self._rope, shape, batch)
+            attended = self._attention.attend(qkv[:, :queries], cache, layer.attention, batch)
+            hidden = ops.add_rms_norm(layer.output(attended), residual, weights.post_norm, eps)
+            delta = layer.down(ops.silu_mul(layer.gate_up(hidden)))
+        rows = batch.logit_rows
+        last = residual[rows] if delta is None else residual[rows] + delta[rows]
+        return self._head(ops.add_rms_norm(None, last, self._norm, eps))
+
+    def rows_for(self, tokens: int) -> int:
+        return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
+
+    def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
+        scale = self._shape.head_dim**-0.5
+        return _Layer(
+            weights=weights,
+            qkv=self._linear(weights.qkv),
+            output=self._linear(weights.output),
+            gate_up=self._linear(weights.gate_up),
+            down=self._linear(weights.down),
+            attention=AttentionShape(self._shape.heads, scale, weights.window),
+            cache=cache,
+        )
+
+    def _linear(self, projection: Projection) -> Linear:
+        make = make_quantized_linear if self._quantized else make_linear
+        return make(projection.weight, projection.bias)

@@ -1,0 +1,65 @@
+"""The weights of a Llama-like model, and what runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.bodies.ops import HeadShape, RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """`weight` [out, in] and `bias` [out] of a linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, as the checkpoint has it but for products side by side."""
+
+    input_norm: Tensor
+    qkv: Projection
+    """q, k and v, one below the other."""
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Projection
+    post_norm: Tensor
+    gate_up: Projection
+    """Gate, and below it up."""
+    down: Projection
+    window: int | None
+
+
+@dataclass(slots=True)
+class LlamaWeights:
+    """A model but for its embedding. Who packs a layer takes it out of `layers`, so that no weight is held twice."""
+
+    layers: list[LayerWeights]
+    norm: Tensor
+    head: Projection
+    rope: RopeTable
+    shape: HeadShape
+    hidden: int
+    intermediate: int
+    eps: float
+
+
+class LayerStack(Protocol):
+    """All layers and the head, with their KV caches."""
+
+    products: str
+    """What multiplies, for reports."""
+
+    def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        """Logits [R, vocab] of `batch.logit_rows` for the embeddings [T, hidden] of a step, which are overwritten."""
+        ...
+
+    def rows_for(self, tokens: int) -> int:
+        """See `ModelBody.rows_for`."""
+        ...

@@ -1,0 +1,233 @@
+// All layers of a Llama for one step, in one parallel region: between two phases the threads wait for each other, and
+// nothing else happens. E is what the products multiply, bf16 or u8 (int8 + 128); everything else is bfloat16.
+#include <omp.h>
+
+#include <type_traits>
+
+#include "product.h"
+#include "rows.h"
+
+namespace bw {
+namespace {
+
+struct Layer {
+  Linear qkv, output, gate_up, down;  // columns of gate_up: 16 of gate, 16 of up, and so on
+  const bf16* input_norm;
+  const bf16* post_norm;
+  const bf16* query_norm;  // null: none, as in all but Qwen3
+  const bf16* key_norm;
+  bf16* keys;
+  bf16* values;
+  int64_t window;  // 0: all keys
+};
+
+struct Model {
+  const Layer* layers;
+  Linear head;
+  const bf16* norm;
+  const float* cosines;  // [positions][head_dim / 2]
+  const float* sines;
+  int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
+  float eps, attention_scale;
+};
+
+struct Step {
+  bf16* residual;  // [rows][hidden]: embeddings, on which the layers add
+  const int64_t* positions;
+  const int64_t* slots;
+  const int32_t* tables;
+  const int32_t* starts;
+  const int32_t* contexts;
+  const int64_t* logit_rows;
+  bf16* logits;  // [logit rows][logits_stride]
+  char* scratch;
+  double* seconds;  // of products, attention and the rest; null: not wanted
+  int64_t rows, sequences, table_stride, num_logit_rows, logits_stride;
+};
+
+template <class E>
+class Decoder {
+ public:
+  Decoder(const Model& model, const Step& step)
+      : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim} {
+    const int64_t rows = s_.rows;
+    char* at = s_.scratch;
+    input_ = take<E>(at, rows * widest());
+    scales_ = take<float>(at, rows);
+    qkv_ = take<bf16>(at, rows * heads_.width());
+    attended_ = take<bf16>(at, rows * heads_.queries());
+    inner_ = take<bf16>(at, rows * m_.intermediate);
+    bytes_ = at - s_.scratch;
+  }
+
+  int64_t scratch_bytes() const { return bytes_; }
+
+  void run() {
+    const Problem problem = attention();
+    const std::vector<Item> items = attention_items(problem);
+#pragma omp parallel
+    {
+      Tile<bf16> tile(problem);
+      const int threads = omp_get_num_threads();
+      lap(kRest);
+      for (int64_t index = 0; index < m_.num_layers; ++index) {
+        const Layer& layer = m_.layers[index];
+        tile.read(layer.keys, layer.values, layer.window);
+        attention_half(layer, tile, items, threads);
+        mlp_half(layer, threads);
+      }
+      logits(threads);
+    }
+  }
+
+ private:
+  enum Part { kProducts, kAttention, kRest };
+
+  void attention_half(const Layer& layer, Tile<bf16>& tile, const std::vector<Item>& items, int threads) {
+    norm_rows(layer.input_norm);
+    product(layer.qkv, input(s_.rows), threads, writer(qkv_, heads_.width()));
+    rotate(layer);
+    lap(kRest);
+    attend<bf16>(tile, items);
+    lap(kAttention);
+    product(layer.output, prepared(attended_, heads_.queries()), threads, adder());
+  }
+
+  void mlp_half(const Layer& layer, int threads) {
+    norm_rows(layer.post_norm);
+    product(layer.gate_up, input(s_.rows), threads, [this](int64_t row, int64_t column, VecF gate, VecF up) {
+      bw::store(inner_ + row * m_.intermediate + column / 2, silu(gate) * up);
+    });
+    product(layer.down, prepared(inner_, m_.intermediate), threads, adder());
+  }
+
+  void logits(int threads) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < s_.num_logit_rows; ++r) norm_row(s_.logit_rows[r], m_.norm, r);
+    product(m_.head, input(s_.num_logit_rows), threads, writer(s_.logits, s_.logits_stride));
+  }
+
+  template <class Done>
+  void product(const Linear& weight, const Rows<E>& rows, int threads, const Done& done) {
+    lap(kRest);
+    multiply(weight, rows, threads, done);
+    lap(kProducts);
+  }
+
+  // The time since the last lap counts as `part`.
+  void lap(Part part) {
+    if (s_.seconds == nullptr || omp_get_thread_num() != 0) return;
+    const double now = omp_get_wtime();
+    if (lapped_ > 0) s_.seconds[part] += now - lapped_;
+    lapped_ = now;
+  }
+
+  void norm_rows(const bf16* weight) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < s_.rows; ++row) norm_row(row, weight, row);
+  }
+
+  // The norm of a row of the residual, as row `to` of the next product's input.
+  void norm_row(int64_t row, const bf16* weight, int64_t to) {
+    const bf16* x = s_.residual + row * m_.hidden;
+    if constexpr (kQuantized) {
+      thread_local std::vector<float> normed;
+      normed.resize(m_.hidden);
+      rms_norm(x, weight, normed.data(), m_.hidden, m_.eps);
+      scales_[to] = quantize(normed.data(), m_.hidden, input_ + to * m_.hidden);
+    } else {
+      rms_norm(x, weight, input_ + to * m_.hidden, m_.hidden, m_.eps);
+    }
+  }
+
+  void rotate(const Layer& layer) {
+    const int64_t half = m_.head_dim / 2;
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < s_.rows; ++row) {
+      bf16* qkv = qkv_ + row * heads_.width();
+      if (layer.query_norm != nullptr) {
+        for (int64_t h = 0; h < m_.heads + m_.kv_heads; ++h) {
+          bf16* head = qkv + h * m_.head_dim;
+          rms_norm(head, h < m_.heads ? layer.query_norm : layer.key_norm, head, m_.head_dim, m_.eps);
+        }
+      }
+      rope_and_store<bf16>(qkv, heads_, m_.cosines + s_.positions[row] * half, m_.sines + s_.positions[row] * half,
+                           {layer.keys, layer.values, heads_, s_.slots[row]});
+    }
+  }
+
+  Rows<E> input(int64_t count) const { return {input_, scales_, count}; }
+
+  // `x` as a product's input: as it is, or quantized.
+  Rows<E> prepared(const bf16* x, int64_t dim) {
+    if constexpr (kQuantized) {
+#pragma omp for schedule(static)
+      for (int64_t row = 0; row < s_.rows; ++row) scales_[row] = quantize(x + row * dim, dim, input_ + row * dim);
+      return input(s_.rows);
+    } else {
+      return {x, nullptr, s_.rows};
+    }
+  }
+
+  auto writer(bf16* out, int64_t stride) const {
+    return [out, stride](int64_t row, int64_t column, VecF low, VecF high) {
+      bw::store(out + row * stride + column, low);
+      bw::store(out + row * stride + column + kLanes, high);
+    };
+  }
+
+  auto adder() const {
+    return [this](int64_t row, int64_t column, VecF low, VecF high) {
+      bf16* to = s_.residual + row * m_.hidden + column;
+      bw::store(to, load(to) + low);
+      bw::store(to + kLanes, load(to + kLanes) + high);
+    };
+  }
+
+  Problem attention() const {
+    return {qkv_, nullptr, nullptr, attended_, s_.tables, s_.starts, s_.contexts, s_.sequences, heads_.width(),
+            s_.table_stride, m_.heads, m_.kv_heads, m_.head_dim, 0, m_.attention_scale, 0.0f};
+  }
+
+  int64_t widest() const { return std::max({m_.hidden, heads_.queries(), m_.intermediate}); }
+
+  template <class T>
+  static T* take(char*& at, int64_t count) {
+    T* found = reinterpret_cast<T*>(at);
+    at += (count * sizeof(T) + 63) / 64 * 64;
+    return found;
+  }
+
+  static constexpr bool kQuantized = std::is_same_v<E, u8>;
+  const Model& m_;
+  const Step& s_;
+  const HeadShape heads_;
+  E* input_;
+  float* scales_;
+  bf16 *qkv_, *attended_, *inner_;
+  int64_t bytes_;
+  double lapped_ = 0;
+};
+
+template <class E>
+int64_t scratch_bytes(const Model& model, int64_t rows) {
+  Step step{};
+  step.rows = rows;
+  return Decoder<E>(model, step).scratch_bytes();
+}
+
+}  // namespace
+}  // namespace bw
+
+extern "C" int64_t bw_has_products() { return bw::kHasProducts; }
+
+#define BW_DECODER(NAME, E)                                                                          \
+  extern "C" int64_t bw_scratch_bytes_##NAME(const bw::Model* model, int64_t rows) {                 \
+    return bw::scratch_bytes<E>(*model, rows);                                                       \
+  }                                                                                                  \
+  extern "C" void bw_decode_##NAME(const bw::Model* model, const bw::Step* step) {                   \
+    bw::Decoder<E>(*model, *step).run();                                                             \
+  }
+
+BW_DECODER(bf16, bw::bf16)
+BW_DECODER(int8, bw::u8)

@@ -1,0 +1,195 @@
+"""The compiled layers of `decoder.cpp` as a function of torch tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchwright.engine.batch import StepBatch
+from batchwright.engine.native.packing import PANEL, PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer: packed products, norms [dim] in bfloat16, and its KV cache. `gate_up` is `interleaved`."""
+
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+    input_norm: Tensor
+    post_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    keys: Tensor
+    values: Tensor
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderModel:
+    """All layers, and what they share."""
+
+    layers: Sequence[DecoderLayer]
+    head: PackedLinear
+    norm: Tensor
+    cosines: Tensor
+    sines: Tensor
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    quantized: bool
+
+
+@dataclass(slots=True)
+class DecoderSeconds:
+    """Where the time of a step went; the rest went elsewhere."""
+
+    products: float = 0.0
+    attention: float = 0.0
+
+
+class _Linear(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("panels", "bias", "scales", "sums")),
+        *((name, c_int64) for name in ("inputs", "outputs")),
+    ]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "post_norm", "query_norm", "key_norm", "keys", "values")),
+        ("window", c_int64),
+    ]
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("layers", POINTER(_Layer)),
+        ("head", _Linear),
+        *((name, c_void_p) for name in ("norm", "cosines", "sines")),
+        *((name, c_int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+        ("eps", c_float),
+        ("attention_scale", c_float),
+    ]
+
+
+class _Step(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("residual", "positions", "slots", "tables", "starts", "contexts")),
+        *((name, c_void_p) for name in ("logit_rows", "logits", "scratch", "seconds")),
+        *((name, c_int64) for name in ("rows", "sequences", "table_stride", "num_logit_rows", "logits_stride")),
+    ]
+
+
+class NativeDecoder:
+    """`model` in the memory of the compiled kernels; its tensors are kept as long as it lives."""
+
+    def __init__(self, library: ctypes.CDLL, model: DecoderModel) -> None:
+        suffix = "int8" if model.quantized else "bf16"
+        self._decode = getattr(library, f"bw_decode_{suffix}")
+        self._decode.argtypes = [POINTER(_Model), POINTER(_Step)]
+        self._decode.restype = None
+        self._scratch_bytes = getattr(library, f"bw_scratch_bytes_{suffix}")
+        self._scratch_bytes.argtypes = [POINTER(_Model), c_int64]
+        self._scratch_bytes.restype = c_int64
+        self._kept = model
+        self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers))
+        self._model = _Model(
+            layers=self._layers,
+            head=_linear(model.head),
+            norm=model.norm.data_ptr(),
+            cosines=model.cosines.data_ptr(),
+            sines=model.sines.data_ptr(),
+            num_layers=len(model.layers),
+            hidden=model.hidden,
+            intermediate=model.intermediate,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            eps=model.eps,
+            attention_scale=model.head_dim**-0.5,
+        )
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def forward(self, residual: Tensor, batch: StepBatch, seconds: DecoderSeconds | None = None) -> Tensor:
+        """Logits [R, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16, which are overwritten.
+
+        `seconds` gets the time that this took added.
+        """
+        rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
+        outputs = self._kept.head.outputs
+        logits = residual.new_empty(wanted, -(-outputs // PANEL) * PANEL)
+        spent = (c_double * 3)()
+        step = _Step(
+            residual=residual.data_ptr(),
+            positions=batch.positions.data_ptr(),
+            slots=batch.slots.data_ptr(),
+            tables=batch.block_tables.data_ptr(),
+            starts=batch.query_starts.data_ptr(),
+            contexts=batch.context_lens.data_ptr(),
+            logit_rows=batch.logit_rows.data_ptr(),
+            logits=logits.data_ptr(),
+            scratch=self._room(rows),
+            seconds=None if seconds is None else ctypes.addressof(spent),
+            rows=rows,
+            sequences=batch.num_sequences,
+            table_stride=batch.block_tables.stride(0),
+            num_logit_rows=wanted,
+            logits_stride=logits.stride(0),
+        )
+        self._decode(byref(self._model), byref(step))
+        if seconds is not None:
+            seconds.products += spent[0]
+            seconds.attention += spent[1]
+        return logits[:, :outputs]
+
+    def _room(self, rows: int) -> int:
+        needed = self._scratch_bytes(byref(self._model), max(rows, 1)) + _ALIGNED
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        start = self._scratch.data_ptr()
+        return start + -start % _ALIGNED
+
+
+_ALIGNED = 64
+
+
+def _linear(packed: PackedLinear) -> _Linear:
+    return _Linear(
+        panels=packed.panels.data_ptr(),
+        bias=_address(packed.bias),
+        scales=_address(packed.scales),
+        sums=_address(packed.sums),
+        inputs=packed.inputs,
+        outputs=packed.outputs,
+    )
+
+
+def _layer(layer: DecoderLayer) -> _Layer:
+    return _Layer(
+        qkv=_linear(layer.qkv),
+        output=_linear(layer.output),
+        gate_up=_linear(layer.gate_up),
+        down=_linear(layer.down),
+        input_norm=layer.input_norm.data_ptr(),
+        post_norm=layer.post_norm.data_ptr(),
+        query_norm=_address(layer.query_norm),
+        key_norm=_address(layer.key_norm),
+        keys=layer.keys.data_ptr(),
+        values=layer.values.data_ptr(),
+        window=layer.window or 0,
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
