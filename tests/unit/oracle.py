@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling import Chunk, Pace, Scheduler, Sequence, Status, StepPlan
+from batchwright.scheduling import Chunk, Drafter, Pace, Scheduler, Sequence, Status, StepPlan
 
 _GARBAGE = -1
 TRAFFICS: tuple[Traffic, ...] = ("online", "batch")
@@ -34,7 +34,7 @@ class Write:
 
     @property
     def end(self) -> int:
-        return self.chunk.start + self.chunk.count
+        return self.chunk.start + self.chunk.count + len(self.chunk.drafts)
 
 
 class Bench:
@@ -53,6 +53,7 @@ class Bench:
         max_num_seqs: int = 8,
         promote_after: float | None = None,
         batch_share: float = 0.0,
+        draft_rows: int = 0,
         pace: Pace | None = None,
     ) -> None:
         self.blocks = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
@@ -62,6 +63,7 @@ class Bench:
             max_num_seqs=max_num_seqs,
             promote_after=promote_after,
             batch_share=batch_share,
+            draft_rows=draft_rows,
             pace=pace,
         )
         self.share = batch_share
@@ -69,7 +71,7 @@ class Bench:
         self.size = block_size
         self.now = 0.0
         self.all: list[Sequence] = []
-        self.preemptions = 0
+        self.preemptions = self.accepted = 0
         self.isolated: list[Sequence] = []
         self.in_flight: list[Write] | None = None
         self.plan = StepPlan()
@@ -85,6 +87,7 @@ class Bench:
         traffic: Traffic = "online",
     ) -> Sequence:
         sequence = Sequence(list(prompt), len(prompt), len(prompt) + output, priority, deadline, self.now, traffic)
+        sequence.drafter = Drafter() if self.scheduler.draft_rows else None
         self.scheduler.add(sequence)
         self.all.append(sequence)
         return sequence
@@ -100,7 +103,8 @@ class Bench:
         alone = next((each for each in self.isolated if each in alive and each.deadline > self.now), None)
         self.plan = plan = self.scheduler.schedule(self.now)
         self.in_flight = [
-            Write(chunk, list(chunk.sequence.table.blocks), list(chunk.sequence.tokens)) for chunk in plan.chunks
+            Write(chunk, list(chunk.sequence.table.blocks), chunk.sequence.tokens + chunk.drafts)
+            for chunk in plan.chunks
         ]
         self.preemptions += len(plan.preempted)
         assert {id(s) for s in plan.expired} == {id(s) for s in alive if s.deadline <= self.now}
@@ -133,11 +137,23 @@ class Bench:
         self.scheduler.measured(self.plan, self.seconds(self.plan))
         self.check()
         for chunk in self.plan.chunks:
-            sequence = chunk.sequence
-            if chunk.samples and sequence.status is Status.RUNNING:
-                sequence.tokens.append(hash((tuple(sequence.tokens), sequence.ordinal % 2)) % 2)
-                if len(sequence.tokens) >= sequence.max_total:
-                    self.scheduler.finish(sequence)
+            if chunk.samples:
+                self._deliver(chunk)
+
+    def _deliver(self, chunk: Chunk) -> None:
+        """What follows the chunk, and what follows each draft as long as they are right."""
+        sequence = chunk.sequence
+        for draft in (*chunk.drafts, None):
+            if sequence.status is not Status.RUNNING:
+                return
+            token = hash((tuple(sequence.tokens), sequence.ordinal % 2)) % 2
+            sequence.tokens.append(token)
+            if len(sequence.tokens) >= sequence.max_total:
+                self.scheduler.finish(sequence)
+            if token != draft:
+                return
+            self.scheduler.accept_draft(sequence)
+            self.accepted += 1
 
     def seconds(self, plan: StepPlan) -> float:
         """What a step takes as the scheduler is told; the clock of the bench goes on by 1 whatever it is."""
@@ -223,6 +239,10 @@ class Bench:
             assert chunk.count >= 1
             assert chunk.start == sequence.num_computed
             assert chunk.start + chunk.count <= min(len(sequence.tokens), len(sequence.table) * self.size)
+            assert chunk.start + chunk.count + len(chunk.drafts) <= len(sequence.table) * self.size
+            if chunk.drafts:
+                assert plan.num_rows <= self.scheduler.draft_rows
+                assert len(sequence.tokens) + len(chunk.drafts) < sequence.max_total
             assert chunk.samples == (chunk.start + chunk.count == len(sequence.tokens))
             assert chunk.fresh or sequence in before
             if sequence in before:

@@ -41,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         promote_after=st.sampled_from([None, 3.0, 20.0, 20.0]),
         batch_share=st.sampled_from([0.0, 0.0, 0.05, 0.4]),
         slo=st.sampled_from([(None, None), (None, None), (6.0, 1.5), (None, 0.5), (0.3, None)]),
+        draft_rows=st.sampled_from([0, 6, 12]),
     )
     def start(
         self,
@@ -52,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         promote_after: float | None,
         batch_share: float,
         slo: tuple[float | None, float | None],
+        draft_rows: int,
     ) -> None:
         self.bench = Bench(
             num_blocks=num_blocks,
@@ -61,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             promote_after=promote_after,
             batch_share=batch_share,
+            draft_rows=draft_rows,
             pace=None if slo == (None, None) else Pace(ttft=slo[0], tpot=slo[1]),
         )
 

@@ -28,7 +28,7 @@ class StepBatch:
     block_tables: Tensor
     """[S, most blocks] int32; past a sequence's end 0."""
     logit_rows: Tensor
-    """[R] int64: rows whose logits are wanted."""
+    """[R] int64: rows whose logits are wanted, those before a sequence's drafts and of the drafts included."""
     query_lens: list[int]
     contexts: list[int]
     attention_plan: object = field(default=None)
@@ -45,26 +45,21 @@ class StepBatch:
 
 def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> StepBatch:
     """The tensors for `chunks`, whose block tables must already have room for their tokens."""
-    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
-    starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
+    drafted = np.array([len(chunk.drafts) for chunk in chunks], np.int32)
+    counts = np.array([chunk.count for chunk in chunks], np.int32) + drafted
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
     query_starts = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(counts, out=query_starts[1:])
     total = int(query_starts[-1])
-    tables = np.zeros((len(chunks), max(len(chunk.sequence.table) for chunk in chunks)), np.int32)
-    token_ids = np.empty(total, np.int64)
-    for row, chunk in enumerate(chunks):
-        blocks = chunk.sequence.table.blocks
-        tables[row, : len(blocks)] = np.frombuffer(blocks, np.int32)
-        at = query_starts[row]
-        if chunk.count == 1:
-            token_ids[at] = chunk.sequence.tokens[chunk.start]
-        else:
-            token_ids[at : at + chunk.count] = chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+    tables = _block_tables(chunks)
+    token_ids = _token_ids(chunks)
     owners = np.repeat(np.arange(len(chunks)), counts)
     positions = np.arange(total, dtype=np.int64) - np.repeat(query_starts[:-1] - starts, counts)
     slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    sampled = np.fromiter((chunk.samples for chunk in chunks), np.bool_, len(chunks))
+    sampled = np.array([chunk.samples for chunk in chunks], np.bool_)
     logit_rows = (query_starts[1:].astype(np.int64) - 1)[sampled]
+    if drafted.any():
+        logit_rows = _with_drafts(logit_rows, drafted[sampled])
 
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
@@ -80,3 +75,33 @@ def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> S
         query_lens=counts.tolist(),
         contexts=(starts + counts).tolist(),
     )
+
+
+def _block_tables(chunks: list[Chunk]) -> np.ndarray:
+    """[S, most blocks] int32: all blocks in one row, then from there to their places."""
+    blocks = [chunk.sequence.table.blocks for chunk in chunks]
+    lengths = np.array([len(each) for each in blocks])
+    tables = np.zeros((len(chunks), int(lengths.max())), np.int32)
+    tables[np.arange(tables.shape[1]) < lengths[:, None]] = np.frombuffer(b"".join(blocks), np.int32)
+    return tables
+
+
+def _token_ids(chunks: list[Chunk]) -> np.ndarray:
+    """[T] int64."""
+    tokens: list[int] = []
+    for chunk in chunks:
+        if chunk.count == 1:
+            tokens.append(chunk.sequence.tokens[chunk.start])
+        else:
+            tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+        tokens += chunk.drafts
+    return np.array(tokens, np.int64)
+
+
+def _with_drafts(last_rows: np.ndarray, drafted: np.ndarray) -> np.ndarray:
+    """For each of `last_rows` also the `drafted` rows before it, in order."""
+    counts = drafted + 1
+    ends = np.cumsum(counts)
+    offsets = np.arange(ends[-1]) - np.repeat(ends - 1, counts)
+    rows: np.ndarray = np.repeat(last_rows, counts) + offsets
+    return rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from itertools import islice
 
 import torch
 
@@ -31,7 +32,7 @@ from batchwright.errors import (
     OutOfMemory,
 )
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, StreamEvent
-from batchwright.scheduling import Chunk, Scheduler, Sequence, StepPlan
+from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,10 @@ class EngineCore:
                 arrived_at=since,
                 traffic=request.traffic,
             )
-            state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=stream))
+            generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
+            if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
+                sequence.drafter = Drafter()
+            state.generations.append(generation)
         # From here on nothing raises: `_encode` has asked the scheduler.
         for generation in state.generations:
             self.scheduler.add(generation.sequence)
@@ -155,10 +159,8 @@ class EngineCore:
         self.scheduler.commit(plan)
         now = self.clock.now()
         try:
-            for chunk, outcome in zip(sampled, outcomes, strict=True):
-                generation = self._generations.get(chunk.sequence.ordinal)
-                if generation is not None:  # else another completion of the same request has just failed
-                    events.extend(self._deliver(generation, outcome, now))
+            for chunk, chosen in zip(sampled, outcomes, strict=True):
+                events.extend(self._deliver_all(chunk, chosen, now))
         except BaseException:  # an interrupt: tokens that were not taken are chosen again
             for chunk in sampled:
                 self.scheduler.repeat_last(chunk.sequence)
@@ -199,16 +201,22 @@ class EngineCore:
             raise ContextLengthExceeded(reason)
         return prompt
 
-    def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[Sampled], float]:
+    def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[list[Sampled]], float]:
+        """For each chunk what follows it, and what follows each of its drafts; and the seconds that this took."""
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
         began = self.clock.now()
         logits = self.body.forward(batch)
-        states = [self._generations[chunk.sequence.ordinal].sampling for chunk in sampled]
-        outcomes = sample(logits, states) if sampled else []
+        states = [
+            self._generations[chunk.sequence.ordinal].sampling
+            for chunk in sampled
+            for _ in range(1 + len(chunk.drafts))
+        ]
+        outcomes = iter(sample(logits, states) if sampled else [])
         if not sampled and logits.is_cuda:
             # Nobody has waited for the device: this step would seem to take no time, and the next one that of both.
             torch.cuda.synchronize(logits.device)
-        return outcomes, self.clock.now() - began
+        seconds = self.clock.now() - began
+        return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """After a step that raised: go on in smaller steps, or one by one, and fail only the culprit."""
@@ -227,11 +235,32 @@ class EngineCore:
         failure.__cause__ = error
         return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
 
-    def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> list[StreamEvent]:
+    def _deliver_all(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
+        """What follows the chunk; and as long as a draft was right, what follows it."""
+        events: list[StreamEvent] = []
+        accepted = 0
+        for place, outcome in enumerate(chosen):
+            generation = self._generations.get(chunk.sequence.ordinal)
+            if generation is None or generation.finish_reason is not None:
+                break  # it has ended, or another completion of the same request has just failed
+            event = self._deliver(generation, outcome, now)
+            if event is not None:
+                events.append(event)
+            if place == len(chunk.drafts) or outcome.token != chunk.drafts[place]:
+                break
+            self.scheduler.accept_draft(chunk.sequence)
+            accepted += 1
+        if chunk.drafts and chunk.sequence.drafter is not None:
+            chunk.sequence.drafter.settle(len(chunk.drafts), accepted)
+            self.stats.drafted_tokens += len(chunk.drafts)
+            self.stats.accepted_tokens += accepted
+        return events
+
+    def _deliver(self, generation: Generation, outcome: Sampled, now: float) -> StreamEvent | None:
         state = generation.owner
         if outcome.token is None:
             self.scheduler.forget(generation.sequence)
-            return [self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))]
+            return self._fail(state, NonFiniteLogits("the model produced NaN or infinite logits for this request"))
         traffic = self.stats.traffic[state.request.traffic]
         if state.first_token_at is None:
             state.first_token_at = now
@@ -243,11 +272,11 @@ class EngineCore:
         traffic.generated_tokens += 1
         try:
             text = generation.accept(outcome)
-            response = state.response(now) if state.done else None
+            response = state.response(now) if generation.finish_reason is not None and state.done else None
         except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
             failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            return [self._fail(state, failure)]
+            return self._fail(state, failure)
         if generation.first_token_at is None:
             generation.first_token_at = now
         if generation.finish_reason is not None:
@@ -260,10 +289,10 @@ class EngineCore:
         if response is not None:
             self._finish(state, response)
         elif not state.streams:
-            return []
+            return None
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
-        return [StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)]
+        return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
 
     def _finish(self, state: RequestState, response: InferenceResponse) -> None:
         self._forget(state)
@@ -319,7 +348,7 @@ class EngineCore:
         stats.steps += 1
         stats.decode_tokens += decodes
         stats.prefill_tokens += total - decodes
-        stats.rows_computed += self.body.rows_for(total)
+        stats.rows_computed += self.body.rows_for(plan.num_rows)
         stats.decode_seconds += model_seconds * decodes / total
         stats.prefill_seconds += model_seconds * (total - decodes) / total
         stats.model_seconds += model_seconds

@@ -36,7 +36,12 @@ class Engine:
     512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
     together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
     the free memory). `quantization="int8"` multiplies weights and activations in 8 bits. `body` and `attention` choose
-    an implementation; "auto" is the fastest that is right.
+    an implementation; "auto" is the fastest that is right. `drafting` lets steps of few rows also compute guesses at
+    the next tokens of greedy requests, which change no token.
+
+    `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
+    what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn
+    needs a seed for that. Where it cannot be promised, `UnsupportedModel` names the reason and the remedy.
 
     Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` (milliseconds; None: no bound)
     are what online requests must keep to, to the first token and for each token after it: steps carry no more batch
@@ -59,7 +64,9 @@ class Engine:
         max_model_len: int | None = None,
         kv_memory: str | int | None = None,
         prefix_caching: bool = True,
+        drafting: bool = True,
         quantization: str | None = None,
+        deterministic: bool = False,
         body: str = "auto",
         attention: str = "auto",
         ttft_ms: float | None = None,
@@ -81,12 +88,15 @@ class Engine:
         most_blocks = num_seqs * -(-length // BLOCK_SIZE)
         num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE), kv_memory, most_blocks)
         loaded.allocate(num_blocks, BLOCK_SIZE, attention)
+        if deterministic and (reason := loaded.why_not_deterministic(batch_tokens, num_seqs)) is not None:
+            raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
         scheduler = Scheduler(
             BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching),
             max_batch_tokens=batch_tokens,
             max_num_seqs=num_seqs,
             promote_after=promote_after,
             batch_share=batch_share,
+            draft_rows=loaded.free_rows if drafting else 0,
             pace=pace,
         )
         self._core: EngineCore | None = EngineCore(

@@ -48,6 +48,11 @@ class SamplingState:
             and self.generated >= self.params.min_tokens
         )
 
+    @property
+    def follows_from_logits(self) -> bool:
+        """Whether each of its tokens follows from the logits alone, whatever came before."""
+        return self.params.greedy and self.untouched and self.params.min_tokens == 0
+
     def record(self, token: int) -> None:
         """`token` was chosen."""
         self.generated += 1

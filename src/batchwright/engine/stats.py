@@ -57,6 +57,10 @@ class EngineStats:
     """Prompt tokens computed (recomputed ones counted again), prefix-cache hits left out."""
     decode_tokens: int = 0
     """Rows that computed a single next token."""
+    drafted_tokens: int = 0
+    """Guesses at next tokens that were computed along with decodes."""
+    accepted_tokens: int = 0
+    """Of them, those that were right: each saved its sequence a step."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
@@ -107,7 +111,7 @@ class EngineStats:
     @property
     def padding_efficiency(self) -> float:
         """Useful rows over computed rows: 1.0 means that nothing was spent on padding."""
-        useful = self.prefill_tokens + self.decode_tokens
+        useful = self.prefill_tokens + self.decode_tokens + self.accepted_tokens
         return useful / self.rows_computed if self.rows_computed else 1.0
 
     @property
@@ -121,4 +125,4 @@ class EngineStats:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+        return (self.decode_tokens + self.accepted_tokens) / self.decode_seconds if self.decode_seconds else 0.0

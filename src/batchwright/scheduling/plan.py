@@ -20,6 +20,9 @@ class Chunk:
     samples: bool
     """It reaches the last known token, whose logits choose the next one."""
 
+    drafts: list[int] = field(default_factory=list)
+    """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
+
 
 @dataclass(slots=True)
 class StepPlan:
@@ -32,6 +35,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens and drafts."""
+        return self.num_tokens + sum(len(chunk.drafts) for chunk in self.chunks)
 
     @property
     def num_batch_tokens(self) -> int:

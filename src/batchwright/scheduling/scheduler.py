@@ -51,8 +51,8 @@ class Scheduler:
     """Plans steps of at most `max_batch_tokens` tokens over at most `max_num_seqs` sequences.
 
     `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
-    batches get whatever online traffic there is, 0 ≤ share < 1. `pace` bounds the steps; without it, nothing does.
-    Raises ValueError for a setting out of range.
+    batches get whatever online traffic there is, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up
+    to it with drafts. `pace` bounds the steps; without it, nothing does. Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Scheduler:
         max_num_seqs: int,
         promote_after: float | None = 60.0,
         batch_share: float = 0.0,
+        draft_rows: int = 0,
         pace: Pace | None = None,
     ) -> None:
         if max_batch_tokens < 1 or max_num_seqs < 1:
@@ -75,6 +76,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
         self.promote_after = promote_after
+        self.draft_rows = draft_rows
         self.pace = pace or Pace()
         self.token_budget = max_batch_tokens
         """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
@@ -164,6 +166,8 @@ class Scheduler:
         left = self._plan_online(plan, self.token_budget - owed, closed=closed) + owed
         if self._wants_batch:
             self._plan_batch(plan, self._room(now, plan, left, owed))
+        if self.draft_rows:
+            self._add_drafts(plan)
         return plan
 
     def commit(self, plan: StepPlan) -> None:
@@ -175,8 +179,7 @@ class Scheduler:
                 self._turns += 1
                 sequence.last_turn = self._turns
                 sequence.num_computed = chunk.start + chunk.count
-                if sequence.num_computed % self.blocks.block_size == 0:
-                    self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
+                self._publish_decoded(sequence)
         if self._share.share:
             self._share.settle(plan.num_tokens, plan.num_batch_tokens, wanted=self._wants_batch)
         if self.token_budget < self.max_batch_tokens:
@@ -184,6 +187,12 @@ class Scheduler:
             if self._steps_since_shrink >= _STEPS_BEFORE_REGROWTH:
                 self.token_budget = min(self.max_batch_tokens, self.token_budget * 2)
                 self._steps_since_shrink = 0
+
+    def accept_draft(self, sequence: Sequence) -> None:
+        """The last known token was a draft of the step that was just committed, and was computed in it."""
+        if sequence.status is Status.RUNNING:
+            sequence.num_computed += 1
+            self._publish_decoded(sequence)
 
     def measured(self, plan: StepPlan, seconds: float) -> float | None:
         """The step took `seconds`, from which later ones are predicted. What was predicted for it, None if nothing."""
@@ -435,6 +444,25 @@ class Scheduler:
         plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples))
         if count > 1:
             self.blocks.publish(sequence.table, sequence.tokens, start + count)
+
+    def _add_drafts(self, plan: StepPlan) -> None:
+        """Drafts for decodes, as far as they cost nothing: no row beyond `draft_rows`, no block of another's."""
+        decodes = [chunk for chunk in plan.chunks if chunk.count == 1 and chunk.samples and chunk.sequence.drafter]
+        room = self.draft_rows - plan.num_tokens
+        for place, chunk in enumerate(decodes):
+            sequence = chunk.sequence
+            # The step chooses one token in any case.
+            most = min(room // (len(decodes) - place), sequence.max_total - len(sequence.tokens) - 1)
+            if most < 1 or sequence.drafter is None:
+                continue
+            drafts = sequence.drafter.draft(sequence.tokens, most)
+            if self.blocks.grow(sequence.table, len(sequence.tokens) + len(drafts)):
+                chunk.drafts = drafts
+                room -= len(drafts)
+
+    def _publish_decoded(self, sequence: Sequence) -> None:
+        if sequence.num_computed % self.blocks.block_size == 0:
+            self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
 
     def _make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int] = ()) -> bool:
         """A block for one more token, at the cost of the least urgent sequence, which may be this one."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from batchwright.kv import BlockTable
 from batchwright.request import Traffic
+from batchwright.scheduling.drafting import Drafter
 
 Urgency: TypeAlias = tuple[bool, bool, int, float, int]
 
@@ -41,6 +42,8 @@ class Sequence:
     arrived_at: float = 0.0
     traffic: Traffic = "online"
     """Online sequences go before those of a batch, whatever the priorities."""
+    drafter: Drafter | None = None
+    """Guesses its next tokens, where its caller can tell from all their logits at once which are right."""
     ordinal: int = 0
     """Order of arrival; set on `Scheduler.add`."""
     status: Status = Status.WAITING

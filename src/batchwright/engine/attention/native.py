@@ -9,6 +9,7 @@ from batchwright.engine.attention.interface import AttentionBackend, AttentionSh
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.native import NativeKernels
 from batchwright.engine.native.kernels import BLOCK_SIZE, LANES
+from batchwright.engine.native.pages import prefer_huge_pages
 
 
 class NativeAttention(AttentionBackend):
@@ -36,6 +37,8 @@ class NativeAttention(AttentionBackend):
         values = torch.empty(
             shape.num_blocks, shape.kv_heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype
         )
+        prefer_huge_pages(keys)
+        prefer_huge_pages(values)
         return LayerCache(keys, values)
 
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:

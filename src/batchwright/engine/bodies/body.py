@@ -20,6 +20,9 @@ class ModelBody(ABC):
     """Positions that the model was made for."""
     dtype: torch.dtype
     device: torch.device
+    free_rows: int = 0
+    """Rows that a step can have at about the cost of one, after `allocate`. 0: further rows cost, or round the others
+    differently."""
 
     def __init__(self) -> None:
         self.caches: list[LayerCache] = []
@@ -47,6 +50,16 @@ class ModelBody(ABC):
         differently, and a sequence must compute alone what it computes in company.
         """
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
+
+    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+        """Why the bits of what a sequence computes may depend on what else is in a step, and what to do about it.
+
+        None: they do not, in steps of at most `rows` tokens of at most `sequences` sequences. `allocate` goes before.
+        """
+        return (
+            f"the {self.name} body leaves products to torch, which may round a row differently in other company; "
+            "use body='auto' with a model of the Llama family that has safetensors"
+        )
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         """Make the KV caches and choose the attention implementation. Raises as `choose_attention` does."""

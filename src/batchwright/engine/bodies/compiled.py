@@ -11,7 +11,8 @@ from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import NativeKernels
-from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack
+from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack, packed_bytes
+from batchwright.engine.native.pages import Arena
 
 
 class CompiledStack:
@@ -24,6 +25,7 @@ class CompiledStack:
         self.seconds: DecoderSeconds | None = None
         """Set it to have the time of each step added."""
         self._quantized = quantized
+        self._arena = Arena(sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights)))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._decoder: NativeDecoder = kernels.decoder(
             DecoderModel(
@@ -65,7 +67,7 @@ class CompiledStack:
         )
 
     def _packed(self, projection: Projection) -> PackedLinear:
-        return pack(projection.weight, projection.bias, quantized=self._quantized)
+        return pack(projection.weight, projection.bias, self._arena, quantized=self._quantized)
 
 
 def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:
@@ -82,3 +84,8 @@ def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKer
     )
     biased = any(layer.gate_up.bias is not None for layer in weights.layers)
     return attention.kernels if whole and not biased else None
+
+
+def _projections(weights: LlamaWeights) -> list[Projection]:
+    layers = weights.layers
+    return [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)] + [weights.head]

@@ -10,7 +10,7 @@ from batchwright.engine.attention import AttentionBackend, AttentionShape, Layer
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
-from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear
+from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
 from batchwright.engine.native.kernels import LANES
 
@@ -35,6 +35,7 @@ class ComposedStack:
         self.products = "torch products"
         self._attention, self._quantized = attention, quantized
         self._shape, self._rope, self._eps = weights.shape, weights.rope, weights.eps
+        self._intermediate = weights.intermediate
         whole_vectors = weights.hidden % LANES == 0 and weights.intermediate % LANES == 0
         self._ops: LayerOps = TorchOps(attention)
         if isinstance(attention, NativeAttention) and whole_vectors:
@@ -63,6 +64,30 @@ class ComposedStack:
 
     def rows_for(self, tokens: int) -> int:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
+
+    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+        """See `ModelBody`, for native attention on the CPU. Layers are alike, so the products of one are tried."""
+        if not isinstance(self._ops, NativeOps):
+            return (
+                "torch's norms may round a row differently in other company, and the compiled ones need a hidden and "
+                f"an intermediate size divisible by {LANES}"
+            )
+        if self._quantized:
+            return None  # sums of whole numbers are exact
+        hidden, queries, first = self._norm.shape[0], self._shape.heads * self._shape.head_dim, self._layers[0]
+        for product, inputs, most in (
+            (first.qkv, hidden, rows),
+            (first.output, queries, rows),
+            (first.gate_up, hidden, rows),
+            (first.down, self._intermediate, rows),
+            (self._head, hidden, sequences),
+        ):
+            if (found := rounds_by_company(product, inputs, self._norm.dtype, most)) is not None:
+                return (
+                    f"torch's products on this processor round a row differently among {found} rows than among {most}; "
+                    "use quantization='int8', whose sums are exact"
+                )
+        return None
 
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
         scale = self._shape.head_dim**-0.5

@@ -86,6 +86,20 @@ def _differs_alone(linear: Linear, weight: Tensor) -> bool:
     return any(not torch.equal(linear(x[row : row + 1]), together[row : row + 1]) for row in range(rows))
 
 
+def rounds_by_company(linear: Linear, inputs: int, dtype: torch.dtype, most: int) -> int | None:
+    """A number of rows at which `linear` gives a row other bits than among `most`; None when none was found.
+
+    Products on the CPU pick their kernels by the number of rows; those up to `most` that are tried are dense where the
+    kernels change: few rows, and around powers of two.
+    """
+    x = torch.randn(most, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
+    among_most = linear(x)
+    powers = [2**exponent for exponent in range(most.bit_length())]
+    counts = {*range(1, 9), *powers, *(count + 1 for count in powers), *(3 * count for count in powers)}
+    # The last rows: each stands elsewhere than it did among all.
+    return next((n for n in sorted(counts) if n < most and not torch.equal(linear(x[-n:]), among_most[-n:])), None)
+
+
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor has packed products of this type."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:

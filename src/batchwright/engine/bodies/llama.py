@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention import KVShape
+from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
@@ -20,6 +21,8 @@ from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.weights import Weights
+from batchwright.engine.native.kernels import LANES
+from batchwright.engine.native.packing import MOST_ROWS
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -75,12 +78,26 @@ class LlamaBody(ModelBody):
             self.stack = ComposedStack(self._weights, self.caches, self.attention, quantized=self.quantized)
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
+            self.free_rows = MOST_ROWS
 
     def forward(self, batch: StepBatch) -> Tensor:
         return self.stack.logits(self._embedding[batch.token_ids], batch)
 
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
+
+    def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
+        if self.device.type != "cpu":
+            return f"products and attention on {self.device} may round a row differently in other company; use the CPU"
+        if not isinstance(self.attention, NativeAttention):
+            note = f" ({self.attention.note})" if self.attention.note else ""
+            return (
+                f"{self.attention.name} attention may round a row differently in other company{note}; native attention "
+                f"does not, and needs a C++ compiler, float32 or bfloat16, and a head size divisible by {LANES}"
+            )
+        if isinstance(self.stack, ComposedStack):
+            return self.stack.why_not_deterministic(rows, sequences)
+        return None  # compiled products sum each output in one order
 
 
 def unsuitable(config: Any) -> str | None:
@@ -135,10 +152,21 @@ def _window(config: Any, layer: int) -> int | None:
 
 
 def _rope_table(config: Any, device: torch.device) -> RopeTable:
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    rotary = LlamaRotaryEmbedding(config)
+    frequencies, scaling = _rope_frequencies(config)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = positions[:, None] * rotary.inv_freq.float()[None, :]
-    scaling = float(rotary.attention_scaling)
+    angles = positions[:, None] * frequencies[None, :]
     return RopeTable((angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device))
+
+
+def _rope_frequencies(config: Any) -> tuple[Tensor, float]:
+    """Radians a position of each pair of dimensions [head_dim / 2], and the factor of sines and cosines."""
+    # Not through transformers' own Llama: importing that takes longer than loading a small model.
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = config.rope_parameters["rope_type"]
+    if kind != "default":
+        frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config)
+        return frequencies.float(), float(scaling)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0

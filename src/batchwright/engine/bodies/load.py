@@ -9,6 +9,7 @@ import torch
 
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.llama import LlamaBody, unsuitable
+from batchwright.engine.bodies.stated import stated_config
 from batchwright.engine.bodies.transformers import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
 from batchwright.errors import UnsupportedModel
@@ -30,7 +31,7 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization:
         raise ValueError(f"quantization={quantization!r}: must be int8, or None for the weights as they are")
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
-    config = read_config(folder)
+    config = stated_config(folder) or read_config(folder)
     reason = unsuitable(config) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
     if body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
@@ -38,7 +39,7 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization:
         if quantization is not None:
             why = reason or "body='transformers' was asked for"
             raise UnsupportedModel(f"quantization={quantization!r} needs the fused body, which cannot be used: {why}")
-        return TransformersBody(folder, config, kind, where)
+        return TransformersBody(folder, read_config(folder), kind, where)
     return LlamaBody(config, Weights(folder, kind, where), kind, where, quantized=quantization is not None)
 
 

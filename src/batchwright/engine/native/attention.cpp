@@ -1,4 +1,6 @@
 // The attention of attention.h as functions, and what writes its cache.
+#include <omp.h>
+
 #include "rows.h"
 
 namespace bw {
@@ -10,7 +12,7 @@ void attend_all(const Problem& p) {
 #pragma omp parallel
   {
     Tile<T> tile(p);
-    attend<T>(tile, items);
+    attend<T>(tile, items, p.kv_heads, omp_get_num_threads());
   }
 }
 

@@ -43,40 +43,54 @@ struct Item {
   int32_t sequence, kv_head, token, tokens;
 };
 
+// The blocks of one chunk, which lie anywhere in memory.
+struct Blocks {
+  const uint32_t* keys[kChunk / kBlock];
+  const uint32_t* values[kChunk / kBlock];
+};
+
 // scores[r][b·16 ..) = query[r] · the 16 keys of block b, for B blocks side by side: a few rows alone would leave the
 // multipliers waiting for their own last results.
+// Meanwhile the keys of `ahead`, at the same places of the chunk that comes next, are fetched.
 template <class T, int R, int B>
-void score_blocks(const uint32_t* query, int64_t units, const uint32_t* const* keys, float* scores) {
+void score_blocks(const uint32_t* query, int64_t units, const Blocks& chunk, const Blocks& ahead, int64_t block,
+                  float* scores) {
   VecF acc[R][B] = {};
   for (int64_t u = 0; u < units; ++u) {
     for (int b = 0; b < B; ++b) {
-      const VecU k = load_units(keys[b] + u * kBlock);
+      const VecU k = load_units(chunk.keys[block + b] + u * kBlock);
+      __builtin_prefetch(ahead.keys[block + b] + u * kBlock, 0, 3);
       for (int r = 0; r < R; ++r) acc[r][b] = dot_units<T>(acc[r][b], k, query[r * units + u]);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int b = 0; b < B; ++b) store(scores + r * kChunk + b * kBlock, acc[r][b]);
+    for (int b = 0; b < B; ++b) store(scores + r * kChunk + (block + b) * kBlock, acc[r][b]);
 }
 
 template <class T, int R, int B>
-void score_rows(const uint32_t* query, int64_t units, const uint32_t* const* keys, int64_t blocks, float* scores) {
+void score_rows(const uint32_t* query, int64_t units, const Blocks& chunk, const Blocks& ahead, int64_t blocks,
+                float* scores) {
   int64_t b = 0;
-  for (; b + B <= blocks; b += B) score_blocks<T, R, B>(query, units, keys + b, scores + b * kBlock);
-  for (; b < blocks; ++b) score_blocks<T, R, 1>(query, units, keys + b, scores + b * kBlock);
+  for (; b + B <= blocks; b += B) score_blocks<T, R, B>(query, units, chunk, ahead, b, scores);
+  for (; b < blocks; ++b) score_blocks<T, R, 1>(query, units, chunk, ahead, b, scores);
 }
 
-// out[r][0..64) += weights[r] · values, over all keys of a chunk
+// out[r][column..column+64) += weights[r] · values, over all keys of a chunk; meanwhile the values of `ahead` are fetched.
 template <class T, int R>
-void add_values(const uint32_t* weights, int64_t blocks, const uint32_t* const* values, int64_t head_dim, float* out) {
+void add_values(const uint32_t* weights, const Blocks& chunk, const Blocks& ahead, int64_t blocks, int64_t head_dim,
+                int64_t column, float* out) {
   constexpr int64_t units = kBlock / kPerUnit<T>;
   VecF acc[R][4];
   for (int r = 0; r < R; ++r)
     for (int j = 0; j < 4; ++j) acc[r][j] = load(out + r * head_dim + j * kLanes);
   for (int64_t b = 0; b < blocks; ++b) {
     for (int64_t u = 0; u < units; ++u) {
-      const uint32_t* row = values[b] + u * head_dim;
+      const uint32_t* row = chunk.values[b] + u * head_dim + column;
       VecU v[4];
-      for (int j = 0; j < 4; ++j) v[j] = load_units(row + j * kLanes);
+      for (int j = 0; j < 4; ++j) {
+        v[j] = load_units(row + j * kLanes);
+        __builtin_prefetch(ahead.values[b] + u * head_dim + column + j * kLanes, 0, 3);
+      }
       for (int r = 0; r < R; ++r)
         for (int j = 0; j < 4; ++j)
           acc[r][j] = dot_units<T>(acc[r][j], v[j], weights[r * kChunk + b * units + u]);
@@ -123,13 +137,16 @@ class Tile {
     p_.window = window;
   }
 
-  void run(const Item& item) {
+  // `next` is the item that this thread is likely to get next.
+  void run(const Item& item, const Item& next) {
     begin(item);
     const int64_t last = position_ + item_.tokens;  // keys before this
-    const int64_t first = p_.window > 0 ? std::max<int64_t>(0, position_ - p_.window + 1) : 0;
-    for (int64_t chunk = first / kChunk * kChunk; chunk < last; chunk += kChunk) {
+    for (int64_t chunk = first_chunk(item); chunk < last; chunk += kChunk) {
       const int64_t blocks = (std::min(last - chunk, kChunk) + kBlock - 1) / kBlock;
-      gather(chunk, blocks);
+      gather(item, chunk, chunk_);
+      if (chunk + kChunk < last) gather(item, chunk + kChunk, ahead_);
+      else gather(next, first_chunk(next), ahead_);
+      hide_unwritten(chunk, blocks);
       score(blocks);
       for (int64_t r = 0; r < rows_; ++r) soften(r, chunk, blocks);
       accumulate(blocks);
@@ -141,7 +158,7 @@ class Tile {
   void begin(const Item& item) {
     item_ = item;
     rows_ = item.tokens * group_;
-    position_ = p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
+    position_ = position(item);
     std::fill_n(highest_.begin(), rows_, kNever);
     std::fill_n(sums_.begin(), rows_ * kLanes, 0.0f);
     std::fill_n(out_.begin(), rows_ * p_.head_dim, 0.0f);
@@ -155,21 +172,29 @@ class Tile {
     return static_cast<const T*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
   }
 
-  void gather(int64_t chunk, int64_t blocks) {
-    const int64_t block_units = kBlock * units_;
-    const int32_t* table = p_.tables + item_.sequence * p_.table_stride + chunk / kBlock;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t at = (table[b] * p_.kv_heads + item_.kv_head) * block_units;
-      keys_[b] = static_cast<const uint32_t*>(p_.keys) + at;
-      values_[b] = static_cast<const uint32_t*>(p_.values) + at;
-      // Blocks lie anywhere: without this the first lines of each would be waited for one after another.
-      for (int64_t line = 0; line < block_units; line += 16) {
-        __builtin_prefetch(keys_[b] + line);
-        __builtin_prefetch(values_[b] + line);
-      }
+  int64_t position(const Item& item) const {
+    return p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
+  }
+
+  // The first key of the first chunk that a row of the item sees.
+  int64_t first_chunk(const Item& item) const {
+    return p_.window > 0 ? std::max<int64_t>(0, position(item) - p_.window + 1) / kChunk * kChunk : 0;
+  }
+
+  // Places after the last block of the sequence get its table's padding, block 0.
+  void gather(const Item& item, int64_t chunk, Blocks& to) const {
+    const int64_t table = item.sequence * p_.table_stride, first = chunk / kBlock;
+    for (int64_t b = 0; b < kChunk / kBlock; ++b) {
+      const int64_t block = first + b < p_.table_stride ? p_.tables[table + first + b] : 0;
+      const int64_t at = (block * p_.kv_heads + item.kv_head) * kBlock * units_;
+      to.keys[b] = static_cast<const uint32_t*>(p_.keys) + at;
+      to.values[b] = static_cast<const uint32_t*>(p_.values) + at;
     }
+  }
+
+  void hide_unwritten(int64_t chunk, int64_t blocks) {
     const int64_t filled = p_.contexts[item_.sequence] - (chunk + (blocks - 1) * kBlock);
-    if (filled < kBlock) values_[blocks - 1] = without_rest(values_[blocks - 1], filled);
+    if (filled < kBlock) chunk_.values[blocks - 1] = without_rest(chunk_.values[blocks - 1], filled);
   }
 
   // The values of a block with zeros after the first `filled` keys. What an earlier owner of the block left there gets
@@ -190,10 +215,10 @@ class Tile {
       const int64_t take = left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1;
       const uint32_t* query = &query_[r * units_];
       float* to = &scores_[r * kChunk];
-      if (take == 12) score_rows<T, 12, 1>(query, units_, keys_, blocks, to);
-      else if (take == 6) score_rows<T, 6, 2>(query, units_, keys_, blocks, to);
-      else if (take == 3) score_rows<T, 3, 4>(query, units_, keys_, blocks, to);
-      else score_rows<T, 1, 8>(query, units_, keys_, blocks, to);
+      if (take == 12) score_rows<T, 12, 1>(query, units_, chunk_, ahead_, blocks, to);
+      else if (take == 6) score_rows<T, 6, 2>(query, units_, chunk_, ahead_, blocks, to);
+      else if (take == 3) score_rows<T, 3, 4>(query, units_, chunk_, ahead_, blocks, to);
+      else score_rows<T, 1, 8>(query, units_, chunk_, ahead_, blocks, to);
       r += take;
     }
   }
@@ -238,19 +263,22 @@ class Tile {
   void accumulate(int64_t blocks) {
     const int64_t wide = p_.head_dim / 64 * 64;
     for (int64_t column = 0; column < wide; column += 64) {
-      const uint32_t* values[kChunk / kBlock];
-      for (int64_t b = 0; b < blocks; ++b) values[b] = values_[b] + column;
       for (int64_t r = 0; r < rows_;) {
         const int64_t left = rows_ - r;
         float* out = &out_[r * p_.head_dim + column];
         const uint32_t* weights = &weights_[r * kChunk];
-        if (left >= 6) { add_values<T, 6>(weights, blocks, values, p_.head_dim, out); r += 6; }
-        else if (left >= 3) { add_values<T, 3>(weights, blocks, values, p_.head_dim, out); r += 3; }
-        else { add_values<T, 1>(weights, blocks, values, p_.head_dim, out); r += 1; }
+        if (left >= 6) { add<6>(weights, blocks, column, out); r += 6; }
+        else if (left >= 3) { add<3>(weights, blocks, column, out); r += 3; }
+        else { add<1>(weights, blocks, column, out); r += 1; }
       }
     }
     for (int64_t column = wide; column < p_.head_dim; column += kLanes)
-      add_values_tail<T>(weights_.data(), blocks, values_, p_.head_dim, rows_, column, &out_[column]);
+      add_values_tail<T>(weights_.data(), blocks, chunk_.values, p_.head_dim, rows_, column, &out_[column]);
+  }
+
+  template <int R>
+  void add(const uint32_t* weights, int64_t blocks, int64_t column, float* out) {
+    add_values<T, R>(weights, chunk_, ahead_, blocks, p_.head_dim, column, out);
   }
 
   void write(int64_t r) {
@@ -268,8 +296,7 @@ class Tile {
   int64_t rows_ = 0, position_ = 0;
   std::vector<uint32_t> query_, weights_, last_;
   std::vector<float> out_, scores_, sums_, highest_;
-  const uint32_t* keys_[kChunk / kBlock];
-  const uint32_t* values_[kChunk / kBlock];
+  Blocks chunk_{}, ahead_{};
 };
 
 // Later tiles see more keys: the longest work goes first, so that no thread is left with it at the end.
@@ -286,12 +313,15 @@ inline std::vector<Item> attention_items(const Problem& p) {
   return items;
 }
 
-// For all threads of a team.
+// For all threads of a team. A thread takes the KV heads of a sequence together, since they lie side by side.
 template <class T>
-void attend(Tile<T>& tile, const std::vector<Item>& items) {
+void attend(Tile<T>& tile, const std::vector<Item>& items, int64_t heads, int threads) {
   const int64_t count = static_cast<int64_t>(items.size());
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; ++i) tile.run(items[i]);
+  for (int64_t first = 0; first < count; first += heads) {
+    const Item& later = items[std::min(first + heads * threads, count - 1)];
+    for (int64_t i = first; i < first + heads; ++i) tile.run(items[i], i + 1 < first + heads ? items[i + 1] : later);
+  }
 }
 
 }  // namespace bw

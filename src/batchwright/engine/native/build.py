@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from batchwright.models import cache_dir
@@ -21,7 +22,7 @@ SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "eleme
 """The engine's own kernels."""
 _HEADERS = tuple(_HERE / name for name in ("attention.h", "product.h", "rows.h", "simd.h"))
 """Any source may include them."""
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 
 
 class BuildError(Exception):
@@ -76,18 +77,21 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], library: Path) -> None:
+    """Each source on its own, as many at a time as there are processors, then all into `library`."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
-        os.close(handle)
+        folder = tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent)
     except OSError as error:
         raise BuildError(f"cannot write to {library.parent}: {error}") from error
-    temporary = Path(name)
-    try:
-        _run([compiler, *_FLAGS, *target, f"-I{_HERE}", *map(str, sources), "-o", str(temporary)])
-        temporary.replace(library)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with folder as name:
+        flags = [compiler, *_FLAGS, *target, f"-I{_HERE}"]
+        objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
+        commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_run, commands))
+        whole = Path(name) / library.name
+        _run([*flags, "-shared", *objects, "-o", str(whole)])
+        whole.replace(library)
 
 
 def _run(command: list[str]) -> str:

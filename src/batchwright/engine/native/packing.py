@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from batchwright.engine.native.pages import Arena
+
 PANEL = 32
 _HALF = PANEL // 2
+MOST_ROWS = 12
+"""Rows that are multiplied with a panel at a time."""
 LEVELS = 127
 """Greatest magnitude of an int8 value: the scale is symmetric, so -128 is not used."""
 
@@ -30,15 +34,21 @@ class PackedLinear:
     outputs: int
 
 
-def pack(weight: Tensor, bias: Tensor | None, *, quantized: bool) -> PackedLinear:
+def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
     """Pack `weight` [outputs, inputs], bfloat16, as it is or in int8. `inputs` must be a multiple of 4."""
     outputs, inputs = weight.shape
     wide_bias = None if bias is None else _padded(bias.float())
     if not quantized:
-        return PackedLinear(_panels(weight, 2), wide_bias, None, None, inputs, outputs)
+        return PackedLinear(_panels(weight, 2, arena), wide_bias, None, None, inputs, outputs)
     whole, scales = quantize_rows(weight)
     sums = whole.sum(1, dtype=torch.int32) * 128
-    return PackedLinear(_panels(whole, 4), wide_bias, _padded(scales), _padded(sums), inputs, outputs)
+    return PackedLinear(_panels(whole, 4, arena), wide_bias, _padded(scales), _padded(sums), inputs, outputs)
+
+
+def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
+    """What `pack` takes of the arena."""
+    outputs, inputs = weight.shape
+    return -(-outputs // PANEL) * PANEL * inputs * (1 if quantized else 2)
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
@@ -56,9 +66,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse[:, None]).round().to(torch.int8), scales
 
 
-def _panels(weight: Tensor, per_unit: int) -> Tensor:
-    padded = _padded(weight)
-    return padded.view(-1, PANEL, weight.shape[1] // per_unit, per_unit).transpose(1, 2).contiguous()
+def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
+    panels = _padded(weight).view(-1, PANEL, weight.shape[1] // per_unit, per_unit).transpose(1, 2)
+    return arena.empty(tuple(panels.shape), weight.dtype).copy_(panels)
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -107,27 +107,39 @@ inline VecF finished(VecI sum, const Linear& w, const Rows<u8>& x, int64_t row, 
   return w.bias == nullptr ? scaled : scaled + load(w.bias + column);
 }
 
+// The panels that a thread goes through for each tile of rows before it turns to the next group of them.
+struct Groups {
+  int64_t panels, count;
+
+  Groups(int64_t panels, int64_t bytes, int threads) : panels(panels) {
+    const int64_t fitting = std::max<int64_t>(1, kGroupBytes / bytes);
+    const int64_t least = (panels + fitting - 1) / fitting;
+    count = std::min(panels, (least + threads - 1) / threads * threads);  // as many for each thread
+  }
+
+  int64_t first(int64_t group) const { return group * panels / count; }
+};
+
 // For all threads of a team: `done(row, column, low, high)` gets the outputs column..column+15 and +16..+31 of a row.
-// It returns when all are done. The bias is padded to whole panels.
+// It returns when all are done. Meanwhile the beginning of `next`, the weight that is needed next, is fetched.
 template <class E, class Done>
-void multiply(const Linear& w, const Rows<E>& x, int threads, const Done& done) {
+void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads, const Done& done) {
   constexpr int64_t per = 4 / sizeof(E);
-  const int64_t units = w.inputs / per, panels = (w.outputs + kPanel - 1) / kPanel, bytes = units * kPanel * 4;
-  const int64_t fitting = std::max<int64_t>(1, kGroupBytes / bytes);
-  const int64_t group = std::min(fitting, (panels + threads - 1) / threads);
-  const int64_t groups = (panels + group - 1) / group, tiles = (x.count + kMostRows - 1) / kMostRows;
+  const int64_t units = w.inputs / per, size = units * kPanel, bytes = size * 4;
+  const Groups groups((w.outputs + kPanel - 1) / kPanel, bytes, threads);
+  const int64_t tiles = (x.count + kMostRows - 1) / kMostRows;
   const uint32_t* rows = reinterpret_cast<const uint32_t*>(x.values);
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t g = 0; g < groups; ++g) {
-    const int64_t first = g * group, last = std::min(panels, first + group);
+  for (int64_t g = 0; g < groups.count; ++g) {
+    const int64_t first = groups.first(g), last = groups.first(g + 1), later = groups.first(g + threads) - first;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t from = t * x.count / tiles, count = (t + 1) * x.count / tiles - from;
       for (int64_t p = first; p < last; ++p) {
-        const uint32_t* panel = w.panels + p * units * kPanel;
-        const int64_t next = std::min(p + group * threads, panels - 1);
-        const char* ahead = reinterpret_cast<const char*>(w.panels + next * units * kPanel) + t * bytes / tiles;
+        const uint32_t* ahead = w.panels + (p + later) * size;
+        if (p + later >= groups.panels) ahead = next.panels + (p + later - groups.panels) * size;
         typename Sum<E>::Vec sums[2 * kMostRows];
-        multiply_tile<E>(count, rows + from * units, units, panel, ahead, kPanel * 4 / tiles, sums,
+        multiply_tile<E>(count, rows + from * units, units, w.panels + p * size,
+                         reinterpret_cast<const char*>(ahead) + t * bytes / tiles, kPanel * 4 / tiles, sums,
                          std::make_integer_sequence<int, kMostRows>());
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;

@@ -55,6 +55,16 @@ class CacheSlot {
     for (int64_t unit = 0; unit < kLanes / kPer; ++unit) to[unit * kBlock] = units[unit];
   }
 
+  // The lines that will be written: another's tokens share them, so they are read first.
+  void prefetch(const HeadShape& shape) const {
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      const T* keys = keys_ + h * kBlock * head_dim_;
+      const T* values = values_ + h * kBlock * head_dim_ + offset_ / kPer * head_dim_ * kPer;
+      for (int64_t d = 0; d < head_dim_; d += kPer) __builtin_prefetch(keys + (d / kPer * kBlock + offset_) * kPer, 1);
+      for (int64_t d = 0; d < head_dim_ * kPer; d += 64 / sizeof(T)) __builtin_prefetch(values + d, 1);
+    }
+  }
+
   void store_values(int64_t head, const T* x) {
     T* to = values_ + head * kBlock * head_dim_ + offset_ / kPer * head_dim_ * kPer + offset_ % kPer;
     for (int64_t d = 0; d < head_dim_; ++d) to[d * kPer] = x[d];

@@ -1,0 +1,50 @@
+"""Guessing a sequence's next tokens from its own past, so that one step can compute several of them.
+
+Reading the weights is what a step of few rows costs, and further rows are free. So a sequence that decodes may bring
+along what it is likely to say next: what followed the last time that it came to its last few tokens (prompt lookup
+decoding). The model computes the guesses as if they were known and chooses after each, so a wrong guess costs a row and
+changes nothing: the tokens are those that it would have chosen one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_SIZES = (4, 2)
+"""Tokens that must match, the better sign first."""
+_FIRST = 4
+"""Guesses at a time, until it is known how good they are."""
+
+
+class Drafter:
+    """The guesses for one sequence of tokens, which only grows."""
+
+    def __init__(self) -> None:
+        self._after: dict[tuple[int, ...], int] = {}
+        """Where the last occurrence of these tokens ends, with a token after it."""
+        self._indexed = 0
+        self._length = _FIRST
+
+    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
+        """At most `most` tokens that may follow `tokens`."""
+        self._index(tokens)
+        known = len(tokens)
+        for size in _SIZES:
+            at = self._after.get(tuple(tokens[known - size :])) if known > size else None
+            if at is not None:
+                drafts: list[int] = []
+                for place in range(at, at + min(most, self._length)):
+                    # What repeats itself reaches its own guesses.
+                    drafts.append(tokens[place] if place < known else drafts[place - known])
+                return drafts
+        return []
+
+    def settle(self, drafted: int, accepted: int) -> None:
+        """Of `drafted` guesses the first `accepted` were right: guess more next time, or fewer."""
+        self._length = 2 * max(drafted, self._length) if accepted == drafted else accepted + 1
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        for size in _SIZES:
+            for end in range(max(size, self._indexed), len(tokens)):
+                self._after[tuple(tokens[end - size : end])] = end
+        self._indexed = len(tokens)
