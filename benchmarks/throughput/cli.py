@@ -16,7 +16,7 @@ from batchwright.models import DEFAULT_MODEL, resolve
 from benchmarks.throughput import report
 from benchmarks.throughput.measure import Result, fastest, measure, profile
 from benchmarks.throughput.process import Worker, WorkerFailed
-from benchmarks.throughput.systems import DEFAULT_VLLM, OURS, PRODUCTS, TRANSFORMERS, VLLM, System, vllm_systems
+from benchmarks.throughput.systems import DEFAULT_VLLM, OURS, PEERS, PRODUCTS, System, Unavailable, peer_systems
 from benchmarks.throughput.workers.protocol import Options, Ready
 from benchmarks.throughput.workloads import STANDARD, Workload, find_workload
 
@@ -27,6 +27,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 class Measured:
     results: list[Result]
     ready: dict[str, Ready]
+    precisions: dict[str, str]
+    """Of the weights, by system."""
     profiles: dict[str, dict[str, float]]
 
 
@@ -41,11 +43,14 @@ def engine(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each workload; each runs every system once.")] = 3,
     peer: Annotated[
         list[str] | None,
-        typer.Option(help="vllm, transformers or none; default both, vLLM where its environment is."),
+        typer.Option(help=f"{', '.join(PEERS)} or none; default all whose environment is there."),
     ] = None,
     model: Annotated[str, typer.Option(help="A model of the Llama family: a name, folder, GGUF file or hub id.")] = (
         DEFAULT_MODEL
     ),
+    quantization: Annotated[
+        Literal["int8"] | None, typer.Option(help="Of batchwright; the others stay as they are.")
+    ] = None,
     attention: Annotated[
         Literal["auto", "native", "sdpa"],
         typer.Option(help="Of batchwright; BATCHWRIGHT_NATIVE=0 is no kernel at all."),
@@ -72,11 +77,13 @@ def engine(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         workloads = _workloads(workload, trace)
-        systems = [*_peers(peer, vllm, _pairs(vllm_env)), [System(OURS)], [System(PRODUCTS)]]
+        ours = System(OURS, precision=quantization or "bf16")
+        systems = [*_peers(peer, model, vllm, _pairs(vllm_env)), [ours], [System(PRODUCTS)]]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     options: Options = {
         "model": str(resolve(model, progress=_say)),
+        "precision": ours.precision,
         "kv_gib": kv_gib,
         "max_num_seqs": 256,
         "attention": attention,
@@ -99,26 +106,22 @@ def _workloads(names: list[str] | None, trace: Path | None) -> list[Workload]:
     return [find_workload(name, trace) for name in chosen]
 
 
-def _peers(names: list[str] | None, folder: Path, settings: dict[str, str]) -> list[list[System]]:
+def _peers(names: list[str] | None, model: str, vllm: Path, settings: dict[str, str]) -> list[list[System]]:
     """Each peer in the ways that are to be tried.
 
-    Raises ValueError for an unknown name, or for vLLM asked for by name and not there.
+    Raises ValueError for an unknown name, or for a peer that is asked for by name and cannot be measured.
     """
-    chosen = names or [VLLM, TRANSFORMERS]
-    if unknown := set(chosen) - {VLLM, TRANSFORMERS, "none"}:
-        raise ValueError(f"--peer {', '.join(sorted(unknown))}: must be vllm, transformers or none")
+    chosen = names or PEERS
+    if unknown := set(chosen) - {*PEERS, "none"}:
+        raise ValueError(f"--peer {', '.join(sorted(unknown))}: must be {', '.join(PEERS)} or none")
     peers = []
-    if VLLM in chosen:
-        candidates = vllm_systems(folder, settings)
-        hint = f"no vLLM in {folder}: make it with benchmarks/setup_vllm.sh"
-        if candidates:
-            peers.append(candidates)
-        elif names:
-            raise ValueError(hint)
-        else:
-            _say(f"vLLM is skipped, {hint}")
-    if TRANSFORMERS in chosen:
-        peers.append([System(TRANSFORMERS)])
+    for name in (peer for peer in PEERS if peer in chosen):
+        try:
+            peers.append(peer_systems(name, model, vllm, settings, _say))
+        except Unavailable as error:
+            if names:
+                raise
+            _say(f"{name} is skipped: {error}")
     return peers
 
 
@@ -138,35 +141,38 @@ def _run(
 
         def start(system: System, options: Options) -> Worker:
             _say(f"starting {system.name}")
+            options = {**options, "precision": system.precision, "model": str(system.model or options["model"])}
             return stack.enter_context(Worker(system.module, system.python, options, system.environment))
 
-        workers = {}
+        workers, precisions = {}, {}
         for candidates in systems:
             started = [start(system, options) for system in candidates]
             best = fastest(started, vocab_size, _say) if len(started) > 1 else 0
             for worker in started[:best] + started[best + 1 :]:
                 worker.close()
-            workers[candidates[best].name] = started[best]
+            chosen = candidates[best]
+            workers[chosen.name], precisions[chosen.name] = started[best], chosen.precision
         results = [measure(each, workers, rounds, vocab_size, _say) for each in workloads]
         ready = {name: worker.ready for name, worker in workers.items()}
         profiles = {}
         if profiled:
             for worker in workers.values():  # their memory, which a second engine needs
                 worker.close()
-            watched = start(System(OURS), {**options, "profile": True})
+            watched = start(System(OURS, precision=precisions[OURS]), {**options, "profile": True})
             profiles = {each.name: profile(each, watched, vocab_size) for each in workloads}
-        return Measured(results, ready, profiles)
+        return Measured(results, ready, precisions, profiles)
 
 
 def _print(measured: Measured, model: str, rounds: int, save: Path | None) -> None:
-    print(report.throughput_table(measured.results))
+    print(report.throughput_table(measured.results, measured.precisions))
     print(f"\n{report.workload_list(measured.results)}\n\n{report.settings_list(measured.ready)}")
     rest = []
     if measured.profiles:
         rest = ["Where the time of a step goes, ms:", report.profile_table(measured.profiles)]
         print("\n" + "\n\n".join(rest))
     if save is not None:
-        save.write_text(report.page(measured.results, measured.ready, model, rounds, rest), encoding="utf-8")
+        page = report.page(measured.results, measured.precisions, measured.ready, model, rounds, rest)
+        save.write_text(page, encoding="utf-8")
 
 
 def _figures(measured: Measured, model: str) -> dict[str, object]:
@@ -174,6 +180,7 @@ def _figures(measured: Measured, model: str) -> dict[str, object]:
         "machine": report.machine(),
         "model": model,
         "systems": measured.ready,
+        "precisions": measured.precisions,
         "workloads": [
             {
                 "name": result.workload.name,

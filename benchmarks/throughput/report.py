@@ -10,17 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.throughput.measure import Ratio, Result
-from benchmarks.throughput.systems import OURS, PEERS, PRODUCTS
+from benchmarks.throughput.systems import LLAMA_CPP, OPENVINO, OURS, PEERS, PRODUCTS, TRANSFORMERS, VLLM
 from benchmarks.throughput.workers.protocol import Ready
 
-_TITLES = {OURS: "batchwright", "vllm": "vLLM", "transformers": "transformers", PRODUCTS: "products"}
+_TITLES = {
+    OURS: "batchwright",
+    VLLM: "vLLM",
+    OPENVINO: "OpenVINO",
+    LLAMA_CPP: "llama.cpp",
+    TRANSFORMERS: "transformers",
+    PRODUCTS: "products",
+}
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
-def throughput_table(results: Sequence[Result]) -> str:
-    """Tokens/s of every system and the ratios of ours to theirs: of the medians, and the range over the rounds."""
+def throughput_table(results: Sequence[Result], precisions: Mapping[str, str]) -> str:
+    """Tokens/s of every system and the ratios of ours to theirs: of the medians, and the range over the rounds.
+
+    `precisions` are those of the weights, by system.
+    """
     others = [system for system in (*PEERS, PRODUCTS) if any(system in result.rates for result in results)]
-    head = ["workload", *(_TITLES[system] for system in (OURS, *others)), *(f"vs {_TITLES[s]}" for s in others)]
+    rated = [f"{_TITLES[system]} {precisions[system]}" for system in (OURS, *others)]
+    head = ["workload", *rated, *(f"vs {_TITLES[system]}" for system in others)]
     rows = [
         [
             result.workload.name,
@@ -76,7 +87,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def page(results: Sequence[Result], ready: Mapping[str, Ready], model: str, rounds: int, rest: Sequence[str]) -> str:
+def page(
+    results: Sequence[Result],
+    precisions: Mapping[str, str],
+    ready: Mapping[str, Ready],
+    model: str,
+    rounds: int,
+    rest: Sequence[str],
+) -> str:
     """The whole report as a Markdown document."""
     host = machine()
     return (
@@ -84,10 +102,10 @@ def page(results: Sequence[Result], ready: Mapping[str, Ready], model: str, roun
             [
                 "# Engine throughput on the CPU",
                 f"Generated tokens per second, median of {rounds} rounds; printed by `benchmarks/engine.py` on"
-                f" {host['date']}. {model}, greedy, bfloat16, end of text ignored. {host['processor']},"
+                f" {host['date']}. {model}, greedy, end of text ignored. {host['processor']},"
                 f" {host['cores']} cores ({', '.join(host['features'])}), Python {host['python']}. What the columns"
                 " mean and how to repeat it: [benchmarks/README.md](../README.md).",
-                throughput_table(results),
+                throughput_table(results, precisions),
                 workload_list(results),
                 settings_list(ready),
                 *rest,

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from batchwright.errors import DownloadError
+from benchmarks.throughput.gguf_files import gguf_files
 from benchmarks.throughput.process import ROOT, THIS_PYTHON
 
-OURS, TRANSFORMERS, VLLM, PRODUCTS = "batchwright", "transformers", "vllm", "products"
-PEERS = (VLLM, TRANSFORMERS)
-DEFAULT_VLLM = ROOT / ".bench" / "vllm"
+OURS, PRODUCTS = "batchwright", "products"
+VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS = "vllm", "openvino", "llama_cpp", "transformers"
+PEERS = (VLLM, OPENVINO, LLAMA_CPP, TRANSFORMERS)
+BENCH = ROOT / ".bench"
+DEFAULT_VLLM = BENCH / "vllm"
 
 _THREADS = "VLLM_CPU_OMP_THREADS_BIND"
+_GGUF_FOLDERS = {OPENVINO: "openvino", LLAMA_CPP: "llama-cpp"}
+_GGUF_PRECISIONS = {OPENVINO: {"F16": "F16", "int8": "F16"}, LLAMA_CPP: {"BF16": "BF16", "Q4_0": "Q4_0"}}
+"""What is worth trying on processors with AVX-512, and the file that it is computed from."""
+
+
+class Unavailable(ValueError):
+    """A peer cannot be measured; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +32,44 @@ class System:
     name: str
     python: Path = THIS_PYTHON
     environment: Mapping[str, str] = field(default_factory=dict)
+    precision: str = "bf16"
+    model: Path | None = None
+    """What it reads in the place of the folder in transformers format."""
 
     @property
     def module(self) -> str:
         return f"benchmarks.throughput.workers.{self.name}"
+
+
+def peer_systems(
+    name: str, model: str, vllm: Path, settings: Mapping[str, str], say: Callable[[str], None]
+) -> list[System]:
+    """The peer `name` in the ways worth trying, at least one. `vllm` and `settings` are of vLLM.
+
+    Raises `Unavailable` where it is not installed, or cannot read `model`.
+    """
+    if name == VLLM:
+        if not (ways := vllm_systems(vllm, settings)):
+            raise Unavailable(f"no vLLM in {vllm}: make it with benchmarks/setup_vllm.sh")
+        return ways
+    return [System(TRANSFORMERS)] if name == TRANSFORMERS else gguf_systems(name, model, BENCH, say)
+
+
+def gguf_systems(name: str, model: str, folder: Path, say: Callable[[str], None]) -> list[System]:
+    """OpenVINO or llama.cpp, installed in `folder`, with `model` in each precision worth trying.
+
+    Raises `Unavailable` where it is not installed, or `model` cannot be had as a GGUF file.
+    """
+    python = folder / _GGUF_FOLDERS[name] / "bin" / "python"
+    if not python.exists():
+        raise Unavailable(f"it is not in {python.parents[1]}: make it with benchmarks/setup_{name}.sh")
+    try:
+        files = gguf_files(model, set(_GGUF_PRECISIONS[name].values()), folder / "gguf", say)
+    except DownloadError as error:
+        raise Unavailable(str(error)) from error
+    if not files:
+        raise Unavailable(f"there is no GGUF file of {model}: give --model a file.gguf, or a built-in model")
+    return [System(name, python, precision=way, model=files[file]) for way, file in _GGUF_PRECISIONS[name].items()]
 
 
 def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:

@@ -155,9 +155,16 @@ class ResumeRefused(BatchwrightError):
 
 
 class NotFound(BatchwrightError, LookupError):
-    """A file, batch, webhook or key that does not exist, or belongs to another tenant."""
+    """A file, batch, webhook or key that does not exist, or belongs to another tenant.
+
+    `param` is the parameter that names it, where that is not plain from the message.
+    """
 
     code = "not_found"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class Conflict(BatchwrightError):

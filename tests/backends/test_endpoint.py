@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -122,6 +123,18 @@ def test_what_passes_is_tried_again(pauses: list[float]) -> None:
     assert pauses[0] >= 1.0
     assert max(pauses) <= 60.0
     assert pauses[-1] > pauses[0]
+
+
+def test_a_call_tells_that_it_waits_to_be_tried_again(pauses: list[float]) -> None:
+    async def main() -> None:
+        told: list[bool] = []
+        async with ScriptedServer(refusal(503), refusal(503)) as server:
+            inference = EndpointInference(server.url, models={"m": "theirs"})
+            await inference.answer(replace(call("batch"), pauses=told.append))
+            await inference.close()
+        assert told == [False, True, False, True, False]
+
+    run(main())
 
 
 def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float]) -> None:

@@ -20,7 +20,14 @@ from benchmarks.throughput.workers.transformers import group_by_length
 from benchmarks.throughput.workloads import STANDARD, find_workload
 
 VOCAB = 4096
-OPTIONS: Options = {"model": "", "kv_gib": 1, "max_num_seqs": 8, "attention": "auto", "profile": False}
+OPTIONS: Options = {
+    "model": "",
+    "precision": "bf16",
+    "kv_gib": 1,
+    "max_num_seqs": 8,
+    "attention": "auto",
+    "profile": False,
+}
 
 ECHO = """
 from benchmarks.throughput.workers.protocol import serve, timed
@@ -147,21 +154,22 @@ def test_ratios_pair_the_rounds() -> None:
     assert ratio is not None
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 0.5, 3.0)
     assert result.ratio("transformers") is None
-    assert report.throughput_table([result]).splitlines() == [
-        "| workload  | batchwright | vLLM |           vs vLLM |",
-        "| :-------- | ----------: | ---: | ----------------: |",
-        "| uniform-2 |          20 |   10 | 2.00 (0.50..3.00) |",
+    assert report.throughput_table([result], {"batchwright": "int8", "vllm": "bf16"}).splitlines() == [
+        "| workload  | batchwright int8 | vLLM bf16 |           vs vLLM |",
+        "| :-------- | ---------------: | --------: | ----------------: |",
+        "| uniform-2 |               20 |        10 | 2.00 (0.50..3.00) |",
     ]
 
 
 def test_the_command_from_end_to_end(smollm2_path: Path, tmp_path: Path) -> None:
     figures, page = tmp_path / "figures.json", tmp_path / "page.md"
     command = [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--model", str(smollm2_path), "--peer", "none"]
-    command += ["-w", "uniform-2:4/3", "--rounds", "2", "--kv-gib", "1", "--profile"]
+    command += ["-w", "uniform-2:4/3", "--rounds", "2", "--kv-gib", "1", "--profile", "--quantization", "int8"]
     command += ["--json", str(figures), "--save", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "vs products" in done.stdout
+    assert "| batchwright int8 | products bf16 |" in done.stdout
     assert "uniform-2:4/3" in page.read_text(encoding="utf-8")
     told = json.loads(figures.read_text(encoding="utf-8"))
     (workload,) = told["workloads"]

@@ -90,12 +90,14 @@ def test_success(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     asked = use(monkeypatch, Echo())
     arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--report", str(tmp_path / "r.json")]
     options = ["--kv-memory", "1GiB", "--max-num-seqs", "7", "--no-prefix-caching", "--dtype", "float32"]
+    options += ["--quantization", "int8", "--deterministic"]
     result = CliRunner().invoke(app, [*arguments, *options])
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert "Done: 5 of 5 lines, 0 failed" in result.stderr
     assert "loading the model: 0 of 5 lines done" in result.stderr
-    assert asked == [{"kv_memory": "1GiB", "max_num_seqs": 7, "prefix_caching": False, "dtype": "float32"}]
+    changing = {"dtype": "float32", "quantization": "int8", "deterministic": True}
+    assert asked == [{"kv_memory": "1GiB", "max_num_seqs": 7, "prefix_caching": False} | changing]
     assert json.loads((tmp_path / "r.json").read_text())["succeeded"] == 5
 
 

@@ -23,7 +23,7 @@ _LONGEST_LIFE = 1.0
 """Seconds from being ready to being killed at a random moment, at most."""
 _RARE = frozenset({
     "add_key", "add_webhook", "delete_webhook", "expire_batches", "reap", "release", "renew_lease", "retire_worker",
-    "revoke_key", "tenant_secret", "update_webhook",
+    "revoke_key", "rotate_tenant_secret", "tenant_secrets", "update_webhook",
 })  # fmt: skip
 """Writes of the store that this load does not bring about, or not within seconds."""
 _PASSING = 4.0

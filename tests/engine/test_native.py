@@ -138,7 +138,7 @@ def step(lengths: list[tuple[int, int]]) -> tuple[StepBatch, int]:
 def token_major(cache: LayerCache, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as [blocks, 16, kv heads, head size], from either layout."""
     if name != "native":
-        return cache.keys.unflatten(0, (-1, 16)), cache.values.unflatten(0, (-1, 16))
+        return cache.keys.transpose(1, 2), cache.values.transpose(1, 2)
     per = 4 // cache.keys.element_size()
     keys = cache.keys.unflatten(-1, (16, per)).permute(0, 3, 1, 2, 4).flatten(-2)
     values = cache.values.unflatten(-1, (-1, per)).permute(0, 2, 4, 1, 3).flatten(1, 2)

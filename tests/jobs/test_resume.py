@@ -209,6 +209,10 @@ def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: P
         run(source, output, executor=FakeExecutor(model_name="other"))
     with pytest.raises(ResumeRefused, match="dtype"):
         run(source, output, executor=FakeExecutor(), dtype="bfloat16")
+    with pytest.raises(ResumeRefused, match=r"quantization \(then null, now \"int8\"\)"):
+        run(source, output, executor=FakeExecutor(), quantization="int8")
+    with pytest.raises(ResumeRefused, match=r"deterministic \(then null, now true\)"):
+        run(source, output, executor=FakeExecutor(), deterministic=True)
     changed = tmp_path / "changed.jsonl"
     changed.write_bytes(source.read_bytes() + b"\n")
     with pytest.raises(ResumeRefused, match="the content of the input"):
@@ -217,7 +221,7 @@ def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: P
     # The same content under another name is the same job, and how fast it is run does not matter.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(source.read_bytes())
-    run(moved, output, executor=FakeExecutor(), max_num_seqs=3, device="cpu")
+    run(moved, output, executor=FakeExecutor(), max_num_seqs=3, device="cpu", deterministic=False)
     assert output.read_bytes() == content
 
 

@@ -268,7 +268,9 @@ def test_batches_and_files_are_listed_in_pages(play: Play) -> None:
         inputs = [file.id async for file in service.client.files.list(purpose="batch", order="asc", limit=2)]
         assert len(inputs) == 5
         assert len([file async for file in service.client.files.list()]) == 10
-        assert (await service.http.get("/v1/files", params={"after": "file-none"})).json()["data"] == []
+        for path in ("/v1/files", "/v1/batches"):
+            answer = await service.http.get(path, params={"after": "file-none"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
     play(main)
 

@@ -21,7 +21,7 @@ _JSON = {"content-type": "application/json"}
         ("POST", "/v1/batches", {"content": b"{", "headers": _JSON}, 400, "invalid_json"),
         ("POST", "/v1/batches", {"content": b"{}"}, 400, "invalid_json"),
         ("POST", "/v1/batches", {}, 400, "invalid_json"),
-        ("POST", "/v1/completions", {"content": rb'{"prompt": "\ud800"}', "headers": _JSON}, 200, None),
+        ("POST", "/v1/completions", {"content": rb'{"prompt": "\ud800"}', "headers": _JSON}, 400, "invalid_request"),
         ("POST", "/v1/completions", {"content": rb'{"\ud800": 1}', "headers": _JSON}, 400, "unknown_parameter"),
         ("GET", "/v1/batches?limit=0", {}, 400, "invalid_request"),
         ("GET", "/v1/batches?limit=x", {}, 400, "invalid_request"),

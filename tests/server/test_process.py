@@ -21,6 +21,9 @@ import openai
 import pytest
 
 _LIMIT = 60.0
+_HALF_SENT = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+)
 
 
 class _Endpoint(ThreadingHTTPServer):
@@ -111,7 +114,11 @@ def _serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str],
 def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endpoint: _Endpoint) -> None:
     async def main(process: subprocess.Popen[str], url: str) -> None:
         async with httpx2.AsyncClient(base_url=url, timeout=_LIMIT) as http:
-            assert (await http.get("/ready")).status_code == 200
+            for path in ("/health", "/ready", "/metrics"):
+                looked, told = await http.head(path), await http.get(path)
+                assert (looked.status_code, looked.content, told.status_code) == (200, b"", 200)
+            half = await asyncio.open_connection("127.0.0.1", httpx2.URL(url).port)
+            half[1].write(_HALF_SENT)
             answer = await http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "mine-1"})
             assert (answer.json()["choices"][0]["text"], answer.headers["x-request-id"]) == ("done", "mine-1")
             endpoint.asked.clear()
@@ -125,6 +132,10 @@ def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endp
             assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 503
             endpoint.answer.set()
             assert (await inside).json()["choices"][0]["text"] == "done"
+            head, _, body = (await half[0].read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert json.loads(body)["error"]["code"] == "shutting_down"
+            half[1].close()
 
     with _serving(tmp_path, "--backend", endpoint.url) as (process, url, log):
         asyncio.run(main(process, url))

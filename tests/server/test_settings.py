@@ -95,6 +95,14 @@ def test_an_error_names_the_flag_or_the_variable(monkeypatch: pytest.MonkeyPatch
         load_settings()
 
 
+def test_the_precision_of_the_engine() -> None:
+    settings = load_settings({"quantization": "int8", "deterministic": "true"})
+    assert (settings.quantization, settings.deterministic) == ("int8", True)
+    assert (load_settings().quantization, load_settings().deterministic) == (None, False)
+    with pytest.raises(InputError, match=r"--quantization='int4': Input should be 'int8'"):
+        load_settings({"quantization": "int4"})
+
+
 def test_secrets_are_not_in_errors_nor_in_what_is_printed() -> None:
     with pytest.raises(InputError) as caught:
         load_settings({"database": " ", "host": " "})

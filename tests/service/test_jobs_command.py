@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 
 from batchwright.cli.jobs import SOME_FAILED
 from batchwright.cli.main import app
-from batchwright.cli.store_options import settings_with
-from batchwright.errors import InputError, NotFound, StoreUnavailable
+from batchwright.cli.store_options import StoreFlags, settings_with
+from batchwright.errors import Conflict, InputError, InvalidRequest, NotFound, StoreUnavailable
 
 
 class _Endpoint(BaseHTTPRequestHandler):
@@ -149,7 +149,7 @@ def test_what_is_no_batch_input_is_told_before_the_upload(
 
 
 def test_tries_that_are_repeated_are_not_told_among_the_results(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings_with(data, None)
+    settings_with(StoreFlags(data))
     (tell,) = get_on_retry_hooks()
     for error in (StoreUnavailable("it is locked"), OSError("refused")):
         tell(RetryDetails("x", (), {}, 1, 0.1, 0.0, error))
@@ -182,9 +182,32 @@ def test_pausing_resuming_and_cancelling(tmp_path: Path, data: Path, endpoint: s
     assert json.loads(jobs("cancel", batch_id, "--json").stdout)["status"] == "cancelling"
     assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
     assert shown(batch_id)["status"] == "cancelled"
+    for command in ("pause", "resume", "cancel"):
+        with pytest.raises(Conflict, match=rf"has ended \(it is cancelled\): there is nothing to {command}"):
+            jobs(command, batch_id)
+
+
+def test_a_store_is_made_by_submit_alone_and_that_is_said(tmp_path: Path, data: Path) -> None:
+    for command in (("list",), ("show", "batch_0"), ("cancel", "batch_0"), ("results", "batch_0")):
+        with pytest.raises(InputError, match=f"there is no store at {data / 'batchwright.db'}: see to --data"):
+            jobs(*command)
+    assert not data.exists()
+    assert f"made a new store at {data / 'batchwright.db'}" in jobs("submit", input_file(tmp_path, ["a"])).stderr
+    assert "new store" not in jobs("submit", input_file(tmp_path, ["a"])).stderr
+
+
+def test_settings_may_come_from_a_file(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BATCHWRIGHT_DATA")
+    config = tmp_path / "named.toml"
+    config.write_text(f'data = "{data}"\nmax_lines = 1\n')
+    batch_id = jobs("submit", input_file(tmp_path, ["a"]), "--config", str(config)).stdout.strip()
+    assert batch_id in jobs("list", "--data", str(data)).stdout
+    with pytest.raises(InvalidRequest, match="more than 1 lines"):
+        jobs("submit", input_file(tmp_path, ["a", "b"]), "--config", str(config))
 
 
 def test_mistakes_are_told(tmp_path: Path, data: Path) -> None:
+    jobs("submit", input_file(tmp_path, ["a"]))
     with pytest.raises(NotFound):
         jobs("show", "batch_0")
     path = tmp_path / "prompts.txt"

@@ -10,6 +10,7 @@ import pytest
 from tests.service.support import START, TENANT, House, Model, codes, line, pieces, refuse, run, texts
 
 from batchwright.errors import Conflict, EndpointError, EngineClosed, Overloaded, StoreUnavailable
+from batchwright.jobs.service.processes import this_process
 from batchwright.jobs.service.retries import RetryPolicy
 from batchwright.jobs.store.records import LineCounts, TokenUsage
 
@@ -327,6 +328,47 @@ def test_a_worker_that_stops_without_grace_gives_everything_back(tmp_path: Path)
         async with house.worker(second):
             batch = await house.ended(batch)
         assert house.clock.now() - before < 10.0
+        assert batch.counts == LineCounts(4, 4, 0)
+
+    run(tmp_path, main)
+
+
+def test_a_worker_that_stops_does_not_wait_for_the_next_try_of_a_line(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        model = Model(slots=2)
+        model.faults = lambda prompt: EndpointError("busy", status=503)
+        model.delays = {"b": 10.0}
+        worker = house.worker(model, retries=RetryPolicy(first_delay=50.0))
+        await worker.start()
+        batch = await house.submit("ab")
+        await house.until(lambda: model.calls.total() == 2 and model.held == 1)
+        before = house.clock.now()
+        await worker.stop(grace=60.0)
+        # Line a waited when it stopped; b was computed then, and failed in its turn.
+        assert house.clock.now() - before < 10.0
+        assert model.calls.total() == 2
+        assert await house.store.count_lines() == {"pending": 2, "claimed": 0}
+        assert (await house.batch(batch)).status == "in_progress"
+
+    run(tmp_path, main)
+
+
+@pytest.mark.skipif(this_process() is None, reason="this system does not tell when a process began")
+def test_the_lines_of_a_process_that_has_ended_are_taken_before_its_lease_is_over(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        async with house.worker(Model(slots=0)):
+            batch = await house.reaches(await house.submit("abcd"), "in_progress")
+        ended = (this_process() or "").rpartition("/")[0] + "/0"
+        killed = await house.store.register_worker("killed", 1e6, ended)
+        elsewhere = await house.store.register_worker("elsewhere", 100.0, f"elsewhere/{ended}")
+        before = house.clock.now()
+        for worker in (killed, elsewhere):
+            assert len(await house.store.claim(worker, 2)) == 2
+        async with house.worker(Model()) as working:
+            await house.until(lambda: working.stats.succeeded == 2)
+            assert house.clock.now() - before < 10.0
+            batch = await house.ended(batch)
+        assert house.clock.now() - before > 90.0
         assert batch.counts == LineCounts(4, 4, 0)
 
     run(tmp_path, main)

@@ -74,7 +74,9 @@ def test_pages(play: Play) -> None:
         ids = [batch.id for batch in made]
         assert [batch.id for batch in await store.batches("t", limit=2)] == ids[:2:-1]
         assert [batch.id for batch in await store.batches("t", limit=9, after=ids[3])] == ids[2::-1]
-        assert await store.batches("t", limit=9, after="batch_0") == []
+        with pytest.raises(NotFound, match="after='batch_0'") as caught:
+            await store.batches("t", limit=9, after="batch_0")
+        assert caught.value.param == "after"
         assert await store.batches("t", limit=9, simple=True) == [simple]
         assert [batch.id for batch in await store.batches("t", limit=9, status="cancelling")] == [ids[1]]
         assert await store.count_batches("t") == {"validating": 5, "cancelling": 1}
@@ -333,6 +335,17 @@ def test_what_cannot_be_retried(play: Play) -> None:
             await store.retry_batch("t", running.id, new)
         with pytest.raises(NotFound):
             await store.retry_batch("t", "batch_0", new)
+        unread = await world.create()
+        await store.request_cancel("t", unread.id)
+        assert await store.take_finishing(worker) is not None
+        await store.finish(worker, unread.id, output=None, errors=None, unfinished=0)
+        with pytest.raises(Conflict, match=f"cancelled before its input was read.* of {unread.input_file_id}"):
+            await store.retry_batch("t", unread.id, new)
+        refused = await world.create()
+        assert await store.take_validation(worker) is not None
+        await store.reject(worker, refused.id, [])
+        with pytest.raises(Conflict, match="its input was not valid"):
+            await store.retry_batch("t", refused.id, new)
         await store.delete_file("t", partial.input_file_id)
         with pytest.raises(NotFound, match=partial.input_file_id):
             await store.retry_batch("t", partial.id, new)

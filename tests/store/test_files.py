@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.store.support import Play, World
 
-from batchwright.errors import Conflict, InvalidRequest
+from batchwright.errors import Conflict, InvalidRequest, NotFound
 
 
 def test_a_file_comes_back_as_it_was_added(play: Play) -> None:
@@ -44,7 +44,8 @@ def test_pages(play: Play) -> None:
                 assert len(page) <= 2
                 seen += [file.id for file in page]
             assert seen == wanted
-        assert await store.files("t", limit=9, after="file-0") == []
+        with pytest.raises(NotFound, match="after='file-0'"):
+            await store.files("t", limit=9, after="file-0")
         assert [file.id for file in await store.files("t", limit=9)] == ids[::-1]
 
     play(scenario)

@@ -128,9 +128,20 @@ def test_messages_follow_their_webhook(play: Play) -> None:
 
 def test_the_secret_of_a_tenant_is_made_once(play: Play) -> None:
     async def scenario(world: World) -> None:
-        assert await world.store.tenant_secret("t", "whsec_1") == "whsec_1"
-        assert await world.store.tenant_secret("t", "whsec_2") == "whsec_1"
-        assert await world.store.tenant_secret("u", "whsec_3") == "whsec_3"
+        assert await world.store.tenant_secrets("t", "whsec_1") == ("whsec_1",)
+        assert await world.store.tenant_secrets("t", "whsec_2") == ("whsec_1",)
+        assert await world.store.tenant_secrets("u", "whsec_3") == ("whsec_3",)
+
+    play(scenario)
+
+
+def test_a_new_secret_of_a_tenant_stands_before_the_last_one(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for number in range(3):
+            await world.store.rotate_tenant_secret("t", f"whsec_{number}")
+        assert await world.store.tenant_secrets("t", "whsec_9") == ("whsec_2", "whsec_1")
+        await world.store.rotate_tenant_secret("u", "whsec_3")
+        assert await world.store.tenant_secrets("u", "whsec_9") == ("whsec_3",)
 
     play(scenario)
 
@@ -172,11 +183,13 @@ def test_nothing_of_another_tenant_is_found(play: Play) -> None:
 
         assert await store.file("u", file.id) is None
         assert await store.files("u", limit=9) == []
-        assert await store.files("u", limit=9, after=file.id) == []
+        with pytest.raises(LookupError):
+            await store.files("u", limit=9, after=file.id)
         assert not await store.delete_file("u", file.id)
         assert await store.batch("u", batch.id) is None
         assert await store.batches("u", limit=9) == []
-        assert await store.batches("u", limit=9, after=batch.id) == []
+        with pytest.raises(LookupError):
+            await store.batches("u", limit=9, after=batch.id)
         assert await store.request_cancel("u", running.id) is None
         assert await store.set_paused("u", running.id, True) is None
         assert await store.results("u", batch.id, after=0, limit=9) is None

@@ -13,7 +13,7 @@ from tests.postgres import PostgresServer
 from tests.store.support import START, World, new_lines, play, result
 
 from batchwright.errors import InvalidRequest, StoreUnavailable
-from batchwright.jobs.store import open_store, postgresql
+from batchwright.jobs.store import open_store, postgresql, store_exists
 from batchwright.jobs.store.operations import files
 from batchwright.jobs.store.records import LineCounts, NewLine
 from batchwright.jobs.store.transaction import Tx
@@ -223,6 +223,16 @@ def test_a_newer_schema_is_refused(postgres: PostgresServer) -> None:
         connection.execute("INSERT INTO batchwright.schema_version VALUES (99)")
     with pytest.raises(StoreUnavailable, match="newer batchwright"):
         open_store(url)
+
+
+def test_looking_for_a_store_makes_none(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    for _ in range(2):
+        assert not store_exists(url)
+    asyncio.run(open_store(url).close())
+    assert store_exists(url)
+    with pytest.raises(StoreUnavailable, match="see to the server"):
+        store_exists("postgresql://127.0.0.1:1/none")
 
 
 def test_many_processes_open_it_at_once(postgres: PostgresServer) -> None:

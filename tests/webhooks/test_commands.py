@@ -10,7 +10,7 @@ from tests.webhooks.outbox import end_batch
 from typer.testing import CliRunner, Result
 
 from batchwright.cli import keys, webhooks
-from batchwright.errors import InvalidRequest, NotFound
+from batchwright.errors import InputError, InvalidRequest, NotFound
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.store import open_store
 from batchwright.jobs.webhooks.signing import secret_bytes
@@ -59,7 +59,7 @@ def test_a_key_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
-    run("keys", "list", "--data", tmp_path / "new" / "data")
+    run("keys", "create", "ci", "--data", tmp_path / "new" / "data")
     assert (tmp_path / "new" / "data").stat().st_mode & 0o777 == 0o700
 
 
@@ -73,7 +73,30 @@ def test_the_store_is_the_one_of_the_environment_or_the_default(
     assert [row[1] for row in rows(run("keys", "list", "--database", tmp_path / "named.db"))] == ["two"]
 
 
+def test_a_store_is_not_made_by_looking_for_one(tmp_path: Path) -> None:
+    data, database = tmp_path / "data", tmp_path / "mistyped.db"
+    for command in (("keys", "list"), ("keys", "revoke", "key_1"), ("webhooks", "list"), ("webhooks", "secret")):
+        with pytest.raises(InputError, match=f"there is no store at {data / 'batchwright.db'}: see to --data"):
+            run(*command, "--data", data)
+        with pytest.raises(InputError, match=f"there is no store at {database}: "):
+            run(*command, "--database", database)
+    assert not data.exists()
+    assert not database.exists()
+    assert f"made a new store at {database}" in run("keys", "create", "ci", "--database", database).stderr
+    assert "new store" not in run("keys", "create", "ci", "--database", database).stderr
+
+
+def test_the_store_may_be_named_by_a_settings_file(tmp_path: Path) -> None:
+    config = tmp_path / "named.toml"
+    config.write_text(f'data = "{tmp_path / "data"}"\nwebhook_allow = ["10.0.0.0/8"]\n')
+    run("keys", "create", "ci", "--config", config)
+    run("webhooks", "create", "http://10.1.2.3/hook", "--config", config)
+    assert [row[1] for row in rows(run("keys", "list", "--data", tmp_path / "data"))] == ["ci"]
+    assert [row[1] for row in rows(run("webhooks", "list", "--config", config))] == ["http://10.1.2.3/hook"]
+
+
 def test_what_does_not_exist_is_said(tmp_path: Path) -> None:
+    run("keys", "create", "ci", "--data", tmp_path)
     for command in (("keys", "revoke"), ("webhooks", "rotate"), ("webhooks", "delete"), ("webhooks", "disable")):
         with pytest.raises(NotFound, match="'x_1' does not exist"):
             run(*command, "x_1", "--data", tmp_path)
@@ -95,6 +118,9 @@ def test_the_life_of_a_webhook(tmp_path: Path) -> None:
     callback = run("webhooks", "secret", *at).stdout
     assert callback == run("webhooks", "secret", *at).stdout
     assert callback.strip() not in (secret, rotated)
+    newer = run("webhooks", "secret", "--rotate", *at).stdout
+    assert newer != callback
+    assert newer == run("webhooks", "secret", *at).stdout
 
     async def end() -> None:
         async with open_store(tmp_path / "batchwright.db") as store:

@@ -107,6 +107,7 @@ def test_embeddings() -> None:
     plain = read(CreateEmbeddingResponse, embeddings_body("m", vectors, 7, "float"))
     first = plain.data[0]
     assert (first.index, first.embedding, first.object) == (0, [0.5, -1.25], "embedding")
+    assert plain.data[1].embedding == [0.1, 2.0]
     assert (plain.object, plain.model, plain.usage.prompt_tokens, plain.usage.total_tokens) == ("list", "m", 7, 7)
     coded = embeddings_body("m", vectors, 7, "base64")
     decoded = np.frombuffer(base64.b64decode(coded["data"][1]["embedding"]), "<f4")

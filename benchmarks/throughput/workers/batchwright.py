@@ -21,6 +21,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
         max_num_seqs=options["max_num_seqs"],
         kv_memory=f"{options['kv_gib']}GiB",
         attention=options["attention"],
+        quantization=None if options["precision"] == "bf16" else options["precision"],
     )
     if options["profile"]:
         stopwatch.watch_engine(engine.core)
@@ -35,9 +36,10 @@ def load(options: Options) -> tuple[Ready, Answer]:
 
     body = engine.core.body
     kernels = ", compiled kernels off" if os.environ.get("BATCHWRIGHT_NATIVE") == "0" else ""
+    precision = "bfloat16" if options["precision"] == "bf16" else f"{options['precision']}, the rest bfloat16"
     return {
         "version": __version__,
-        "settings": f"{body.name} body, {body.attention.name} attention{kernels}, bfloat16",
+        "settings": f"{body.name} body, {body.attention.name} attention{kernels}, {precision}",
     }, timed(generate, stopwatch.take)
 
 

@@ -19,7 +19,9 @@ class Options(TypedDict):
     """How to load the model. The same for every system, so that none has more to work with."""
 
     model: str
-    """Folder in transformers format."""
+    """Folder in transformers format; for a system that does not read it, a file or folder of its own."""
+    precision: str
+    """Of the weights: bf16, int8 of batchwright, or that of the system's own file."""
     kv_gib: int
     max_num_seqs: int
     attention: str

@@ -106,13 +106,13 @@ class EndpointInference:
     async def answer(self, call: Call) -> dict[str, Any]:
         path, body, until = self._prepared(call, stream=False)
         with self._held.hold(call.traffic):
-            answer = await _within(until, self._retried(call.traffic, lambda: self._posted(call, path, body)))
+            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, body)))
         return self._ours(call, answer)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         path, body, until = self._prepared(call, stream=True)
         with self._held.hold(call.traffic):
-            opened = await _within(until, self._retried(call.traffic, lambda: self._opened(call, path, body)))
+            opened = await _within(until, self._retried(call, lambda: self._opened(call, path, body)))
             async with opened.held:
                 chunk: dict[str, Any] | None = opened.first
                 while chunk is not None:
@@ -174,17 +174,24 @@ class EndpointInference:
         self._limit.succeeded()
         return result
 
-    async def _retried(self, traffic: Traffic, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
         """What a try gives; a place is held while trying, and not between tries."""
-        retries, failures = self._retries[traffic], count()
+        retries, failures, tell = self._retries[call.traffic], count(), call.pauses or _nobody
+
+        def pause(error: Exception) -> bool | float:
+            found = pause_before_retry(error, call.traffic, retries, next(failures))
+            tell(found is not False)
+            return found
+
         async for attempt in stamina.retry_context(
-            on=lambda error: pause_before_retry(error, traffic, retries, next(failures)),
+            on=pause,
             attempts=retries.attempts,
             timeout=None,
             wait_initial=retries.wait_initial,
             wait_max=retries.wait_max,
             wait_jitter=retries.wait_initial,
         ):
+            tell(False)
             with attempt:
                 return await attempt_once()
         raise EndpointError(f"{self._client.url} was not tried")
@@ -226,6 +233,10 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, fai
         return False
     least = min(retries.wait_max, retries.wait_initial * 2.0 ** (failures - 1)) if failures else 0.0
     return min(max(error.retry_after, least), _LONGEST_PAUSE)
+
+
+def _nobody(pausing: bool) -> None:
+    """Who is told where a call does not say."""
 
 
 async def _within(until: float | None, work: Awaitable[_T]) -> _T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ class Call:
     traffic: Traffic = "online"
     timeout: float | None = None
     """Seconds after which the answer is of no use; None: what the body says (`deadline_ms`), or none."""
+    pauses: Callable[[bool], None] | None = None
+    """Told that the call failed and waits to be tried again (true), and that it is (false): nothing is lost by giving
+    it up in between. Only where what computes tries again by itself."""
 
 
 class Inference(Protocol):

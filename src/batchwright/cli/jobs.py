@@ -14,10 +14,17 @@ import typer
 
 from batchwright.cli.job_views import print_batch, print_batches, print_json, waiting
 from batchwright.cli.setting_flags import PASSED_ON
-from batchwright.cli.store_options import DatabaseOption, DataOption, database_of, settings_with
+from batchwright.cli.store_options import (
+    ConfigOption,
+    DatabaseOption,
+    DataOption,
+    StoreFlags,
+    open_local_store,
+    settings_with,
+)
 from batchwright.cli.work import HELP as WORK_HELP
 from batchwright.cli.work import work_command
-from batchwright.errors import InputError
+from batchwright.errors import Conflict, InputError
 from batchwright.jobs.service.keys import DEFAULT_TENANT as TENANT
 from batchwright.jobs.service.limits import Limits
 
@@ -63,6 +70,7 @@ def submit(
     as_json: JsonOption = False,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Make a batch of the lines of a file, and print its id.
 
@@ -78,7 +86,7 @@ def submit(
         )
         return await waiting(jobs, batch) if wait else batch
 
-    batch = _with_jobs(data, database, work)
+    batch = _with_jobs(StoreFlags(data, database, config), work, create=True)
     if as_json:
         print_json(batch)
     elif wait:
@@ -95,13 +103,14 @@ def list_batches(
     as_json: JsonOption = False,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show batches, the newest first."""
 
     async def work(jobs: JobService) -> list[BatchRecord]:
         return await jobs.batches(TENANT, limit=limit)
 
-    batches = _with_jobs(data, database, work)
+    batches = _with_jobs(StoreFlags(data, database, config), work)
     if as_json:
         print_json(*batches)
     else:
@@ -110,34 +119,50 @@ def list_batches(
 
 @app.command("show")
 def show(
-    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+    batch_id: BatchArgument,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show one batch, and what is wrong with it if anything is."""
-    _shown(data, database, lambda jobs: jobs.batch(TENANT, batch_id), as_json)
+    _shown(StoreFlags(data, database, config), lambda jobs: jobs.batch(TENANT, batch_id), as_json)
 
 
 @app.command("cancel")
 def cancel(
-    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+    batch_id: BatchArgument,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """End a batch; what is done of it stays."""
-    _shown(data, database, lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
+    _changed(StoreFlags(data, database, config), "cancel", lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
 
 
 @app.command("pause")
 def pause(
-    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+    batch_id: BatchArgument,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Begin no further lines of a batch. Its window goes on."""
-    _shown(data, database, lambda jobs: jobs.pause(TENANT, batch_id), as_json)
+    _changed(StoreFlags(data, database, config), "pause", lambda jobs: jobs.pause(TENANT, batch_id), as_json)
 
 
 @app.command("resume")
 def resume(
-    batch_id: BatchArgument, as_json: JsonOption = False, data: DataOption = None, database: DatabaseOption = None
+    batch_id: BatchArgument,
+    as_json: JsonOption = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Go on with a paused batch."""
-    _shown(data, database, lambda jobs: jobs.resume(TENANT, batch_id), as_json)
+    _changed(StoreFlags(data, database, config), "resume", lambda jobs: jobs.resume(TENANT, batch_id), as_json)
 
 
 @app.command("retry")
@@ -147,9 +172,12 @@ def retry(
     as_json: JsonOption = False,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Make a new batch of the lines that failed or were not computed in time."""
-    _shown(data, database, lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json)
+    _shown(
+        StoreFlags(data, database, config), lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json
+    )
 
 
 @app.command("results")
@@ -160,6 +188,7 @@ def results(
     ] = None,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Print the results of a batch as JSON Lines, those with errors last.
 
@@ -182,7 +211,7 @@ def results(
             finally:
                 partial.unlink(missing_ok=True)
 
-    _with_jobs(data, database, work)
+    _with_jobs(StoreFlags(data, database, config), work)
 
 
 async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
@@ -203,25 +232,38 @@ async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
         after = page[-1].sequence or after
 
 
-def _shown(
-    data: Path | None, database: str | None, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool
+def _changed(
+    flags: StoreFlags, name: str, change: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool
 ) -> None:
-    batch = _with_jobs(data, database, ask)
+    """Show the batch after `change`. Raises `Conflict` when it had ended, and nothing was changed."""
+    from batchwright.jobs.store.records import ENDED
+
+    async def work(jobs: JobService) -> BatchRecord:
+        batch = await change(jobs)
+        if batch.status in ENDED:
+            raise Conflict(f"batch {batch.id} has ended (it is {batch.status}): there is nothing to {name}")
+        return batch
+
+    _shown(flags, work, as_json)
+
+
+def _shown(flags: StoreFlags, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool) -> None:
+    batch = _with_jobs(flags, ask)
     if as_json:
         print_json(batch)
     else:
         print_batch(batch)
 
 
-def _with_jobs(data: Path | None, database: str | None, work: Callable[[JobService], Awaitable[_T]]) -> _T:
-    settings = settings_with(data, database)
+def _with_jobs(flags: StoreFlags, work: Callable[[JobService], Awaitable[_T]], *, create: bool = False) -> _T:
+    """What `work` returns. `create`: a store that is not there yet is made."""
+    settings = settings_with(flags)
 
     from batchwright.jobs.service.blobs import Blobs
     from batchwright.jobs.service.service import JobService
-    from batchwright.jobs.store import open_store
 
     async def main() -> _T:
-        async with open_store(database_of(settings)) as store:
+        async with open_local_store(settings, create=create) as store:
             limits = Limits(
                 max_lines=settings.max_lines,
                 max_file_bytes=settings.max_file_size,

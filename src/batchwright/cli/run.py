@@ -99,6 +99,20 @@ def run_command(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, ... (default: the engine's choice)", rich_help_panel=_ENGINE)
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="int8: multiply weights and activations in 8 bits. (default: as dtype says)", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Promise that a result is bitwise independent of what else is computed with it, or refuse.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, ... (default: a GPU if there is one)", rich_help_panel=_ENGINE)
     ] = None,
@@ -127,6 +141,8 @@ def run_command(
 
     given = {
         "dtype": dtype,
+        "quantization": quantization,
+        "deterministic": deterministic or None,
         "device": device,
         "max_num_seqs": max_num_seqs,
         "max_batch_tokens": max_batch_tokens,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from batchwright.errors import BatchwrightError, MissingExtra
+from batchwright.errors import BatchwrightError, InputError, MissingExtra
 
 if TYPE_CHECKING:
     from stamina.instrumentation import RetryDetails
@@ -35,7 +37,27 @@ DatabaseOption = Annotated[
 ]
 
 
-def settings_with(data: Path | None, database: str | None, **more: object) -> Settings:
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="TOML file of settings, as `batchwright serve` takes it (BATCHWRIGHT_CONFIG).",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFlags:
+    """The options that say where the store is, as they were given; None: not given."""
+
+    data: Path | None = None
+    database: str | None = None
+    config: Path | None = None
+
+
+def settings_with(flags: StoreFlags, **more: object) -> Settings:
     """The settings that `batchwright serve` would have with these flags, so that both find the same store.
 
     `more`: other flags, by the names of their settings.
@@ -52,7 +74,7 @@ def settings_with(data: Path | None, database: str | None, **more: object) -> Se
         ) from error
     # Without a hook structlog prints each try to standard output, into the JSON and the results that go there.
     set_on_retry_hooks([_tell_of_retry])
-    return load_settings({"data": data, "database": database, **more})
+    return load_settings({"data": flags.data, "database": flags.database, **more}, config=flags.config)
 
 
 def _tell_of_retry(details: RetryDetails) -> None:
@@ -61,22 +83,32 @@ def _tell_of_retry(details: RetryDetails) -> None:
         typer.echo(f"{details.caused_by}; trying again", err=True)
 
 
-def database_of(settings: Settings) -> str:
-    """What to give to `open_store`: the database of the settings, or the SQLite file in the data folder.
-
-    The folder is made where it is missing, for its owner only: it holds secrets and what tenants uploaded.
-    """
-    if settings.database is not None:
-        return settings.database
-    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(settings.data / "batchwright.db")
-
-
 @asynccontextmanager
-async def open_local_store(data: Path | None, database: str | None) -> AsyncIterator[Store]:
-    """The store that these options name, closed at the end. Raises as `settings_with`, and `StoreUnavailable`."""
-    settings = settings_with(data, database)
-    from batchwright.jobs.store import open_store
+async def open_local_store(settings: Settings, *, create: bool = False) -> AsyncIterator[Store]:
+    """The store that these settings name, closed at the end.
 
-    async with open_store(database_of(settings)) as store:
+    `create`: where there is none it is made, and that is said on standard error. Otherwise `InputError` is raised: what
+    was named may be mistyped, and in a new store there is nothing to be found. Raises `StoreUnavailable` too.
+    """
+    from batchwright.jobs.store import open_store, store_exists
+
+    database = settings.database or str(settings.data / "batchwright.db")
+    is_new = not store_exists(database)
+    if is_new and not create:
+        raise InputError(
+            f"there is no store at {_shown(database)}: see to --data, --database and --config; `batchwright serve`, "
+            "`keys create` and `jobs submit` make one"
+        )
+    if settings.database is None:
+        # For its owner only: it holds secrets and what tenants uploaded.
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with open_store(database) as store:
+        if is_new:
+            typer.echo(f"made a new store at {_shown(database)}", err=True)
         yield store
+
+
+def _shown(database: str) -> str:
+    """Without the password that the address of a server may have."""
+    parts = urlsplit(database)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else database

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from batchwright.cli.keys import TenantOption, when
-from batchwright.cli.store_options import DatabaseOption, DataOption, open_local_store, settings_with
+from batchwright.cli.store_options import (
+    ConfigOption,
+    DatabaseOption,
+    DataOption,
+    StoreFlags,
+    open_local_store,
+    settings_with,
+)
 from batchwright.cli.tables import print_table
 from batchwright.jobs.service.keys import DEFAULT_TENANT
 
@@ -38,20 +44,26 @@ def create(
     ] = None,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Make a webhook and print the secret that its messages are signed with."""
-    webhook = _with_webhooks(data, database, lambda webhooks: webhooks.create(tenant, url), webhook_allow)
+    webhook = _with_webhooks(
+        StoreFlags(data, database, config), lambda webhooks: webhooks.create(tenant, url), webhook_allow, create=True
+    )
     typer.echo(f"{webhook.id} for tenant {tenant}; the receiver checks signatures with this secret:", err=True)
     typer.echo(webhook.secrets[0])
 
 
 @app.command("list")
 def list_webhooks(
-    tenant: TenantOption = DEFAULT_TENANT, data: DataOption = None, database: DatabaseOption = None
+    tenant: TenantOption = DEFAULT_TENANT,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show the webhooks of a tenant."""
     rows = []
-    for webhook in _with_webhooks(data, database, lambda webhooks: webhooks.webhooks(tenant)):
+    for webhook in _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.webhooks(tenant)):
         off = "" if webhook.disabled_at is None else when(webhook.disabled_at)
         rows.append((webhook.id, webhook.url, when(webhook.created_at), off))
     print_table(("id", "url", "created", "turned off"), rows)
@@ -63,16 +75,33 @@ def rotate(
     tenant: TenantOption = DEFAULT_TENANT,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Give a webhook a new secret and print it. Messages bear the old signature as well, until the next rotation."""
-    webhook = _with_webhooks(data, database, lambda webhooks: webhooks.rotate(tenant, webhook_id))
+    webhook = _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.rotate(tenant, webhook_id))
     typer.echo(webhook.secrets[0])
 
 
 @app.command("secret")
-def secret(tenant: TenantOption = DEFAULT_TENANT, data: DataOption = None, database: DatabaseOption = None) -> None:
+def secret(
+    tenant: TenantOption = DEFAULT_TENANT,
+    rotate: Annotated[
+        bool,
+        typer.Option(
+            "--rotate",
+            help="Make a new one first. Messages bear the old signature as well, until the next rotation.",
+        ),
+    ] = False,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+) -> None:
     """Print the secret that messages to a request's own callback_url are signed with."""
-    typer.echo(_with_webhooks(data, database, lambda webhooks: webhooks.callback_secret(tenant)))
+    flags = StoreFlags(data, database, config)
+    if rotate:
+        typer.echo(_with_webhooks(flags, lambda webhooks: webhooks.rotate_callback_secret(tenant)))
+    else:
+        typer.echo(_with_webhooks(flags, lambda webhooks: webhooks.callback_secret(tenant)))
 
 
 @app.command("disable")
@@ -81,9 +110,10 @@ def disable(
     tenant: TenantOption = DEFAULT_TENANT,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Turn a webhook off; messages that wait for it are given up."""
-    _with_webhooks(data, database, lambda webhooks: webhooks.disable(tenant, webhook_id))
+    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.disable(tenant, webhook_id))
 
 
 @app.command("enable")
@@ -92,9 +122,10 @@ def enable(
     tenant: TenantOption = DEFAULT_TENANT,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Turn a webhook on again, for batches that end from now on."""
-    _with_webhooks(data, database, lambda webhooks: webhooks.enable(tenant, webhook_id))
+    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.enable(tenant, webhook_id))
 
 
 @app.command("delete")
@@ -103,9 +134,10 @@ def delete(
     tenant: TenantOption = DEFAULT_TENANT,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Remove a webhook; messages that wait for it are given up."""
-    _with_webhooks(data, database, lambda webhooks: webhooks.delete(tenant, webhook_id))
+    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.delete(tenant, webhook_id))
 
 
 @app.command("failed")
@@ -114,22 +146,27 @@ def failed(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Most messages to show.")] = 100,
     data: DataOption = None,
     database: DatabaseOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Show the messages that were given up, the newest first, and why."""
     rows = []
-    for delivery, reason in _with_webhooks(data, database, lambda webhooks: webhooks.failed(tenant, limit)):
+    for delivery, reason in _with_webhooks(
+        StoreFlags(data, database, config), lambda webhooks: webhooks.failed(tenant, limit)
+    ):
         created, tries = when(delivery.created_at), str(delivery.tries)
         rows.append((delivery.event_id, delivery.type, delivery.batch_id, delivery.url, created, tries, reason))
     print_table(("event", "type", "batch", "url", "created", "tries", "reason"), rows)
 
 
 def _with_webhooks(
-    data: Path | None,
-    database: str | None,
+    flags: StoreFlags,
     work: Callable[[Webhooks], Awaitable[_T]],
     webhook_allow: str | None = None,
+    *,
+    create: bool = False,
 ) -> _T:
-    settings = settings_with(data, database, webhook_allow=webhook_allow)
+    """What `work` returns. `create`: a store that is not there yet is made."""
+    settings = settings_with(flags, webhook_allow=webhook_allow)
     # Only now: what sends webhooks comes with the extra `server`, and the command line starts without it.
     from batchwright.jobs.webhooks.allowed import AllowList
     from batchwright.jobs.webhooks.sender import Sender
@@ -138,7 +175,7 @@ def _with_webhooks(
     async def main() -> _T:
         sender = Sender(AllowList.parse(settings.webhook_allow))
         try:
-            async with open_local_store(data, database) as store:
+            async with open_local_store(settings, create=create) as store:
                 return await work(Webhooks(store, sender))
         finally:
             sender.close()

@@ -55,7 +55,7 @@ class Generation:
             self._logprobs.append(self._named(token, outcome.logprobs))
         generated = self.sampling.generated
         ended = token in self.ends and generated >= params.min_tokens
-        text = self._advance([] if ended else [token], armed=generated >= params.min_tokens)
+        text = "" if ended else self._advance(token, armed=generated >= params.min_tokens)
         if ended:
             self.finish_reason = "stop"
         elif self.finish_reason is None and generated >= params.max_tokens:
@@ -74,10 +74,10 @@ class Generation:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
         )
 
-    def _advance(self, tokens: list[int], *, armed: bool) -> str:
-        if self._detokenizer is None or not tokens:
+    def _advance(self, token: int, *, armed: bool) -> str:
+        if self._detokenizer is None:
             return ""
-        text, stopped = self._stops.push(self._detokenizer.push(tokens), armed=armed)
+        text, stopped = self._stops.push(self._detokenizer.push([token]), armed=armed)
         if stopped:
             self.finish_reason = "stop"
         self._text.append(text)

@@ -27,7 +27,7 @@ class Tokenizer:
         if any((folder / name).exists() for name in _FILES):
             from transformers import AutoTokenizer
 
-            self._inner = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
         self._longest = _longest_token(self._inner)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
@@ -86,6 +86,25 @@ class Tokenizer:
             )
         ids: list[int] = self._inner(text, verbose=False, **options)["input_ids"]
         return ids
+
+
+def _named_by(folder: Path) -> Any:
+    """A config of the model that says no more than its type, or None for the whole one.
+
+    transformers chooses the tokenizer's class by the folder's own word and the type of the model. Only where the folder
+    does not name the class is that of the model's config asked, whose module takes more than a second to import.
+    """
+    try:
+        named, model = (json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json"))
+    except (OSError, ValueError):
+        return None
+    if not named.get("tokenizer_class") or "auto_map" in named or not model.get("model_type"):
+        return None
+    from transformers import PreTrainedConfig
+
+    told: dict[str, Any] = {"name_or_path": str(folder)}
+    told |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
+    return PreTrainedConfig(**told)
 
 
 def _longest_token(tokenizer: Any) -> int | None:

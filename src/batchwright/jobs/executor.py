@@ -61,6 +61,8 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int
     kv_memory: int | str
     prefix_caching: bool
+    quantization: str
+    deterministic: bool
     attention: str
     body: str
 

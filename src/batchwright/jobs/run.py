@@ -21,7 +21,7 @@ from batchwright.request import SamplingParams
 if TYPE_CHECKING:
     from batchwright.engine.stats import EngineStats
 
-_CHANGE_RESULTS = ("dtype", "max_model_len")
+_CHANGE_RESULTS = ("dtype", "quantization", "deterministic", "max_model_len")
 """Of the engine's options. The others decide only how fast, and where, so a job may be resumed with others."""
 
 
@@ -112,7 +112,7 @@ def run(
         ordered=ordered,
         overwrite=overwrite,
         max_line_bytes=max_line_bytes,
-        engine_parameters={name: engine_options.get(name) for name in _CHANGE_RESULTS},
+        engine_parameters={name: engine_options.get(name) or None for name in _CHANGE_RESULTS},
         model_files=_model_files(model) if executor is None else None,
     )
     report_path = None if report is None else Path(report)

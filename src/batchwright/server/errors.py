@@ -68,6 +68,17 @@ def as_http(error: BaseException) -> HttpError:
     return HttpError(status, told["message"], kind=told["type"], param=told["param"], code=code, headers=headers)
 
 
+def shutting_down(*, close: bool = False) -> HttpError:
+    """The refusal of what comes while the service stops. `close`: the connection with it."""
+    return HttpError(
+        503,
+        "the service is stopping: try again in a moment",
+        kind="server_error",
+        code="shutting_down",
+        headers={"retry-after": str(RETRY_AFTER)} | ({"connection": "close"} if close else {}),
+    )
+
+
 def error_response(error: HttpError) -> Response:
     """As JSON, in ASCII: a message may quote what has no UTF-8 form."""
     return Response(json.dumps(error.body), error.status, error.headers, "application/json")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _ENGINE_OPTIONS = (
     "dtype",
+    "quantization",
+    "deterministic",
     "device",
     "max_batch_tokens",
     "max_num_seqs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections.abc import Callable
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import Clock
-from batchwright.server.errors import HttpError, as_http, error_response, log_failure
+from batchwright.server.errors import HttpError, as_http, error_response, log_failure, shutting_down
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
 
@@ -32,13 +33,22 @@ class Frame:
     """The outermost layer of the application. Nothing passes it but answers in the form of the service."""
 
     def __init__(
-        self, app: ASGIApp, *, figures: HttpFigures, clock: Clock, max_body_size: int, upload_timeout: float
+        self,
+        app: ASGIApp,
+        *,
+        figures: HttpFigures,
+        clock: Clock,
+        max_body_size: int,
+        upload_timeout: float,
+        stopping: Callable[[], bool],
     ) -> None:
+        """`upload_timeout` in seconds. `stopping`: whether the service goes, and so may cancel a request."""
         self._app = app
         self._figures = figures
         self._clock = clock
         self._max_body_size = max_body_size
         self._upload_timeout = upload_timeout
+        self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,6 +108,13 @@ class Frame:
         try:
             async with asyncio.timeout(self._upload_timeout):
                 return await receive()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not self._stopping():
+                raise
+            # By uvicorn, which would answer with a text. This is the end of the request either way.
+            task.uncancel()
+            raise shutting_down(close=True) from None
         except TimeoutError:
             raise HttpError(
                 408,

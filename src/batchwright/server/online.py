@@ -10,7 +10,7 @@ from typing import Any
 from batchwright.backends.inference import Call
 from batchwright.clock import Clock
 from batchwright.errors import Overloaded
-from batchwright.server.errors import RETRY_AFTER, HttpError
+from batchwright.server.errors import shutting_down
 from batchwright.server.observability.measured import MeasuredInference
 from batchwright.server.streams import closing
 
@@ -48,13 +48,7 @@ class OnlineDoor:
     def entered(self) -> Iterator[None]:
         """Be inside for as long as the block lasts. Raises as `answer`."""
         if self.closed:
-            raise HttpError(
-                503,
-                "the service is stopping: try again in a moment",
-                kind="server_error",
-                code="shutting_down",
-                headers={"retry-after": str(RETRY_AFTER)},
-            )
+            raise shutting_down()
         if self.inside >= self._limit:
             raise Overloaded(
                 f"{self.inside} requests are waiting or running, which is the most: try again later",

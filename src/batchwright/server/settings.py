@@ -82,6 +82,15 @@ class Settings(BaseSettings):
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
 
     dtype: Text = _setting("Engine", "auto", "auto, float32, bfloat16 or float16.")
+    quantization: Literal["int8"] | None = _setting(
+        "Engine", None, "int8: multiply weights and activations in 8 bits. Default: as dtype says."
+    )
+    deterministic: bool = _setting(
+        "Engine",
+        False,
+        "Promise that an answer is bitwise independent of what else is computed with it; where that cannot be "
+        "promised, the service does not start and says why.",
+    )
     device: Text = _setting("Engine", "auto", "auto, cpu, cuda or cuda:N.")
     max_batch_tokens: Count | None = _setting(
         "Engine", None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."

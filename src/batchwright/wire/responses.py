@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchwright.request import Choice, FinishReason, InferenceResponse, TokenLogprob, Usage
+from batchwright.wire.digits import short_floats
 from batchwright.wire.requests import EncodingFormat
 
 Body = dict[str, Any]
@@ -111,20 +112,25 @@ class Chunks:
 def embeddings_body(
     model: str, vectors: Sequence[npt.NDArray[np.float32]], prompt_tokens: int, encoding_format: EncodingFormat
 ) -> Body:
-    """The answer with the vector [dim] of each input, in order; base64 is that of little-endian float32."""
+    """The answer with the vector [dim] of each input, in order; base64 is that of little-endian float32.
+
+    Numbers have no more digits than give the float32 back.
+    """
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(vector, encoding_format)}
-        for index, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": embedding}
+        for index, embedding in enumerate(_embeddings(vectors, encoding_format))
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _vector(vector: npt.NDArray[np.float32], encoding_format: EncodingFormat) -> str | list[float]:
+def _embeddings(
+    vectors: Sequence[npt.NDArray[np.float32]], encoding_format: EncodingFormat
+) -> Sequence[str | list[float]]:
     if encoding_format == "base64":
-        return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
-    values: list[float] = vector.tolist()
-    return values
+        return [base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode() for vector in vectors]
+    size, floats = len(vectors[0]), short_floats(np.concatenate(vectors))
+    return [floats[start : start + size] for start in range(0, len(floats), size)]
 
 
 def _usage(usages: Sequence[Usage]) -> Body:

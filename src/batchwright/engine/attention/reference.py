@@ -6,25 +6,25 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.interface import AttentionShape, LayerCache
-from batchwright.engine.attention.paged import TokenMajorAttention
+from batchwright.engine.attention.paged import PagedAttention, gather, head_rows
 from batchwright.engine.batch import StepBatch
 
 
-class ReferenceAttention(TokenMajorAttention):
+class ReferenceAttention(PagedAttention):
     """Softmax(q·kᵀ·scale)·v in float32 for each sequence."""
 
     name = "reference"
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
-        head_dim = cache.keys.shape[-1]
+        _, kv_heads, _, head_dim = cache.keys.shape
         out = torch.empty(query.shape[0], shape.heads, head_dim, dtype=query.dtype, device=query.device)
         row = 0
         for index, (count, context) in enumerate(zip(batch.query_lens, batch.contexts, strict=True)):
-            table = batch.block_tables[index : index + 1]
+            blocks = head_rows(batch.block_tables[index : index + 1], kv_heads)
             q = query[row : row + count].unflatten(-1, (shape.heads, head_dim)).transpose(0, 1).float()
-            k = self._gather(cache.keys, table)[0, :, :context].float()
-            v = self._gather(cache.values, table)[0, :, :context].float()
-            group = shape.heads // k.shape[0]
+            k = gather(cache.keys, blocks)[0, :, :context].float()
+            v = gather(cache.values, blocks)[0, :, :context].float()
+            group = shape.heads // kv_heads
             scores = q @ k.repeat_interleave(group, 0).transpose(1, 2) * shape.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)

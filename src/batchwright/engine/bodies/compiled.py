@@ -40,6 +40,7 @@ class CompiledStack:
                 kv_heads=weights.shape.kv_heads,
                 head_dim=weights.shape.head_dim,
                 eps=weights.eps,
+                mix=weights.mix,
                 quantized=quantized,
             )
         )

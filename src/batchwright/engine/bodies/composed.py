@@ -12,6 +12,7 @@ from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
+from batchwright.engine.bodies.rotation import mix
 from batchwright.engine.native.kernels import LANES
 
 
@@ -40,6 +41,7 @@ class ComposedStack:
         self._ops: LayerOps = TorchOps(attention)
         if isinstance(attention, NativeAttention) and whole_vectors:
             self._ops = NativeOps(attention.kernels)
+        self._mix = weights.mix
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
         self._head = self._linear(weights.head)
@@ -96,10 +98,14 @@ class ComposedStack:
             qkv=self._linear(weights.qkv),
             output=self._linear(weights.output),
             gate_up=self._linear(weights.gate_up),
-            down=self._linear(weights.down),
+            down=self._mixed(self._linear(weights.down)),
             attention=AttentionShape(self._shape.heads, scale, weights.window),
             cache=cache,
         )
+
+    def _mixed(self, down: Linear) -> Linear:
+        channels = self._mix
+        return down if channels == 1 else lambda x: down(mix(x, channels))
 
     def _linear(self, projection: Projection) -> Linear:
         make = make_quantized_linear if self._quantized else make_linear

@@ -48,6 +48,8 @@ class LlamaWeights:
     hidden: int
     intermediate: int
     eps: float
+    mix: int = 1
+    """Channels of the input of `down` that are mixed with each other before they are quantized (rotation.py)."""
 
 
 class LayerStack(Protocol):

@@ -20,6 +20,7 @@ from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.weights import Weights
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.native.packing import MOST_ROWS
@@ -58,6 +59,8 @@ class LlamaBody(ModelBody):
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
         )
+        if quantized:
+            self._embedding = rotate(self._weights, self._embedding)
         self._num_layers = config.num_hidden_layers
         self.stack: LayerStack
 

@@ -58,6 +58,7 @@ class TorchOps:
 
     def __init__(self, attention: AttentionBackend) -> None:
         self._attention = attention
+        self._turns: _Turns | None = None
 
     def add_rms_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         if delta is not None:
@@ -70,19 +71,34 @@ class TorchOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return functional.silu(gate).mul_(up)
 
     def rope_and_store(
         self, qkv: Tensor, cache: LayerCache, rope: RopeTable, shape: HeadShape, batch: StepBatch
     ) -> None:
         rotated = shape.heads + shape.kv_heads
-        heads = qkv.unflatten(-1, (rotated + shape.kv_heads, shape.head_dim))
-        cosines = rope.cosines[batch.positions][:, None]
-        sines = rope.sines[batch.positions][:, None]
-        low, high = heads[:, :rotated].float().chunk(2, dim=-1)
-        turned = torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1).to(qkv.dtype)
-        heads[:, : shape.heads] = turned[:, : shape.heads]
-        self._attention.store(turned[:, shape.heads :], heads[:, rotated:], cache, batch)
+        if self._turns is None or self._turns.positions is not batch.positions or self._turns.rope is not rope:
+            self._turns = _Turns.of(batch.positions, rope)
+        heads = qkv.view(-1, rotated + shape.kv_heads, shape.head_dim)
+        wide = heads[:, :rotated].float()
+        halves_swapped = wide.roll(shape.head_dim // 2, -1)
+        heads[:, :rotated] = wide.mul_(self._turns.cosines).addcmul_(halves_swapped, self._turns.sines)
+        self._attention.store(heads[:, shape.heads : rotated], heads[:, rotated:], cache, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """What heads, and heads with their halves swapped, are multiplied by: [T, 1, head_dim] float32, for all layers."""
+
+    positions: Tensor
+    rope: RopeTable
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def of(cls, positions: Tensor, rope: RopeTable) -> _Turns:
+        cosines, sines = rope.cosines[positions], rope.sines[positions]
+        return cls(positions, rope, torch.cat((cosines, cosines), -1)[:, None], torch.cat((-sines, sines), -1)[:, None])
 
 
 class NativeOps:
@@ -111,6 +127,4 @@ class NativeOps:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
+    return functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype).mul_(weight)

@@ -33,6 +33,7 @@ struct Model {
   const float* cosines;  // [positions][head_dim / 2]
   const float* sines;
   int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
+  int64_t mix;  // int8: vectors of the input of `down` that are mixed with each other, 1: none
   float eps, attention_scale;
 };
 
@@ -115,7 +116,7 @@ class Decoder {
     lap(kRest);
     attend<bf16>(tile, items, m_.kv_heads, threads);
     lap(kAttention);
-    product(layer.output, prepared(attended_, heads_.queries()), layer.gate_up, threads, adder());
+    product(layer.output, prepared(attended_, heads_.queries(), 1), layer.gate_up, threads, adder());
   }
 
   void mlp_half(const Layer& layer, const Linear& next, int threads) {
@@ -123,7 +124,7 @@ class Decoder {
     product(layer.gate_up, input(s_.rows), layer.down, threads, [this](int64_t row, int64_t column, VecF gate, VecF up) {
       bw::store(inner_ + row * m_.intermediate + column / 2, silu(gate) * up);
     });
-    product(layer.down, prepared(inner_, m_.intermediate), next, threads, adder());
+    product(layer.down, prepared(inner_, m_.intermediate, m_.mix), next, threads, adder());
   }
 
   void logits(int threads) {
@@ -185,11 +186,17 @@ class Decoder {
 
   Rows<E> input(int64_t count) const { return {input_, scales_, count}; }
 
-  // `x` as a product's input: as it is, or quantized.
-  Rows<E> prepared(const bf16* x, int64_t dim) {
+  // `x` as a product's input: as it is, or mixed and quantized.
+  Rows<E> prepared(const bf16* x, int64_t dim, int64_t vectors) {
     if constexpr (kQuantized) {
+      thread_local std::vector<float> mixed;
+      mixed.resize(dim);
 #pragma omp for schedule(static)
-      for (int64_t row = 0; row < s_.rows; ++row) scales_[row] = quantize(x + row * dim, dim, input_ + row * dim);
+      for (int64_t row = 0; row < s_.rows; ++row) {
+        for (int64_t d = 0; d < dim; d += kLanes) bw::store(&mixed[d], load(x + row * dim + d));
+        mix(mixed.data(), dim, vectors);
+        scales_[row] = quantize(mixed.data(), dim, input_ + row * dim);
+      }
       return input(s_.rows);
     } else {
       return {x, nullptr, s_.rows};

@@ -46,6 +46,8 @@ class DecoderModel:
     kv_heads: int
     head_dim: int
     eps: float
+    mix: int
+    """Channels of the input of `down` that are mixed with each other before they are quantized; 1 is none."""
     quantized: bool
 
 
@@ -77,7 +79,7 @@ class _Model(Structure):
         ("layers", POINTER(_Layer)),
         ("head", _Linear),
         *((name, c_void_p) for name in ("norm", "cosines", "sines")),
-        *((name, c_int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "mix")),
         ("eps", c_float),
         ("attention_scale", c_float),
     ]
@@ -116,6 +118,7 @@ class NativeDecoder:
             heads=model.heads,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
+            mix=model.mix,
             eps=model.eps,
             attention_scale=model.head_dim**-0.5,
         )

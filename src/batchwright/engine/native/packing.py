@@ -67,8 +67,11 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
-    panels = _padded(weight).view(-1, PANEL, weight.shape[1] // per_unit, per_unit).transpose(1, 2)
-    return arena.empty(tuple(panels.shape), weight.dtype).copy_(panels)
+    # Units are copied as whole numbers of 4 bytes, which is several times as fast.
+    units = _padded(weight).view(torch.int32)
+    panels = units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
+    packed = arena.empty(tuple(panels.shape), torch.int32).copy_(panels)
+    return packed.view(weight.dtype).view(*panels.shape, per_unit)
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "simd.h"
@@ -149,6 +150,22 @@ void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads
       }
     }
   }
+}
+
+// The Hadamard transform of each `vectors` vectors, lane by lane, in place; `vectors` is a power of two.
+inline void mix(float* x, int64_t dim, int64_t vectors) {
+  for (int64_t half = 1; half < vectors; half *= 2) {
+    for (int64_t v = 0; v < dim / kLanes; v += v % half == half - 1 ? half + 1 : 1) {
+      float* low = x + v * kLanes;
+      float* high = low + half * kLanes;
+      const VecF a = load(low), b = load(high);
+      store(low, a + b);
+      store(high, a - b);
+    }
+  }
+  if (vectors == 1) return;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(vectors));
+  for (int64_t d = 0; d < dim; d += kLanes) store(x + d, load(x + d) * scale);
 }
 
 // x as bytes + 128: the largest value becomes 127. Returns the scale that gives the values back. `dim` is a multiple of

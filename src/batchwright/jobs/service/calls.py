@@ -60,6 +60,9 @@ class Calls:
         self._clock = clock
         self._draw = draw
         self._tasks: dict[_Task, ClaimedLine] = {}
+        self._pausing: set[_Task] = set()
+        """Whose line failed and waits to be tried again, here or in the model."""
+        self._last_tries = False
         self._successes = 0
         self._with_model = 0
         self.tried_again = 0
@@ -87,6 +90,25 @@ class Calls:
             task.cancel()
         return [line for _, line in dropped]
 
+    def try_no_more(self) -> None:
+        """From now on a line that would be tried again later is ended without a result, those that wait now as well."""
+        self._last_tries = True
+        for task in [*self._pausing]:
+            self._give_up(task)
+
+    def _pauses(self, task: _Task, pausing: bool) -> None:
+        if not pausing:
+            self._pausing.discard(task)
+            return
+        self._pausing.add(task)
+        if self._last_tries:
+            self._give_up(task)
+
+    def _give_up(self, task: _Task) -> None:
+        if (line := self._tasks.pop(task, None)) is not None:
+            task.cancel()
+            self._done(line, None)
+
     async def _compute(self, line: ClaimedLine, content: bytes) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -97,6 +119,7 @@ class Calls:
             except Exception:
                 _log.exception("line %d of %s", line.number, line.batch_id)
             finally:
+                self._pausing.discard(task)
                 # Not there any more: it was dropped.
                 if self._tasks.pop(task, None) is not None:
                     self._done(line, result)
@@ -114,7 +137,12 @@ class Calls:
         except ValueError as error:
             return outputs.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
         call = Call(
-            line.endpoint, body, outputs.request_id(line.batch_id, line.number), "batch", self._timeouts.seconds
+            line.endpoint,
+            body,
+            outputs.request_id(line.batch_id, line.number),
+            "batch",
+            self._timeouts.seconds,
+            lambda pausing: self._pauses(task, pausing),
         )
         failures = None
         while True:
@@ -133,7 +161,9 @@ class Calls:
                 retry_after = getattr(error, "retry_after", None)
                 delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
             self.tried_again += 1
+            self._pauses(task, True)
             await asyncio.sleep(delay)
+            self._pauses(task, False)
 
     async def _try(self, line: ClaimedLine, call: Call, task: _Task) -> LineResult:
         self._with_model += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.processes import has_ended
 from batchwright.jobs.store.interface import Store
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,13 @@ class Duties:
         lines = await self._store.reap()
         if lines:
             _log.warning("took %d lines from workers that did not renew their lease", lines)
-        return lines > 0
+        left = 0
+        for worker, process in (await self._store.processes()).items():
+            if has_ended(process):
+                left += await self._store.retire_worker(worker)
+        if left:
+            _log.warning("took %d lines from workers on this machine whose process has ended", left)
+        return lines + left > 0
 
     async def _bury(self) -> bool:
         while dead := await self._store.take_dead_files(_FILES_AT_A_TIME):

@@ -119,7 +119,7 @@ class JobService:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> list[FileRecord]:
-        """A page, by time of creation. `after`: the id of the last one of the page before."""
+        """A page, by time of creation. `after`: the last id of the page before; `NotFound` for another one."""
         return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
@@ -222,7 +222,7 @@ class JobService:
         simple: bool = False,
         status: BatchStatus | None = None,
     ) -> list[BatchRecord]:
-        """A page, the newest first. `after`: the id of the last one of the page before."""
+        """A page, the newest first. `after`: the last id of the page before; `NotFound` for another one."""
         return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:

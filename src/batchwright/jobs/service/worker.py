@@ -41,6 +41,7 @@ from batchwright.jobs.service.hand import Hand
 from batchwright.jobs.service.intake import validate
 from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.service.loops import Loop
+from batchwright.jobs.service.processes import this_process
 from batchwright.jobs.service.progress import Paces
 from batchwright.jobs.service.retries import RetryPolicy
 from batchwright.jobs.store.interface import Store
@@ -181,7 +182,8 @@ class Worker:
             await asyncio.sleep(self._options.poll)
 
     async def stop(self, grace: float = 30.0) -> None:
-        """Give back what was not begun, finish what is being computed within `grace` seconds, and give back the rest.
+        """Give back what was not begun or would be tried again, finish what is being computed within `grace` seconds,
+        and give back the rest.
 
         Results that were gathered are committed. Nothing happens when it was not started.
         """
@@ -189,6 +191,7 @@ class Worker:
             return
         await self._end("feed", "validate", "finish", "duties")
         self._hand.give_back_waiting()
+        self._calls.try_no_more()
         self._loops["commit"].wake()
         await self._until(lambda: not self.in_flight, grace)
         self._hand.give_back_running()
@@ -411,7 +414,7 @@ class Worker:
     async def _registered(self) -> str:
         async with self._registering:
             if self._id is None:
-                self._id = await self._store.register_worker(_name(), self._options.lease)
+                self._id = await self._store.register_worker(_name(), self._options.lease, this_process())
                 self._renew_at = self._clock.now() + self._options.lease / 3
             return self._id
 

@@ -74,7 +74,10 @@ class Store(Protocol):
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> list[FileRecord]:
-        """By time of creation (then id). `after`: the id of the last one of the page before; unknown: an empty page."""
+        """By time of creation (then id). `after`: the id of the last one of the page before.
+
+        Raises `NotFound` for an `after` that is unknown: an empty page would be taken for the end of the list.
+        """
         ...
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
@@ -116,7 +119,7 @@ class Store(Protocol):
         simple: bool = False,
         status: BatchStatus | None = None,
     ) -> list[BatchRecord]:
-        """The newest first. `after`: the id of the last one of the page before; unknown: an empty page."""
+        """The newest first. `after`: the id of the last one of the page before. Raises `NotFound` as `files`."""
         ...
 
     async def request_cancel(self, tenant: str, batch_id: str) -> BatchRecord | None:
@@ -161,16 +164,23 @@ class Store(Protocol):
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
-    async def register_worker(self, name: str, lease: float) -> str:
-        """The id of a new worker, whose lease runs out `lease` seconds from now. `name` is for people to read."""
+    async def register_worker(self, name: str, lease: float, process: str | None = None) -> str:
+        """The id of a new worker, whose lease runs out `lease` seconds from now. `name` is for people to read.
+
+        `process` is for `processes`: what others can tell from whether its process has ended.
+        """
+        ...
+
+    async def processes(self) -> dict[str, str]:
+        """What workers said of their processes, by their ids; without those that said nothing."""
         ...
 
     async def renew_lease(self, worker: str, lease: float) -> bool:
         """False: it had run out; what it claimed is lost to it, and it must register again."""
         ...
 
-    async def retire_worker(self, worker: str) -> None:
-        """Give back all that it holds, at once."""
+    async def retire_worker(self, worker: str) -> int:
+        """Give back all that it holds, at once. How many lines."""
         ...
 
     async def reap(self) -> int:
@@ -274,14 +284,18 @@ class Store(Protocol):
         """What is on its way to it is given up. False: no such webhook."""
         ...
 
-    async def tenant_secret(self, tenant: str, new: str) -> str:
-        """The secret that callbacks of this tenant are signed with: `new` where it has none yet."""
+    async def tenant_secrets(self, tenant: str, new: str) -> tuple[str, ...]:
+        """The secrets that callbacks of this tenant are signed with, the newest first: `new` where it has none yet."""
+        ...
+
+    async def rotate_tenant_secret(self, tenant: str, new: str) -> None:
+        """Put `new` before the newest of them; the one before that is forgotten."""
         ...
 
     async def take_deliveries(self, worker: str, limit: int) -> list[Delivery]:
-        """Messages whose time has come and that nobody else delivers, the oldest first. Each counts as a try.
+        """Messages whose time has come and that nobody else delivers, the oldest first.
 
-        Raises `LeaseLost`.
+        Each counts as a try, unless the worker is gone before it says what came of it. Raises `LeaseLost`.
         """
         ...
 

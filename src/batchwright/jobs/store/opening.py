@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from batchwright.errors import InvalidRequest, MissingExtra
+from batchwright.errors import InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.sql_store import SqlStore
 from batchwright.jobs.store.transaction import Driver
@@ -30,16 +30,51 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
     return SqlStore(_driver(str(url), now))
 
 
+def store_exists(url: str | Path) -> bool:
+    """Whether there is a store at `url` already, or `open_store` would make one. Blocks, and makes nothing.
+
+    Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
+    """
+    path = _path(str(url))
+    return _has_schema(str(url)) if path is None else path.exists()
+
+
+def _has_schema(url: str) -> bool:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise _needs_postgres(error) from error
+    try:
+        with psycopg.connect(url, connect_timeout=5) as connection:
+            return connection.execute("SELECT to_regclass('batchwright.schema_version')").fetchone() != (None,)
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its address") from error
+
+
 def _driver(url: str, now: Callable[[], float] | None) -> Driver:
-    scheme, separator, rest = url.partition("://")
-    if separator and scheme in ("postgresql", "postgres"):
+    path = _path(url)
+    if path is None:
         try:
             from batchwright.jobs.store.postgresql import PostgresqlDriver
         except ImportError as error:
-            raise MissingExtra(
-                f"a store in PostgreSQL needs {error.name}: pip install 'batchwright[postgres]'"
-            ) from error
+            raise _needs_postgres(error) from error
         return PostgresqlDriver(url, now)
+    try:
+        from batchwright.jobs.store.sqlite import SqliteDriver
+    except ImportError as error:
+        raise MissingExtra(f"a store in SQLite needs {error.name}: pip install 'batchwright[server]'") from error
+    return SqliteDriver(path, now or time.time)
+
+
+def _needs_postgres(error: ImportError) -> MissingExtra:
+    return MissingExtra(f"a store in PostgreSQL needs {error.name}: pip install 'batchwright[postgres]'")
+
+
+def _path(url: str) -> Path | None:
+    """Of the SQLite file; None: it is in PostgreSQL. Raises `InvalidRequest`."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme in ("postgresql", "postgres"):
+        return None
     if separator and scheme != "sqlite":
         raise InvalidRequest(
             f"database={scheme}://…: no such kind of database; use postgresql://… or sqlite:///path", param="database"
@@ -47,8 +82,4 @@ def _driver(url: str, now: Callable[[], float] | None) -> Driver:
     path = rest.removeprefix("/") if separator else url
     if not path:
         raise InvalidRequest(f"database={url!r}: names no file; use sqlite:///path", param="database")
-    try:
-        from batchwright.jobs.store.sqlite import SqliteDriver
-    except ImportError as error:
-        raise MissingExtra(f"a store in SQLite needs {error.name}: pip install 'batchwright[server]'") from error
-    return SqliteDriver(Path(path), now or time.time)
+    return Path(path)

@@ -94,14 +94,17 @@ class SqlStore:
     async def count_lines(self) -> dict[str, int]:
         return await self._driver.read(claims.count_lines)
 
-    async def register_worker(self, name: str, lease: float) -> str:
-        return await self._driver.write(workers.register_worker, name, lease)
+    async def register_worker(self, name: str, lease: float, process: str | None = None) -> str:
+        return await self._driver.write(workers.register_worker, name, lease, process)
+
+    async def processes(self) -> dict[str, str]:
+        return await self._driver.read(workers.processes)
 
     async def renew_lease(self, worker: str, lease: float) -> bool:
         return await self._driver.write(workers.renew_lease, worker, lease)
 
-    async def retire_worker(self, worker: str) -> None:
-        await self._driver.write(workers.retire_worker, worker)
+    async def retire_worker(self, worker: str) -> int:
+        return await self._driver.write(workers.retire_worker, worker)
 
     async def reap(self) -> int:
         return await self._driver.write(workers.reap)
@@ -161,8 +164,11 @@ class SqlStore:
     async def delete_webhook(self, tenant: str, webhook_id: str) -> bool:
         return await self._driver.write(outbox.delete_webhook, tenant, webhook_id)
 
-    async def tenant_secret(self, tenant: str, new: str) -> str:
-        return await self._driver.write(outbox.tenant_secret, tenant, new)
+    async def tenant_secrets(self, tenant: str, new: str) -> tuple[str, ...]:
+        return await self._driver.write(outbox.tenant_secrets, tenant, new)
+
+    async def rotate_tenant_secret(self, tenant: str, new: str) -> None:
+        await self._driver.write(outbox.rotate_tenant_secret, tenant, new)
 
     async def take_deliveries(self, worker: str, limit: int) -> list[Delivery]:
         return await self._driver.write(outbox.take_deliveries, worker, limit)

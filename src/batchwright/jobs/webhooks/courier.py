@@ -149,8 +149,7 @@ class Courier:
     async def _secrets(self, delivery: Delivery) -> tuple[str, ...]:
         """What to sign with; nothing when the webhook is not to be used any more."""
         if delivery.webhook_id is None:
-            secret = await _persistently(self._store.tenant_secret, delivery.tenant, new_secret())
-            return (secret,)
+            return await _persistently(self._store.tenant_secrets, delivery.tenant, new_secret())
         webhook = await self._webhook(delivery)
         return webhook.secrets if webhook is not None and webhook.disabled_at is None else ()
 

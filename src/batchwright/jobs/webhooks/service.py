@@ -68,7 +68,13 @@ class Webhooks:
 
     async def callback_secret(self, tenant: str) -> str:
         """What messages to a `callback_url` of the tenant are signed with; made when first asked for."""
-        return await self._store.tenant_secret(tenant, new_secret())
+        return (await self._store.tenant_secrets(tenant, new_secret()))[0]
+
+    async def rotate_callback_secret(self, tenant: str) -> str:
+        """A new one. Messages are signed with the one before too, until the next rotation."""
+        secret = new_secret()
+        await self._store.rotate_tenant_secret(tenant, secret)
+        return secret
 
     async def _get(self, tenant: str, webhook_id: str) -> Webhook:
         for webhook in await self._store.webhooks(tenant):

@@ -7,14 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from batchwright.jobs.store.records import Endpoint
+from batchwright.wire.texts import flaw_of
 
 
 def _whole(text: str) -> str:
-    """Python's own JSON reader lets halves of surrogate pairs through, which no answer and no file can hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair, which is no text") from None
+    if (flaw := flaw_of(text)) is not None:
+        raise ValueError(flaw)
     return text
 
 

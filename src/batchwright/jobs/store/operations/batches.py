@@ -90,7 +90,7 @@ def batches(
     if after is not None:
         row = tx.row("batch_key_of_tenant", tenant=tenant, id=after)
         if row is None:
-            return []
+            raise NotFound(f"after={after!r}: there is no such batch; list from the start", param="after")
         before = row[0]
     rows = tx.rows("batches", tenant=tenant, before=before, simple=simple, status=status, limit=limit)
     return [as_record(row) for row in rows]
@@ -159,8 +159,16 @@ def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
     if batch.lines_removed_at is None:
         [(total,)] = tx.rows("count_unsuccessful_lines", batch=key)
     if total == 0:
-        raise Conflict(f"batch {batch.id} has no lines to retry: all of them succeeded, or its input was not valid")
+        raise Conflict(f"batch {batch.id} has no lines to retry: {_why_none(batch)}")
     return total
+
+
+def _why_none(batch: BatchRecord) -> str:
+    if batch.status == "failed":
+        return "its input was not valid; mend it and make a new batch"
+    if batch.in_progress_at is None:
+        return f"it was {batch.status} before its input was read; make a new batch of {batch.input_file_id}, its input"
+    return "all of them succeeded"
 
 
 def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:

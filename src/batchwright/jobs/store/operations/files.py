@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
-from batchwright.errors import Conflict
+from batchwright.errors import Conflict, NotFound
 from batchwright.jobs.store.records import FileRecord, Purpose
 from batchwright.jobs.store.transaction import Tx
 
@@ -36,7 +36,7 @@ def files(
     if after is not None:
         row = tx.row("file_created_at", tenant=tenant, id=after)
         if row is None:
-            return []
+            raise NotFound(f"after={after!r}: there is no such file; list from the start", param="after")
         place = (row[0], after)
     rows = tx.rows(
         "files_ascending" if ascending else "files_descending",

@@ -45,10 +45,14 @@ def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
     return True
 
 
-def tenant_secret(tx: Tx, tenant: str, new: str) -> str:
+def tenant_secrets(tx: Tx, tenant: str, new: str) -> tuple[str, ...]:
     tx.run("add_tenant_secret", tenant=tenant, secret=new)
-    [(secret,)] = tx.rows("tenant_secret", tenant=tenant)
-    return str(secret)
+    [found] = tx.rows("tenant_secrets", tenant=tenant)
+    return tuple(secret for secret in found if secret is not None)
+
+
+def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
+    tx.run("rotate_tenant_secret", tenant=tenant, secret=new)
 
 
 def announce(tx: Tx, key: int, kind: str) -> None:

@@ -8,10 +8,14 @@ from batchwright.errors import LeaseLost
 from batchwright.jobs.store.transaction import Tx
 
 
-def register_worker(tx: Tx, name: str, lease: float) -> str:
+def register_worker(tx: Tx, name: str, lease: float, process: str | None) -> str:
     worker = f"wrk_{secrets.token_hex(12)}"
-    tx.run("add_worker", id=worker, name=name, expires_at=tx.now + lease)
+    tx.run("add_worker", id=worker, name=name, expires_at=tx.now + lease, process=process)
     return worker
+
+
+def processes(tx: Tx) -> dict[str, str]:
+    return dict(tx.rows("processes"))
 
 
 def renew_lease(tx: Tx, worker: str, lease: float) -> bool:
@@ -32,8 +36,8 @@ def _free(tx: Tx, worker: str) -> int:
     return tx.run("free_lines_of_worker", worker=worker)
 
 
-def retire_worker(tx: Tx, worker: str) -> None:
-    _free(tx, worker)
+def retire_worker(tx: Tx, worker: str) -> int:
+    return _free(tx, worker)
 
 
 def reap(tx: Tx) -> int:

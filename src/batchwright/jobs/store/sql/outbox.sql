@@ -25,8 +25,12 @@ WHERE webhook_id = :webhook_id AND failed_at IS NULL;
 -- name: add_tenant_secret
 INSERT INTO tenant_secrets (tenant, secret) VALUES (:tenant, :secret) ON CONFLICT DO NOTHING;
 
--- name: tenant_secret
-SELECT secret FROM tenant_secrets WHERE tenant = :tenant;
+-- name: tenant_secrets
+SELECT secret, previous FROM tenant_secrets WHERE tenant = :tenant;
+
+-- name: rotate_tenant_secret
+INSERT INTO tenant_secrets (tenant, secret) VALUES (:tenant, :secret)
+ON CONFLICT (tenant) DO UPDATE SET previous = tenant_secrets.secret, secret = excluded.secret;
 
 -- name: event_of_batch
 SELECT id, tenant, callback_url FROM batches WHERE key = :key;

@@ -1,5 +1,8 @@
 -- name: add_worker
-INSERT INTO workers (id, name, expires_at) VALUES (:id, :name, :expires_at);
+INSERT INTO workers (id, name, expires_at, process) VALUES (:id, :name, :expires_at, :process);
+
+-- name: processes
+SELECT id, process FROM workers WHERE process IS NOT NULL;
 
 -- name: lease
 SELECT expires_at FROM workers WHERE id = :worker;
@@ -16,8 +19,9 @@ SELECT id FROM workers WHERE expires_at <= :now;
 -- name: free_batches_of_worker
 UPDATE batches SET worker = NULL WHERE worker = :worker;
 
+-- A try whose end nobody saw does not count: it would make the pause after the next one longer.
 -- name: free_deliveries_of_worker
-UPDATE deliveries SET worker = NULL WHERE worker = :worker;
+UPDATE deliveries SET worker = NULL, tries = tries - 1 WHERE worker = :worker;
 
 -- name: check
 INSERT INTO checks (id, checked_at) VALUES (1, :now) ON CONFLICT (id) DO UPDATE SET checked_at = excluded.checked_at;

@@ -1,0 +1,1 @@
+"""Steps of the engine around a model that computes nothing: the pieces behind `benchmarks/scheduling.py`."""

@@ -1,0 +1,125 @@
+"""What is read without the class of a model's config says the same as that class."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchwright.engine.bodies.llama import unsuitable
+from batchwright.engine.bodies.load import read_config
+from batchwright.engine.bodies.stated import stated_config
+from batchwright.engine.tokenizer import Tokenizer
+
+from .support import TINY
+
+LLAMA: dict[str, Any] = TINY | {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu"}
+READ = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "hidden_act"),
+)
+"""Of a Llama's config, by the fused body; rotary parameters and the size of a head are compared apart."""
+
+
+def write(folder: Path, **fields: Any) -> None:
+    """The file that transformers writes for a small Llama, with `fields` instead; None leaves one out."""
+    from transformers import LlamaConfig
+
+    LlamaConfig(**LLAMA).save_pretrained(folder)
+    path = folder / "config.json"
+    written = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: value for name, value in written.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"head_dim": None},
+        {"head_dim": 32},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": None, "rope_theta": 1e5},
+        {"torch_dtype": "bfloat16", "dtype": None, "eos_token_id": [1, 2]},
+    ],
+)
+def test_a_file_that_says_everything(tmp_path: Path, fields: dict[str, Any]) -> None:
+    write(tmp_path, **fields)
+    stated, whole = stated_config(tmp_path), read_config(tmp_path)
+    assert stated is not None
+    assert [getattr(stated, name) for name in READ] == [getattr(whole, name) for name in READ]
+    assert stated.rope_parameters == whole.rope_parameters
+    assert (getattr(stated, "head_dim", None) or 16) == whole.head_dim
+    assert unsuitable(stated) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "qwen2"},
+        {"tie_word_embeddings": None},
+        {"num_key_value_heads": None},
+        {"vocab_size": "199"},
+        {"hidden_size": 65},
+        {"num_hidden_layers": 0},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": None},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"quantization_config": {"quant_method": "fp8"}},
+    ],
+)
+def test_a_file_that_leaves_something_to_its_class(tmp_path: Path, fields: dict[str, Any]) -> None:
+    write(tmp_path, **fields)
+    assert stated_config(tmp_path) is None
+
+
+def test_a_file_that_is_damaged_or_missing(tmp_path: Path) -> None:
+    assert stated_config(tmp_path) is None
+    for content in ("{", "[]", "{}"):
+        (tmp_path / "config.json").write_text(content)
+        assert stated_config(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_class", "model_type"),
+    [
+        ("TokenizersBackend", "llama"),
+        ("PreTrainedTokenizerFast", "llama"),
+        ("LlamaTokenizerFast", "llama"),
+        ("GPT2Tokenizer", "llama"),
+        ("Qwen2Tokenizer", "qwen2"),
+        (None, "llama"),
+    ],
+)
+def test_the_tokenizer_is_the_one_that_transformers_chooses(
+    smollm2_path: Path, tmp_path: Path, tokenizer_class: str | None, model_type: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    write(tmp_path, model_type=model_type)
+    (tmp_path / "tokenizer.json").symlink_to(smollm2_path / "tokenizer.json")
+    named = json.loads((smollm2_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": tokenizer_class}
+    told = {name: value for name, value in named.items() if value is not None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer(tmp_path, 49152)
+    assert type(ours._inner) is type(theirs)
+    assert ours.encode("Grüße, 世界!\n  def f(x):") == theirs("Grüße, 世界!\n  def f(x):")["input_ids"]
+
+
+def test_the_default_model_starts_without_the_slow_modules(smollm2_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from batchwright.engine.bodies import load_body
+from batchwright.engine.tokenizer import Tokenizer
+body = load_body(Path({str(smollm2_path)!r}), body="auto", dtype="auto", device="cpu")
+Tokenizer(Path({str(smollm2_path)!r}), body.vocab_size)
+print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
