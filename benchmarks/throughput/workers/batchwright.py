@@ -23,6 +23,9 @@ def load(options: Options) -> tuple[Ready, Answer]:
         attention=options["attention"],
         quantization=None if options["precision"] == "bf16" else options["precision"],
     )
+    for cache in engine.core.body.caches:  # as vLLM does when it starts: pages are given out on the first write
+        cache.keys.zero_()
+        cache.values.zero_()
     if options["profile"]:
         stopwatch.watch_engine(engine.core)
 

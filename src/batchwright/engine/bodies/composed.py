@@ -18,7 +18,10 @@ from batchwright.engine.native.kernels import LANES
 
 @dataclass(slots=True)
 class _Layer:
-    weights: LayerWeights
+    input_norm: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    post_norm: Tensor
     qkv: Linear
     output: Linear
     gate_up: Linear
@@ -51,14 +54,14 @@ class ComposedStack:
         queries = shape.heads * shape.head_dim
         delta: Tensor | None = None
         for layer in self._layers:
-            weights, cache = layer.weights, layer.cache
-            qkv = layer.qkv(ops.add_rms_norm(delta, residual, weights.input_norm, eps))
-            if weights.query_norm is not None and weights.key_norm is not None:
-                ops.head_rms_norm(qkv, weights.query_norm, shape.heads, eps)
-                ops.head_rms_norm(qkv[:, queries:], weights.key_norm, shape.kv_heads, eps)
+            cache = layer.cache
+            qkv = layer.qkv(ops.add_rms_norm(delta, residual, layer.input_norm, eps))
+            if layer.query_norm is not None and layer.key_norm is not None:
+                ops.head_rms_norm(qkv, layer.query_norm, shape.heads, eps)
+                ops.head_rms_norm(qkv[:, queries:], layer.key_norm, shape.kv_heads, eps)
             ops.rope_and_store(qkv, cache, self._rope, shape, batch)
             attended = self._attention.attend(qkv[:, :queries], cache, layer.attention, batch)
-            hidden = ops.add_rms_norm(layer.output(attended), residual, weights.post_norm, eps)
+            hidden = ops.add_rms_norm(layer.output(attended), residual, layer.post_norm, eps)
             delta = layer.down(ops.silu_mul(layer.gate_up(hidden)))
         rows = batch.logit_rows
         last = residual[rows] if delta is None else residual[rows] + delta[rows]
@@ -94,7 +97,10 @@ class ComposedStack:
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
         scale = self._shape.head_dim**-0.5
         return _Layer(
-            weights=weights,
+            input_norm=weights.input_norm,
+            query_norm=weights.query_norm,
+            key_norm=weights.key_norm,
+            post_norm=weights.post_norm,
             qkv=self._linear(weights.qkv),
             output=self._linear(weights.output),
             gate_up=self._linear(weights.gate_up),
