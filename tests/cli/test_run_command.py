@@ -120,7 +120,12 @@ def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    number: signal.Signals,
+    status: int,
 ) -> None:
     steps: list[None] = []
 
@@ -130,6 +135,9 @@ def test_signals(
             os.kill(os.getpid(), number)
 
     use(monkeypatch, Echo(stop_at_third))
+    # What is started in the background of a shell begins with SIGINT ignored, and so would the tests.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)
     arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl")]
     monkeypatch.setattr("sys.argv", ["/usr/bin/batchwright", *arguments])
