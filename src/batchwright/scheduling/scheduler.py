@@ -38,6 +38,7 @@ from collections.abc import Container, Iterable
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
+from batchwright.scheduling.filling import add_drafts
 from batchwright.scheduling.pace import BatchRoom, Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
@@ -167,7 +168,7 @@ class Scheduler:
         if self._wants_batch:
             self._plan_batch(plan, self._room(now, plan, left, owed))
         if self.draft_rows:
-            self._add_drafts(plan)
+            add_drafts(plan, self.blocks, self.draft_rows)
         return plan
 
     def commit(self, plan: StepPlan) -> None:
@@ -444,21 +445,6 @@ class Scheduler:
         plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples))
         if count > 1:
             self.blocks.publish(sequence.table, sequence.tokens, start + count)
-
-    def _add_drafts(self, plan: StepPlan) -> None:
-        """Drafts for decodes, as far as they cost nothing: no row beyond `draft_rows`, no block of another's."""
-        decodes = [chunk for chunk in plan.chunks if chunk.count == 1 and chunk.samples and chunk.sequence.drafter]
-        room = self.draft_rows - plan.num_tokens
-        for place, chunk in enumerate(decodes):
-            sequence = chunk.sequence
-            # The step chooses one token in any case.
-            most = min(room // (len(decodes) - place), sequence.max_total - len(sequence.tokens) - 1)
-            if most < 1 or sequence.drafter is None:
-                continue
-            drafts = sequence.drafter.draft(sequence.tokens, most)
-            if self.blocks.grow(sequence.table, len(sequence.tokens) + len(drafts)):
-                chunk.drafts = drafts
-                room -= len(drafts)
 
     def _publish_decoded(self, sequence: Sequence) -> None:
         if sequence.num_computed % self.blocks.block_size == 0:

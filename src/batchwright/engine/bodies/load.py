@@ -31,7 +31,8 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization:
         raise ValueError(f"quantization={quantization!r}: must be int8, or None for the weights as they are")
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
-    config = stated_config(folder) or read_config(folder)
+    stated = stated_config(folder)
+    config = read_config(folder) if stated is None else stated
     reason = unsuitable(config) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
     if body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
@@ -39,7 +40,7 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization:
         if quantization is not None:
             why = reason or "body='transformers' was asked for"
             raise UnsupportedModel(f"quantization={quantization!r} needs the fused body, which cannot be used: {why}")
-        return TransformersBody(folder, read_config(folder), kind, where)
+        return TransformersBody(folder, config if stated is None else read_config(folder), kind, where)
     return LlamaBody(config, Weights(folder, kind, where), kind, where, quantized=quantization is not None)
 
 
