@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.native import load_kernels
+from batchwright.scheduling import Sequence
 
 from .paged import BLOCK, CPU, Case, Paged, Problem, textbook
 
@@ -67,6 +69,40 @@ def test_a_row_is_bitwise_the_same_in_any_company_and_chunking(case: Case, cuts:
         row += count
 
 
+@st.composite
+def family(draw: st.DrawFn) -> tuple[Case, list[int]]:
+    """Sequences, and how many blocks each has in common with the one before it."""
+    case = draw(cases)
+    lengths = draw(st.lists(st.tuples(st.integers(100, 420), st.sampled_from([1, 1, 1, 1, 3])), min_size=2, max_size=9))
+    common = [0]
+    for (before, _), (after, _) in pairwise(lengths):
+        common.append(min(draw(st.sampled_from([0, 7, 8, 16, 25])), before // BLOCK, after // BLOCK))
+    return replace(case, lengths=tuple(lengths)), common
+
+
+@needs_native
+@settings(max_examples=60, deadline=None)
+@given(drawn=family())
+def test_a_row_is_bitwise_the_same_beside_sequences_that_begin_with_the_same_blocks(
+    drawn: tuple[Case, list[int]],
+) -> None:
+    case, common = drawn
+    problem = Problem.of(case)
+    paged = Paged("native", case, blocks=400)
+    family: list[Sequence] = []
+    for index, (total, same) in enumerate(zip(case.totals, common, strict=True)):
+        sequence = paged.sequence(total)
+        if same:
+            sequence.table.blocks[:same] = family[-1].table.blocks[:same]
+            for tensors in (problem.keys, problem.values):
+                tensors[index][: same * BLOCK] = tensors[index - 1][: same * BLOCK]
+        paged.attend(problem, [(sequence, index, 0, total)])
+        family.append(sequence)
+    parts = [(family[i], i, before, count) for i, (before, count) in enumerate(case.lengths)]
+    together = paged.attend(problem, parts)
+    assert torch.equal(together, torch.cat([paged.attend(problem, [part]) for part in parts]))
+
+
 @pytest.mark.parametrize("name", ["reference", *FAST])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("where", ["queries", "keys", "values"])
@@ -104,5 +140,5 @@ def test_large_scores_do_not_overflow(name: str) -> None:
 
 def test_unknown_attention() -> None:
     shape = KVShape(4, BLOCK, 1, 16, torch.float32, CPU)
-    with pytest.raises(ValueError, match="attention='flash': must be one of auto, native, sdpa, reference"):
+    with pytest.raises(ValueError, match="attention='flash': must be one of auto, native, triton, sdpa, reference"):
         choose_attention("flash", shape)

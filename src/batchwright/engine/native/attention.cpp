@@ -8,11 +8,11 @@ namespace {
 
 template <class T>
 void attend_all(const Problem& p) {
-  const std::vector<Item> items = attention_items(p);
+  const AttentionPlan plan = attention_plan(p, omp_get_max_threads());
 #pragma omp parallel
   {
-    Tile<T> tile(p);
-    attend<T>(tile, items, p.kv_heads, omp_get_num_threads());
+    Tile<T> tile(p, plan);
+    attend<T>(tile, plan.items, p.kv_heads, omp_get_num_threads());
   }
 }
 

@@ -1,133 +1,38 @@
-// Paged attention over a ragged batch, parallel over (sequence, KV head, tile of query tokens).
+// Paged attention over a ragged batch, parallel over (sequences, KV head, tile of query tokens).
 //
 // Each query row walks the keys from position 0 in chunks of kChunk, with an online softmax. What a row computes
-// depends on its own keys alone, not on the tile, the chunk of the prompt or the batch that it came in: masked keys
-// add exact zeros. So outputs are bitwise the same in any company.
+// depends on its own keys alone, not on the strip, the tile, the chunk of the prompt or the batch that it came in:
+// masked keys add exact zeros. So outputs are bitwise the same in any company.
 //
 // Cache layout, chosen so that both products read whole vectors (a "unit" is one float or two bfloat16, see simd.h):
 //   keys   [block][kv head][unit of head_dim][key in block]
 //   values [block][kv head][unit of keys][head_dim]
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
-#include "simd.h"
+#include "sharing.h"
 
 namespace bw {
 
-constexpr int64_t kBlock = 16;   // keys in a block: one vector
-constexpr int64_t kChunk = 128;  // keys between two rescalings
-constexpr int64_t kTileRows = 48;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-
-template <class T>
-constexpr int64_t kPerUnit = 4 / sizeof(T);
-
-struct Problem {
-  const void* query;       // [rows][query_stride]
-  const void* keys;
-  const void* values;
-  void* out;               // [rows][heads * head_dim]
-  const int32_t* tables;   // [sequences][table_stride]
-  const int32_t* starts;   // [sequences + 1]: first query row
-  const int32_t* contexts; // [sequences]: keys, those of this step included
-  int64_t sequences, query_stride, table_stride, heads, kv_heads, head_dim;
-  int64_t window;  // keys a query sees, itself included; 0: all
-  float scale, softcap;
-};
-
-struct Item {
-  int32_t sequence, kv_head, token, tokens;
-};
-
-// The blocks of one chunk, which lie anywhere in memory.
-struct Blocks {
-  const uint32_t* keys[kChunk / kBlock];
-  const uint32_t* values[kChunk / kBlock];
-};
-
-// scores[r][b·16 ..) = query[r] · the 16 keys of block b, for B blocks side by side: a few rows alone would leave the
-// multipliers waiting for their own last results.
-// Meanwhile the keys of `ahead`, at the same places of the chunk that comes next, are fetched.
-template <class T, int R, int B>
-void score_blocks(const uint32_t* query, int64_t units, const Blocks& chunk, const Blocks& ahead, int64_t block,
-                  float* scores) {
-  VecF acc[R][B] = {};
-  for (int64_t u = 0; u < units; ++u) {
-    for (int b = 0; b < B; ++b) {
-      const VecU k = load_units(chunk.keys[block + b] + u * kBlock);
-      __builtin_prefetch(ahead.keys[block + b] + u * kBlock, 0, 3);
-      for (int r = 0; r < R; ++r) acc[r][b] = dot_units<T>(acc[r][b], k, query[r * units + u]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int b = 0; b < B; ++b) store(scores + r * kChunk + (block + b) * kBlock, acc[r][b]);
-}
-
-template <class T, int R, int B>
-void score_rows(const uint32_t* query, int64_t units, const Blocks& chunk, const Blocks& ahead, int64_t blocks,
-                float* scores) {
-  int64_t b = 0;
-  for (; b + B <= blocks; b += B) score_blocks<T, R, B>(query, units, chunk, ahead, b, scores);
-  for (; b < blocks; ++b) score_blocks<T, R, 1>(query, units, chunk, ahead, b, scores);
-}
-
-// out[r][column..column+64) += weights[r] · values, over all keys of a chunk; meanwhile the values of `ahead` are fetched.
-template <class T, int R>
-void add_values(const uint32_t* weights, const Blocks& chunk, const Blocks& ahead, int64_t blocks, int64_t head_dim,
-                int64_t column, float* out) {
-  constexpr int64_t units = kBlock / kPerUnit<T>;
-  VecF acc[R][4];
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) acc[r][j] = load(out + r * head_dim + j * kLanes);
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t u = 0; u < units; ++u) {
-      const uint32_t* row = chunk.values[b] + u * head_dim + column;
-      VecU v[4];
-      for (int j = 0; j < 4; ++j) {
-        v[j] = load_units(row + j * kLanes);
-        __builtin_prefetch(ahead.values[b] + u * head_dim + column + j * kLanes, 0, 3);
-      }
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 4; ++j)
-          acc[r][j] = dot_units<T>(acc[r][j], v[j], weights[r * kChunk + b * units + u]);
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < 4; ++j) store(out + r * head_dim + j * kLanes, acc[r][j]);
-}
-
-// The last head_dim % 64 columns, a vector at a time.
-template <class T>
-void add_values_tail(const uint32_t* weights, int64_t blocks, const uint32_t* const* values, int64_t head_dim,
-                     int64_t rows, int64_t column, float* out) {
-  constexpr int64_t units = kBlock / kPerUnit<T>;
-  for (int64_t r = 0; r < rows; ++r) {
-    VecF acc = load(out + r * head_dim);
-    for (int64_t b = 0; b < blocks; ++b)
-      for (int64_t u = 0; u < units; ++u)
-        acc = dot_units<T>(acc, load_units(values[b] + u * head_dim + column), weights[r * kChunk + b * units + u]);
-    store(out + r * head_dim, acc);
-  }
-}
 
 // Computes one item after another; each thread has one, with scratch memory for the largest item.
 template <class T>
 class Tile {
  public:
-  explicit Tile(const Problem& problem)
-      : p_(problem), group_(problem.heads / problem.kv_heads), units_(problem.head_dim / kPerUnit<T>) {
+  Tile(const Problem& problem, const AttentionPlan& plan)
+      : p_(problem), plan_(plan), group_(problem.heads / problem.kv_heads), units_(problem.head_dim / kPerUnit<T>) {
     const int64_t most = std::max(kTileRows, group_);
     query_.resize(most * units_);
     out_.resize(most * p_.head_dim);
-    last_.resize(kBlock / kPerUnit<T> * p_.head_dim);
-    scores_.resize(most * kChunk);
-    weights_.resize(most * kChunk);
+    scores_.resize(kStrip * kChunk);
+    weights_.resize(kStrip * kChunk / kPerUnit<T>);
     sums_.resize(most * kLanes);
     highest_.resize(most);
+    seen_.resize(most);
+    to_.resize(most);
   }
 
   // From now on the keys and values of another layer.
@@ -140,180 +45,181 @@ class Tile {
   // `next` is the item that this thread is likely to get next.
   void run(const Item& item, const Item& next) {
     begin(item);
-    const int64_t last = position_ + item_.tokens;  // keys before this
-    for (int64_t chunk = first_chunk(item); chunk < last; chunk += kChunk) {
-      const int64_t blocks = (std::min(last - chunk, kChunk) + kBlock - 1) / kBlock;
-      gather(item, chunk, chunk_);
-      if (chunk + kChunk < last) gather(item, chunk + kChunk, ahead_);
-      else gather(next, first_chunk(next), ahead_);
-      hide_unwritten(chunk, blocks);
-      score(blocks);
-      for (int64_t r = 0; r < rows_; ++r) soften(r, chunk, blocks);
-      accumulate(blocks);
+    list_stops();
+    const Stop after = first_stop(next);
+    gather(stops_[0], item.kv_head, ahead_);
+    for (size_t i = 0; i < stops_.size(); ++i) {
+      chunk_ = ahead_;
+      if (i + 1 < stops_.size()) gather(stops_[i + 1], item.kv_head, ahead_);
+      else gather(after, next.kv_head, ahead_);
+      const Stop& stop = stops_[i];
+      const int64_t strips = (stop.rows + kStrip - 1) / kStrip;
+      for (int64_t s = 0; s < strips; ++s) {
+        const int64_t from = s * stop.rows / strips, to = (s + 1) * stop.rows / strips;
+        pass(stop.row + from, to - from, stop.chunk);
+      }
     }
     for (int64_t r = 0; r < rows_; ++r) write(r);
   }
 
  private:
+  // Some rows of the tile at the chunk of keys that begins at `chunk`, found through the table of `sequence`.
+  struct Stop {
+    int32_t sequence;
+    int64_t row, rows, chunk;
+  };
+
+  using Strips = std::make_integer_sequence<int, kStrip>;
+
   void begin(const Item& item) {
     item_ = item;
-    rows_ = item.tokens * group_;
-    position_ = position(item);
+    rows_ = item.sequences * item.tokens * group_;
     std::fill_n(highest_.begin(), rows_, kNever);
     std::fill_n(sums_.begin(), rows_ * kLanes, 0.0f);
     std::fill_n(out_.begin(), rows_ * p_.head_dim, 0.0f);
-    for (int64_t r = 0; r < rows_; ++r)
-      std::memcpy(&query_[r * units_], query_row(r), p_.head_dim * sizeof(T));
-  }
-
-  const T* query_row(int64_t r) const {
-    const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
-    const int64_t head = item_.kv_head * group_ + r % group_;
-    return static_cast<const T*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
-  }
-
-  int64_t position(const Item& item) const {
-    return p_.contexts[item.sequence] - (p_.starts[item.sequence + 1] - p_.starts[item.sequence]) + item.token;
-  }
-
-  // The first key of the first chunk that a row of the item sees.
-  int64_t first_chunk(const Item& item) const {
-    return p_.window > 0 ? std::max<int64_t>(0, position(item) - p_.window + 1) / kChunk * kChunk : 0;
-  }
-
-  // Places after the last block of the sequence get its table's padding, block 0.
-  void gather(const Item& item, int64_t chunk, Blocks& to) const {
-    const int64_t table = item.sequence * p_.table_stride, first = chunk / kBlock;
-    for (int64_t b = 0; b < kChunk / kBlock; ++b) {
-      const int64_t block = first + b < p_.table_stride ? p_.tables[table + first + b] : 0;
-      const int64_t at = (block * p_.kv_heads + item.kv_head) * kBlock * units_;
-      to.keys[b] = static_cast<const uint32_t*>(p_.keys) + at;
-      to.values[b] = static_cast<const uint32_t*>(p_.values) + at;
-    }
-  }
-
-  void hide_unwritten(int64_t chunk, int64_t blocks) {
-    const int64_t filled = p_.contexts[item_.sequence] - (chunk + (blocks - 1) * kBlock);
-    if (filled < kBlock) chunk_.values[blocks - 1] = without_rest(chunk_.values[blocks - 1], filled);
-  }
-
-  // The values of a block with zeros after the first `filled` keys. What an earlier owner of the block left there gets
-  // a weight of zero, which would not hide its NaN.
-  const uint32_t* without_rest(const uint32_t* values, int64_t filled) {
-    constexpr int64_t per = kPerUnit<T>;
-    const int64_t whole = filled / per * p_.head_dim;
-    std::fill(last_.begin() + whole, last_.end(), 0);
-    std::memcpy(last_.data(), values, whole * sizeof(uint32_t));
-    if (filled % per)
-      for (int64_t d = 0; d < p_.head_dim; ++d) last_[whole + d] = values[whole + d] & 0xffffu;
-    return last_.data();
-  }
-
-  void score(int64_t blocks) {
-    for (int64_t r = 0; r < rows_;) {
-      const int64_t left = rows_ - r;
-      const int64_t take = left >= 12 ? 12 : left >= 6 ? 6 : left >= 3 ? 3 : 1;
-      const uint32_t* query = &query_[r * units_];
-      float* to = &scores_[r * kChunk];
-      if (take == 12) score_rows<T, 12, 1>(query, units_, chunk_, ahead_, blocks, to);
-      else if (take == 6) score_rows<T, 6, 2>(query, units_, chunk_, ahead_, blocks, to);
-      else if (take == 3) score_rows<T, 3, 4>(query, units_, chunk_, ahead_, blocks, to);
-      else score_rows<T, 1, 8>(query, units_, chunk_, ahead_, blocks, to);
-      r += take;
-    }
-  }
-
-  // Scores become weights; the row's running maximum, sum and output are rescaled to the new maximum.
-  void soften(int64_t r, int64_t chunk, int64_t blocks) {
-    float* scores = &scores_[r * kChunk];
-    const int32_t seen = static_cast<int32_t>(position_ + r / group_ + 1);  // keys up to its own position
-    const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
-    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    VecF most = broadcast(kNever);
-    for (int64_t b = 0; b < blocks; ++b) {
-      VecF s = load(scores + b * kBlock) * p_.scale;
-      if (p_.softcap > 0)
-        for (int64_t i = 0; i < kLanes; ++i) s[i] = p_.softcap * std::tanh(s[i] / p_.softcap);
-      const VecI key = lane + static_cast<int32_t>(chunk + b * kBlock);
-      s = select((VecI)((key < seen) & (key >= from)), s, broadcast(kNever));
-      store(scores + b * kBlock, s);
-      most = max(most, s);
-    }
-    const float highest = std::max(max(most), highest_[r]);
-    if (highest == kNever) {  // nothing seen yet: all of the chunk lies before the window
-      std::fill_n(weights_.begin() + r * kChunk, kChunk, 0u);
-      return;
-    }
-    const float shrink = highest_[r] == kNever ? 0.0f : std::exp(highest_[r] - highest);
-    highest_[r] = highest;
-    VecF total = load(&sums_[r * kLanes]) * shrink;
-    T* weights = reinterpret_cast<T*>(&weights_[r * kChunk]);
-    for (int64_t b = 0; b < blocks; ++b) {
-      const VecF w = exp(load(scores + b * kBlock) - highest);
-      total += w;
-      bw::store(weights + b * kBlock, w);
-    }
-    bw::store(&sums_[r * kLanes], total);
-    if (shrink != 1.0f) {
-      float* out = &out_[r * p_.head_dim];
-      for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(out + d, load(out + d) * shrink);
-    }
-  }
-
-  void accumulate(int64_t blocks) {
-    const int64_t wide = p_.head_dim / 64 * 64;
-    for (int64_t column = 0; column < wide; column += 64) {
-      for (int64_t r = 0; r < rows_;) {
-        const int64_t left = rows_ - r;
-        float* out = &out_[r * p_.head_dim + column];
-        const uint32_t* weights = &weights_[r * kChunk];
-        if (left >= 6) { add<6>(weights, blocks, column, out); r += 6; }
-        else if (left >= 3) { add<3>(weights, blocks, column, out); r += 3; }
-        else { add<1>(weights, blocks, column, out); r += 1; }
+    int64_t r = 0;
+    for (int64_t i = 0; i < item.sequences; ++i) {
+      const int32_t s = sequence(item, i);
+      for (int64_t token = item.token; token < item.token + item.tokens; ++token) {
+        const int64_t row = p_.starts[s] + token, head = item.kv_head * group_;
+        const T* query = static_cast<const T*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
+        T* to = static_cast<T*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
+        std::memcpy(&query_[r * units_], query, group_ * p_.head_dim * sizeof(T));
+        for (int64_t h = 0; h < group_; ++h, ++r) {
+          to_[r] = to + h * p_.head_dim;
+          seen_[r] = static_cast<int32_t>(position(s, token) + 1);
+        }
       }
     }
-    for (int64_t column = wide; column < p_.head_dim; column += kLanes)
-      add_values_tail<T>(weights_.data(), blocks, chunk_.values, p_.head_dim, rows_, column, &out_[column]);
   }
 
-  template <int R>
-  void add(const uint32_t* weights, int64_t blocks, int64_t column, float* out) {
-    add_values<T, R>(weights, chunk_, ahead_, blocks, p_.head_dim, column, out);
+  // First the chunks that all sequences of the item share, then each one's own.
+  void list_stops() {
+    stops_.clear();
+    for (int64_t chunk = first_stop(item_).chunk; chunk < item_.shared; chunk += kChunk)
+      stops_.push_back({sequence(item_, 0), 0, rows_, chunk});
+    const int64_t rows = item_.tokens * group_;
+    for (int64_t i = 0; i < item_.sequences; ++i) {
+      const int32_t s = sequence(item_, i);
+      const int64_t last = position(s, item_.token + item_.tokens);  // keys before this
+      for (int64_t chunk = std::max<int64_t>(item_.shared, first_chunk(item_, s)); chunk < last; chunk += kChunk)
+        stops_.push_back({s, i * rows, rows, chunk});
+    }
+  }
+
+  Stop first_stop(const Item& item) const {
+    int64_t chunk = first_chunk(item, sequence(item, 0));
+    for (int64_t i = 1; i < item.sequences; ++i) chunk = std::min(chunk, first_chunk(item, sequence(item, i)));
+    return {sequence(item, 0), 0, 0, chunk};
+  }
+
+  // The first key of the first chunk that a row of sequence `s` sees.
+  int64_t first_chunk(const Item& item, int32_t s) const {
+    return p_.window > 0 ? std::max<int64_t>(0, position(s, item.token) - p_.window + 1) / kChunk * kChunk : 0;
+  }
+
+  int32_t sequence(const Item& item, int64_t i) const { return plan_.order[item.first + i]; }
+
+  // Where the `token`th of the step's tokens of sequence `s` stands in the sequence.
+  int64_t position(int32_t s, int64_t token) const { return p_.contexts[s] - p_.rows(s) + token; }
+
+  // Places after the last block of the sequence get its table's padding, block 0.
+  void gather(const Stop& stop, int64_t kv_head, Blocks& to) const {
+    const int64_t first = stop.chunk / kBlock, size = kBlock * units_;
+    const int32_t* table = p_.tables + stop.sequence * p_.table_stride;
+    const uint32_t* keys = static_cast<const uint32_t*>(p_.keys) + kv_head * size;
+    const uint32_t* values = static_cast<const uint32_t*>(p_.values) + kv_head * size;
+    for (int64_t b = 0; b < kChunk / kBlock; ++b) {
+      const int64_t at = first + b < p_.table_stride ? table[first + b] * p_.kv_heads * size : 0;
+      to.keys[b] = keys + at;
+      to.values[b] = values + at;
+    }
+  }
+
+  // The rows row..row+count-1 go through what they see of the chunk.
+  void pass(int64_t row, int64_t count, int64_t chunk) {
+    int32_t least = seen_[row], most = least;
+    for (int64_t r = 1; r < count; ++r) least = std::min(least, seen_[row + r]), most = std::max(most, seen_[row + r]);
+    const int64_t keys = std::min(most - chunk, kChunk), blocks = (keys + kBlock - 1) / kBlock;
+    if (keys <= 0) return;
+    score_strip<T>(count, &query_[row * units_], units_, chunk_, ahead_, blocks, scores_.data(), Strips());
+    if (p_.softcap > 0) cap(count, blocks);
+    if (least < chunk + blocks * kBlock || p_.window > 0) mask(row, count, chunk, blocks);
+    soften(row, count, blocks);
+    add_values<T>(count, weights_.data(), chunk_, ahead_, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
+  }
+
+  void cap(int64_t count, int64_t blocks) {
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t k = 0; k < blocks * kBlock; ++k)
+        scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * p_.scale / p_.softcap);
+  }
+
+  void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
+    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t r = 0; r < count; ++r) {
+      const int32_t seen = seen_[row + r];
+      const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
+      for (int64_t b = 0; b < blocks; ++b) {
+        float* scores = &scores_[r * kChunk + b * kBlock];
+        const VecI key = lane + static_cast<int32_t>(chunk + b * kBlock);
+        store(scores, select((VecI)((key < seen) & (key >= from)), load(scores), broadcast(kNever)));
+      }
+    }
+  }
+
+  // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
+  void soften(int64_t row, int64_t count, int64_t blocks) {
+    constexpr float kLog2E = 1.44269504088896341f;
+    const float factor = p_.softcap > 0 ? kLog2E : p_.scale * kLog2E;
+    float old[kLanes] = {}, highest[kLanes] = {}, base[kLanes], shrink[kLanes];
+    for (int64_t r = 0; r < count; ++r) {
+      VecF most = load(&scores_[r * kChunk]);
+      for (int64_t b = 1; b < blocks; ++b) most = max(most, load(&scores_[r * kChunk + b * kBlock]));
+      old[r] = highest_[row + r];
+      highest_[row + r] = highest[r] = std::max(max(most), old[r]);
+    }
+    // A row that has seen nothing, since all of the chunk lies before its window, has the maximum kNever.
+    const VecF nothing = broadcast(kNever);
+    store(base, select((VecI)(load(highest) == nothing), VecF{}, load(highest) * factor));
+    const VecF change = select((VecI)(load(old) == nothing), nothing, load(old) - load(highest));
+    store(shrink, exp2(change * factor));  // exactly 1 where the maximum stays
+    for (int64_t r = 0; r < count; ++r) {
+      VecF total = load(&sums_[(row + r) * kLanes]) * shrink[r];
+      T* weights = reinterpret_cast<T*>(weights_.data()) + r * kChunk;
+      for (int64_t b = 0; b < blocks; ++b) {
+        const VecF w = exp2(multiply_add(broadcast(-base[r]), load(&scores_[r * kChunk + b * kBlock]), broadcast(factor)));
+        total += w;
+        store(weights + b * kBlock, w);
+      }
+      store(&sums_[(row + r) * kLanes], total);
+      if (shrink[r] != 1.0f) {
+        float* out = &out_[(row + r) * p_.head_dim];
+        for (int64_t d = 0; d < p_.head_dim; d += kLanes) store(out + d, load(out + d) * shrink[r]);
+      }
+    }
   }
 
   void write(int64_t r) {
-    const int64_t row = p_.starts[item_.sequence] + item_.token + r / group_;
-    const int64_t head = item_.kv_head * group_ + r % group_;
-    T* to = static_cast<T*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
     const float inverse = 1.0f / sum(load(&sums_[r * kLanes]));
     const float* out = &out_[r * p_.head_dim];
-    for (int64_t d = 0; d < p_.head_dim; d += kLanes) bw::store(to + d, load(out + d) * inverse);
+    for (int64_t d = 0; d < p_.head_dim; d += kLanes) store(to_[r] + d, load(out + d) * inverse);
   }
 
   Problem p_;
+  const AttentionPlan& plan_;
   const int64_t group_, units_;
   Item item_{};
-  int64_t rows_ = 0, position_ = 0;
-  std::vector<uint32_t> query_, weights_, last_;
+  int64_t rows_ = 0;
+  std::vector<Stop> stops_;
+  std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
+  std::vector<int32_t> seen_;  // by each row: keys up to its own position
+  std::vector<T*> to_;
   Blocks chunk_{}, ahead_{};
 };
 
-// Later tiles see more keys: the longest work goes first, so that no thread is left with it at the end.
-inline std::vector<Item> attention_items(const Problem& p) {
-  const int64_t tokens = std::max<int64_t>(1, kTileRows / (p.heads / p.kv_heads));
-  std::vector<Item> items;
-  for (int64_t s = p.sequences; s-- > 0;) {
-    const int32_t rows = p.starts[s + 1] - p.starts[s];
-    for (int64_t token = (rows - 1) / tokens * tokens; token >= 0; token -= tokens)
-      for (int32_t head = 0; head < p.kv_heads; ++head)
-        items.push_back({static_cast<int32_t>(s), head, static_cast<int32_t>(token),
-                         std::min<int32_t>(tokens, rows - static_cast<int32_t>(token))});
-  }
-  return items;
-}
-
-// For all threads of a team. A thread takes the KV heads of a sequence together, since they lie side by side.
+// For all threads of a team. A thread takes the KV heads of the same rows together, since they lie side by side.
 template <class T>
 void attend(Tile<T>& tile, const std::vector<Item>& items, int64_t heads, int threads) {
   const int64_t count = static_cast<int64_t>(items.size());

@@ -20,7 +20,7 @@ from batchwright.models import cache_dir
 _HERE = Path(__file__).parent
 SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
 """The engine's own kernels."""
-_HEADERS = tuple(_HERE / name for name in ("attention.h", "product.h", "rows.h", "simd.h"))
+_HEADERS = tuple(sorted(_HERE.glob("*.h")))
 """Any source may include them."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 

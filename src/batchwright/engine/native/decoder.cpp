@@ -90,18 +90,29 @@ class Decoder {
   char* scratch_end() const { return scratch_end_; }
 
   void run(int threads) {
-    const Problem problem = attention();
-    const std::vector<Item> items = attention_items(problem);
+    const Problem all = attention();
+    const AttentionPlan plan = attention_plan(all, threads);
+    AttentionPlan last_plan;
 #pragma omp parallel num_threads(threads)
     {
-      Tile<bf16> tile(problem);
       lap(kRest);
-      for (int64_t index = 0; index < m_.num_layers; ++index) {
+      Tile<bf16> tile(all, plan);
+      const int64_t last = m_.num_layers - 1;
+      for (int64_t index = 0; index < last; ++index) {
         const Layer& layer = m_.layers[index];
-        tile.read(layer.keys, layer.values, layer.window);
-        attention_half(layer, tile, items, threads);
-        mlp_half(layer, index + 1 < m_.num_layers ? m_.layers[index + 1].qkv : m_.head, threads);
+        project(layer, threads);
+        attend_all(layer, tile, plan, threads);
+        finish(layer, m_.layers[index + 1].qkv, threads);
       }
+      project(m_.layers[last], threads);
+#pragma omp single
+      {
+        drop_rows();
+        last_plan = attention_plan(attention(), threads);
+      }
+      Tile<bf16> last_tile(attention(), last_plan);
+      attend_all(m_.layers[last], last_tile, last_plan, threads);
+      finish(m_.layers[last], m_.head, threads);
       logits(threads);
     }
   }
@@ -109,22 +120,53 @@ class Decoder {
  private:
   enum Part { kProducts, kAttention, kRest };
 
-  void attention_half(const Layer& layer, Tile<bf16>& tile, const std::vector<Item>& items, int threads) {
+  // Queries; keys and values go to the cache.
+  void project(const Layer& layer, int threads) {
     norm_rows(layer.input_norm);
     product(layer.qkv, input(s_.rows), layer.output, threads, writer(qkv_, heads_.width()));
     rotate(layer);
     lap(kRest);
-    attend<bf16>(tile, items, m_.kv_heads, threads);
-    lap(kAttention);
-    product(layer.output, prepared(attended_, heads_.queries(), 1), layer.gate_up, threads, adder());
   }
 
-  void mlp_half(const Layer& layer, const Linear& next, int threads) {
+  void attend_all(const Layer& layer, Tile<bf16>& tile, const AttentionPlan& plan, int threads) {
+    tile.read(layer.keys, layer.values, layer.window);
+    attend<bf16>(tile, plan.items, m_.kv_heads, threads);
+    lap(kAttention);
+  }
+
+  // What is left of a layer after attention; `next` is the product after it.
+  void finish(const Layer& layer, const Linear& next, int threads) {
+    product(layer.output, prepared(attended_, heads_.queries(), 1), layer.gate_up, threads, adder());
     norm_rows(layer.post_norm);
-    product(layer.gate_up, input(s_.rows), layer.down, threads, [this](int64_t row, int64_t column, VecF gate, VecF up) {
-      bw::store(inner_ + row * m_.intermediate + column / 2, silu(gate) * up);
-    });
+    product(layer.gate_up, input(s_.rows), layer.down, threads,
+            [this](int64_t row, int64_t column, VecF gate, VecF up) {
+              bw::store(inner_ + row * m_.intermediate + column / 2, silu(gate) * up);
+            });
     product(layer.down, prepared(inner_, m_.intermediate, m_.mix), next, threads, adder());
+  }
+
+  // After the last keys and values, only rows whose logits are wanted matter: most rows of a prompt end here. Attention
+  // counts a sequence's rows from its end, so its rows from the first wanted one on are kept.
+  void drop_rows() {
+    logit_rows_.assign(s_.num_logit_rows, 0);
+    starts_.assign(1, 0);
+    int64_t kept = 0, logit = 0;
+    for (int64_t s = 0; s < s_.sequences; ++s) {
+      const int64_t end = s_.starts[s + 1] - first_row_;
+      const auto wanted = [&] { return logit < s_.num_logit_rows && s_.logit_rows[logit] - first_row_ < end; };
+      const int64_t first = wanted() ? s_.logit_rows[logit] - first_row_ : end;
+      for (; wanted(); ++logit) logit_rows_[logit] = kept + s_.logit_rows[logit] - first_row_ - first;
+      std::memmove(qkv_ + kept * heads_.width(), qkv_ + first * heads_.width(),
+                   (end - first) * heads_.width() * sizeof(bf16));
+      std::memmove(s_.residual + kept * m_.hidden, s_.residual + first * m_.hidden,
+                   (end - first) * m_.hidden * sizeof(bf16));
+      kept += end - first;
+      starts_.push_back(static_cast<int32_t>(kept));
+    }
+    s_.rows = kept;
+    s_.starts = starts_.data();
+    s_.logit_rows = logit_rows_.data();
+    first_row_ = 0;
   }
 
   void logits(int threads) {
@@ -239,7 +281,9 @@ class Decoder {
   const Model& m_;
   Step s_;
   const HeadShape heads_;
-  const int64_t first_row_;
+  int64_t first_row_;  // of the step's rows
+  std::vector<int32_t> starts_;
+  std::vector<int64_t> logit_rows_;
   E* input_;
   float* scales_;
   bf16 *qkv_, *attended_, *inner_;

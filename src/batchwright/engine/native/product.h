@@ -152,20 +152,43 @@ void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads
   }
 }
 
-// The Hadamard transform of each `vectors` vectors, lane by lane, in place; `vectors` is a power of two.
-inline void mix(float* x, int64_t dim, int64_t vectors) {
-  for (int64_t half = 1; half < vectors; half *= 2) {
-    for (int64_t v = 0; v < dim / kLanes; v += v % half == half - 1 ? half + 1 : 1) {
-      float* low = x + v * kLanes;
-      float* high = low + half * kLanes;
-      const VecF a = load(low), b = load(high);
-      store(low, a + b);
-      store(high, a - b);
+// The Hadamard transform of N vectors, lane by lane, in place, without its scale.
+template <int N>
+inline __attribute__((always_inline)) void hadamard(VecF* x) {
+  if constexpr (N > 1) {
+    hadamard<N / 2>(x);
+    hadamard<N / 2>(x + N / 2);
+#pragma GCC unroll 16
+    for (int v = 0; v < N / 2; ++v) {
+      const VecF a = x[v], b = x[v + N / 2];
+      x[v] = a + b;
+      x[v + N / 2] = a - b;
     }
   }
-  if (vectors == 1) return;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(vectors));
-  for (int64_t d = 0; d < dim; d += kLanes) store(x + d, load(x + d) * scale);
+}
+
+template <int N>
+void mix(float* x, int64_t dim) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(N));
+  for (int64_t d = 0; d < dim; d += N * kLanes) {
+    VecF v[N];
+#pragma GCC unroll 32
+    for (int i = 0; i < N; ++i) v[i] = load(x + d + i * kLanes);
+    hadamard<N>(v);
+#pragma GCC unroll 32
+    for (int i = 0; i < N; ++i) store(x + d + i * kLanes, v[i] * scale);
+  }
+}
+
+// The Hadamard transform of each `vectors` vectors, lane by lane, in place; `vectors` is a power of two up to 32.
+inline void mix(float* x, int64_t dim, int64_t vectors) {
+  switch (vectors) {
+    case 2: return mix<2>(x, dim);
+    case 4: return mix<4>(x, dim);
+    case 8: return mix<8>(x, dim);
+    case 16: return mix<16>(x, dim);
+    case 32: return mix<32>(x, dim);
+  }
 }
 
 // x as bytes + 128: the largest value becomes 127. Returns the scale that gives the values back. `dim` is a multiple of

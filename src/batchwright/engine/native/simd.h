@@ -108,15 +108,52 @@ inline VecF select(VecI mask, VecF yes, VecF no) {
 inline VecF max(VecF a, VecF b) { return select((VecI)(a > b), a, b); }
 
 inline float sum(VecF x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
   float total = 0;
   for (int64_t lane = 0; lane < kLanes; ++lane) total += x[lane];
   return total;
+#endif
 }
 
 inline float max(VecF x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float most = x[0];
   for (int64_t lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
   return most;
+#endif
+}
+
+// 2^x for x ≤ 0 to about 1.5 ulp: 2^floor(x), and for the rest of it a polynomial of least relative error on [0, 1] that is
+// 1 at 0. Below -126 it is 0.
+inline VecF exp2(VecF x) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  const VecF r = (VecF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+#else
+  const VecF given = x;
+  const VecI tiny = (VecI)(x < -126.0f);
+  x = select(tiny, broadcast(-126.0f), x);
+  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  VecF n = (x + magic) - magic;
+  n = n - select((VecI)(n > x), broadcast(1.0f), VecF{});
+  const VecF r = x - n;
+#endif
+  VecF p = broadcast(1.8686067607e-3f);
+  p = multiply_add(broadcast(9.0142106267e-3f), p, r);
+  p = multiply_add(broadcast(5.5801302347e-2f), p, r);
+  p = multiply_add(broadcast(2.4016458078e-1f), p, r);
+  p = multiply_add(broadcast(6.9315114849e-1f), p, r);
+  p = multiply_add(broadcast(1.0f), p, r);
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  return (VecF)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+  const VecI exponent = __builtin_convertvector(n, VecI) << 23;
+  const VecF result = select(tiny, VecF{}, (VecF)((VecI)p + exponent));
+  return select((VecI)(given != given), given, result);
+#endif
 }
 
 // e^x to about 2 ulp: x = n ln 2 + r, and the Cephes polynomial for e^r on |r| ≤ ln 2 / 2. Below -87 it is 0.
