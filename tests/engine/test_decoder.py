@@ -68,7 +68,9 @@ def loaded(folder: Path, *, quantized: bool, dtype: str = "bfloat16", composed: 
     body = load_body(folder, body="fused", dtype=dtype, device="cpu", quantization="int8" if quantized else None)
     assert isinstance(body, LlamaBody)
     if composed:
+        body.quantized = False  # which is to say, its caches
         ModelBody.allocate(body, 400, 16, "native")
+        body.quantized = quantized
         body.stack = ComposedStack(body._weights, body.caches, body.attention, quantized=quantized)
     else:
         body.allocate(400, 16, "native")
@@ -200,6 +202,31 @@ def test_any_number_of_rows_gives_the_same_bits(tmp_path: Path, quantized: bool,
             whole = body.forward(several.step([(index, 0, lengths[index] + 1)]))
             for at in range(lengths[index] + 1):
                 assert torch.equal(body.forward(several.step([(index, at, 1)])), whole[at : at + 1])
+
+
+@needs_decoder
+@both_precisions
+def test_a_block_that_is_read_in_the_step_that_writes_it(tmp_path: Path, quantized: bool) -> None:
+    """Two prompts with one beginning in one step; for some lengths of the second each thread would take one."""
+    saved_model(tmp_path, "llama", TINY)
+    body = loaded(tmp_path, quantized=quantized)
+    generator = torch.Generator().manual_seed(4)
+    begun, one, other = (torch.randint(0, 199, (n,), generator=generator).tolist() for n in (96, 30, 126))
+
+    def logits(count: int, steps: list[list[tuple[int, int, int]]]) -> Tensor:
+        for cache in body.caches:
+            for tensor in (cache.keys, cache.values):
+                tensor.view(torch.uint8).fill_(0xFF)  # NaN
+        several = Prompts([begun + one, begun + other[:count]])
+        several.sequences[1].table.blocks[:6] = several.sequences[0].table.blocks[:6]
+        with torch.inference_mode():
+            return torch.cat([body.forward(several.step(parts)) for parts in steps])
+
+    for count in range(82, 127, 4):
+        first, second = (0, 0, 126), (1, 96, count)
+        together = logits(count, [[first, second]])
+        assert together.isfinite().all()
+        assert torch.equal(together, logits(count, [[first], [second]]))
 
 
 # Products alone

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright import AsyncEngine, Choice, Engine, InferenceRequest, InferenceResponse, SamplingParams
+from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.native import load_kernels
@@ -78,11 +79,11 @@ def promising(folder: Path, **options: Any) -> Engine:
         pytest.skip(str(error))
 
 
-def blocks(config: Any, count: int, precision: str) -> int:
+def blocks(folder: Path, count: int, precision: str) -> int:
     """Bytes of KV cache for `count` blocks."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    itemsize = 4 if precision == "float32" else 2
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize * 16 * count)
+    options = {"dtype": "float32", "quantization": None} | PRECISIONS[precision]
+    body = load_body(folder, body="auto", device="cpu", **options)
+    return count * sum(shape.bytes_per_block for shape in body.kv_shapes(1, 16, "auto"))
 
 
 # The real model
@@ -91,8 +92,6 @@ def blocks(config: Any, count: int, precision: str) -> int:
 @needs_native
 @precisions
 def test_the_real_model(smollm2_path: Path, prompts: list[list[int]], precision: str) -> None:
-    from transformers import AutoConfig
-
     dozen = requests_of([prompts[index] for index in (0, 1, 4, 6, 7, 11, 13, 17, 20, 34, 35, 22)])
     company = renamed(requests_of(prompts[2:20:3]), "company")
     options = PRECISIONS[precision] | {"max_model_len": 256}
@@ -100,7 +99,7 @@ def test_the_real_model(smollm2_path: Path, prompts: list[list[int]], precision:
         expected = alone(engine, dozen)
         assert len(set(expected)) == len(dozen)
         assert bits(engine.generate(company + dozen))[len(company) :] == expected
-    small = blocks(AutoConfig.from_pretrained(smollm2_path), 14, precision)
+    small = blocks(smollm2_path, 14, precision)
     with promising(smollm2_path, **options, kv_memory=small, max_batch_tokens=48) as engine:
         assert bits(engine.generate(dozen)) == expected
         assert engine.stats.preemptions > 0
@@ -142,12 +141,12 @@ def tiny_prompts() -> list[list[int]]:
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     shape, precision = request.param
     folder = tmp_path_factory.mktemp(shape)
-    model = tiny_model(folder, "mistral" if shape == "windowed" else "llama", **_SHAPES[shape])
+    tiny_model(folder, "mistral" if shape == "windowed" else "llama", **_SHAPES[shape])
     options = PRECISIONS[precision] | {"max_model_len": 128}
     requests = requests_of(tiny_prompts())
     with promising(folder, **options, kv_memory="2MB", prefix_caching=False) as engine:
         expected = alone(engine, requests)
-    few = blocks(model.config, 8, precision)
+    few = blocks(folder, 8, precision)
     with promising(folder, **options, kv_memory=few, max_batch_tokens=13, max_num_seqs=9) as engine:
         yield Small(requests, expected, engine)
         assert nothing_left(engine)

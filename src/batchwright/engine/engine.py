@@ -86,7 +86,7 @@ class Engine:
         num_seqs = _checked("max_num_seqs", max_num_seqs, _NUM_SEQS)
         batch_tokens = _checked("max_batch_tokens", max_batch_tokens, _BATCH_TOKENS.get(loaded.device.type, 512))
         most_blocks = num_seqs * -(-length // BLOCK_SIZE)
-        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE), kv_memory, most_blocks)
+        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE, attention), kv_memory, most_blocks)
         loaded.allocate(num_blocks, BLOCK_SIZE, attention)
         if deterministic and (reason := loaded.why_not_deterministic(batch_tokens, num_seqs)) is not None:
             raise UnsupportedModel(f"deterministic=True is not possible: {reason}")

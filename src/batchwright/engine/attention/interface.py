@@ -20,12 +20,21 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    """Of queries and outputs, and of keys and values unless these are `quantized`."""
     device: torch.device
+    quantized: bool = False
+    """Keys and values in 8 bits, with a float32 scale for each head of each token."""
+
+    @property
+    def bytes_per_head(self) -> int:
+        """What one head keeps of a block, of keys or of values."""
+        per_token = self.head_dim + 4 if self.quantized else self.head_dim * self.dtype.itemsize
+        return self.block_size * per_token
 
     @property
     def bytes_per_block(self) -> int:
         """Keys and values of one block."""
-        return 2 * self.block_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.kv_heads * self.bytes_per_head
 
 
 @dataclass(frozen=True, slots=True)

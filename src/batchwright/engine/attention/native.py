@@ -13,7 +13,10 @@ from batchwright.engine.native.pages import prefer_huge_pages
 
 
 class NativeAttention(AttentionBackend):
-    """Keys lie transposed within a block, so that one vector holds a dimension of all its keys (see attention.cpp)."""
+    """Keys lie transposed within a block, so that one vector holds a dimension of all its keys (see attention.h).
+
+    Only the compiled layers read and write caches that are quantized (bodies/compiled.py).
+    """
 
     name = "native"
 
@@ -30,6 +33,9 @@ class NativeAttention(AttentionBackend):
         return None
 
     def allocate(self, shape: KVShape) -> LayerCache:
+        if shape.quantized:
+            size = (shape.num_blocks, shape.kv_heads, shape.bytes_per_head)
+            return _in_huge_pages(torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8))
         per_unit = 4 // shape.dtype.itemsize
         keys = torch.empty(
             shape.num_blocks, shape.kv_heads, shape.head_dim // per_unit, BLOCK_SIZE * per_unit, dtype=shape.dtype
@@ -37,9 +43,7 @@ class NativeAttention(AttentionBackend):
         values = torch.empty(
             shape.num_blocks, shape.kv_heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype
         )
-        prefer_huge_pages(keys)
-        prefer_huge_pages(values)
-        return LayerCache(keys, values)
+        return _in_huge_pages(keys, values)
 
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
         self.kernels.store_rows(_dense_rows(key), _dense_rows(value), cache.keys, cache.values, batch.slots)
@@ -57,6 +61,12 @@ class NativeAttention(AttentionBackend):
             window=shape.window,
             softcap=shape.softcap,
         )
+
+
+def _in_huge_pages(keys: Tensor, values: Tensor) -> LayerCache:
+    prefer_huge_pages(keys)
+    prefer_huge_pages(values)
+    return LayerCache(keys, values)
 
 
 def _dense_rows(x: Tensor) -> Tensor:

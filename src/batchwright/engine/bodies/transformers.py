@@ -52,7 +52,7 @@ class TransformersBody(ModelBody):
         self._kv = self._record_shapes(text.num_hidden_layers)
         self._check_outputs()
 
-    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
+    def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
         return [
             KVShape(num_blocks, block_size, kv_heads, head_dim, self.dtype, self.device)
             for kv_heads, head_dim in self._kv

@@ -35,8 +35,8 @@ void store_rows(const T* k, const T* v, int64_t rows, int64_t k_stride, int64_t 
   for (int64_t row = 0; row < rows; ++row) {
     CacheSlot<T> to(keys, values, shape, slots[row]);
     for (int64_t h = 0; h < kv_heads; ++h) {
-      for (int64_t d = 0; d < head_dim; ++d) to.store_key(h, d, k[row * k_stride + h * head_dim + d]);
-      to.store_values(h, v + row * v_stride + h * head_dim);
+      to.store_key(h, k + row * k_stride + h * head_dim);
+      to.store_value(h, v + row * v_stride + h * head_dim);
     }
   }
 }

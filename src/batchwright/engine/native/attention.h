@@ -4,23 +4,29 @@
 // depends on its own keys alone, not on the strip, the tile, the chunk of the prompt or the batch that it came in:
 // masked keys add exact zeros. So outputs are bitwise the same in any company.
 //
-// Cache layout, chosen so that both products read whole vectors (a "unit" is one float or two bfloat16, see simd.h):
+// Cache layout, chosen so that both products read whole vectors (a "unit" is one float or two smaller numbers):
 //   keys   [block][kv head][unit of head_dim][key in block]
 //   values [block][kv head][unit of keys][head_dim]
+// and in 8 bits behind both [block][kv head] the scales of its 16 keys.
 #pragma once
 
 #include <cmath>
 #include <limits>
 
+#include "levels.h"
 #include "sharing.h"
 
 namespace bw {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr float kMost = 32767;  // of queries and weights in 16 bits
 
 // Computes one item after another; each thread has one, with scratch memory for the largest item.
 template <class T>
 class Tile {
+  using C = Cached<T>;
+  using Row = typename C::Row;
+
  public:
   Tile(const Problem& problem, const AttentionPlan& plan)
       : p_(problem), plan_(plan), group_(problem.heads / problem.kv_heads), units_(problem.head_dim / kPerUnit<T>) {
@@ -29,6 +35,7 @@ class Tile {
     out_.resize(most * p_.head_dim);
     scores_.resize(kStrip * kChunk);
     weights_.resize(kStrip * kChunk / kPerUnit<T>);
+    factors_.resize(most);
     sums_.resize(most * kLanes);
     highest_.resize(most);
     seen_.resize(most);
@@ -82,14 +89,28 @@ class Tile {
       const int32_t s = sequence(item, i);
       for (int64_t token = item.token; token < item.token + item.tokens; ++token) {
         const int64_t row = p_.starts[s] + token, head = item.kv_head * group_;
-        const T* query = static_cast<const T*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
-        T* to = static_cast<T*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
-        std::memcpy(&query_[r * units_], query, group_ * p_.head_dim * sizeof(T));
+        const Row* query = static_cast<const Row*>(p_.query) + row * p_.query_stride + head * p_.head_dim;
+        Row* to = static_cast<Row*>(p_.out) + (row * p_.heads + head) * p_.head_dim;
         for (int64_t h = 0; h < group_; ++h, ++r) {
+          factors_[r] = p_.scale * take_query(query + h * p_.head_dim, &query_[r * units_]);
           to_[r] = to + h * p_.head_dim;
           seen_[r] = static_cast<int32_t>(position(s, token) + 1);
         }
       }
+    }
+  }
+
+  // Copies a query; returns what its scores are to be multiplied with.
+  float take_query(const Row* query, uint32_t* to) const {
+    if constexpr (!C::kScaled) {
+      std::memcpy(to, query, p_.head_dim * sizeof(Row));
+      return 1.0f;
+    } else {
+      const Levels found = levels(query, p_.head_dim, kMost);
+      int16_t* shorts = reinterpret_cast<int16_t*>(to);
+      for (int64_t d = 0; d < p_.head_dim; d += kLanes)
+        store_shorts(shorts + d, rounded(load(query + d) * found.inverse));
+      return found.scale;
     }
   }
 
@@ -125,10 +146,10 @@ class Tile {
 
   // Places after the last block of the sequence get its table's padding, block 0.
   void gather(const Stop& stop, int64_t kv_head, Blocks& to) const {
-    const int64_t first = stop.chunk / kBlock, size = kBlock * units_;
+    const int64_t first = stop.chunk / kBlock, size = head_bytes<T>(p_.head_dim);
     const int32_t* table = p_.tables + stop.sequence * p_.table_stride;
-    const uint32_t* keys = static_cast<const uint32_t*>(p_.keys) + kv_head * size;
-    const uint32_t* values = static_cast<const uint32_t*>(p_.values) + kv_head * size;
+    const char* keys = static_cast<const char*>(p_.keys) + kv_head * size;
+    const char* values = static_cast<const char*>(p_.values) + kv_head * size;
     for (int64_t b = 0; b < kChunk / kBlock; ++b) {
       const int64_t at = first + b < p_.table_stride ? table[first + b] * p_.kv_heads * size : 0;
       to.keys[b] = keys + at;
@@ -142,17 +163,20 @@ class Tile {
     for (int64_t r = 1; r < count; ++r) least = std::min(least, seen_[row + r]), most = std::max(most, seen_[row + r]);
     const int64_t keys = std::min(most - chunk, kChunk), blocks = (keys + kBlock - 1) / kBlock;
     if (keys <= 0) return;
-    score_strip<T>(count, &query_[row * units_], units_, chunk_, ahead_, blocks, scores_.data(), Strips());
-    if (p_.softcap > 0) cap(count, blocks);
+    score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk_, ahead_, blocks, scores_.data(), Strips());
+    if (p_.softcap > 0) cap(row, count, blocks);
     if (least < chunk + blocks * kBlock || p_.window > 0) mask(row, count, chunk, blocks);
     soften(row, count, blocks);
-    add_values<T>(count, weights_.data(), chunk_, ahead_, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
+    float scales[kStrip];
+    if constexpr (C::kScaled)
+      for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, keys);
+    add_values<T>(count, weights_.data(), scales, chunk_, ahead_, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
   }
 
-  void cap(int64_t count, int64_t blocks) {
+  void cap(int64_t row, int64_t count, int64_t blocks) {
     for (int64_t r = 0; r < count; ++r)
       for (int64_t k = 0; k < blocks * kBlock; ++k)
-        scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * p_.scale / p_.softcap);
+        scores_[r * kChunk + k] = p_.softcap * std::tanh(scores_[r * kChunk + k] * factors_[row + r] / p_.softcap);
   }
 
   void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
@@ -171,26 +195,26 @@ class Tile {
   // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
   void soften(int64_t row, int64_t count, int64_t blocks) {
     constexpr float kLog2E = 1.44269504088896341f;
-    const float factor = p_.softcap > 0 ? kLog2E : p_.scale * kLog2E;
-    float old[kLanes] = {}, highest[kLanes] = {}, base[kLanes], shrink[kLanes];
+    float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
       VecF most = load(&scores_[r * kChunk]);
       for (int64_t b = 1; b < blocks; ++b) most = max(most, load(&scores_[r * kChunk + b * kBlock]));
       old[r] = highest_[row + r];
       highest_[row + r] = highest[r] = std::max(max(most), old[r]);
+      factor[r] = p_.softcap > 0 ? kLog2E : factors_[row + r] * kLog2E;
     }
     // A row that has seen nothing, since all of the chunk lies before its window, has the maximum kNever.
     const VecF nothing = broadcast(kNever);
-    store(base, select((VecI)(load(highest) == nothing), VecF{}, load(highest) * factor));
+    store(base, select((VecI)(load(highest) == nothing), VecF{}, load(highest) * load(factor)));
     const VecF change = select((VecI)(load(old) == nothing), nothing, load(old) - load(highest));
-    store(shrink, exp2(change * factor));  // exactly 1 where the maximum stays
+    store(shrink, exp2(change * load(factor)));  // exactly 1 where the maximum stays
     for (int64_t r = 0; r < count; ++r) {
       VecF total = load(&sums_[(row + r) * kLanes]) * shrink[r];
-      T* weights = reinterpret_cast<T*>(weights_.data()) + r * kChunk;
-      for (int64_t b = 0; b < blocks; ++b) {
-        const VecF w = exp2(multiply_add(broadcast(-base[r]), load(&scores_[r * kChunk + b * kBlock]), broadcast(factor)));
+      for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kBlock) {
+        const VecF w = exp2(multiply_add(broadcast(-base[r]), load(&scores_[k]), broadcast(factor[r])));
         total += w;
-        store(weights + b * kBlock, w);
+        if constexpr (C::kScaled) store(&scores_[k], w);
+        else store(reinterpret_cast<T*>(weights_.data()) + k, w);
       }
       store(&sums_[(row + r) * kLanes], total);
       if (shrink[r] != 1.0f) {
@@ -198,6 +222,26 @@ class Tile {
         for (int64_t d = 0; d < p_.head_dim; d += kLanes) store(out + d, load(out + d) * shrink[r]);
       }
     }
+  }
+
+  // The weights of row r, times the scales of the values, in 16 bits. Returns their scale.
+  float round_weights(int64_t r, int64_t keys) {
+    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    VecF most = {}, spoilt = {};
+    for (int64_t k = 0; k < keys; k += kBlock) {
+      // Scales behind the last key have not been written.
+      const VecI written = (VecI)(lane + static_cast<int32_t>(k) < static_cast<int32_t>(keys));
+      const VecF scales = select(written, block_scales<T>(chunk_.values[k / kBlock], p_.head_dim), VecF{});
+      const VecF w = load(&scores_[r * kChunk + k]) * scales;
+      most = max(most, w);
+      spoilt += w * 0.0f;
+      store(&scores_[r * kChunk + k], w);
+    }
+    const Levels found(max(most), sum(spoilt), kMost);
+    int16_t* shorts = reinterpret_cast<int16_t*>(weights_.data()) + r * kChunk;
+    for (int64_t k = 0; k < keys; k += kBlock)
+      store_shorts(shorts + k, rounded(load(&scores_[r * kChunk + k]) * found.inverse));
+    return found.scale;
   }
 
   void write(int64_t r) {
@@ -214,8 +258,9 @@ class Tile {
   std::vector<Stop> stops_;
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
+  std::vector<float> factors_;  // by each row: its scores are multiplied with this
   std::vector<int32_t> seen_;  // by each row: keys up to its own position
-  std::vector<T*> to_;
+  std::vector<Row*> to_;
   Blocks chunk_{}, ahead_{};
 };
 

@@ -1,8 +1,8 @@
-// All layers of a Llama for one step, in one parallel region. E is what the products multiply, bf16 or u8 (int8 + 128);
-// everything else is bfloat16.
+// All layers of a Llama for one step, in one parallel region. E is what the products multiply, bf16 or u8 (int8 + 128),
+// with keys and values in bfloat16 or 8 bits; everything else is bfloat16.
 //
 // Threads share the work in one of two ways. A batch whose sequences can be dealt out evenly is cut in parts, one for each
-// thread, which have nothing to do with each other: nobody waits, and no row moves from one core to another. The weights
+// thread, which have nothing to do with each other in this step: nobody waits, and no row moves from one core to another. The weights
 // then go through every core, which is worth it when there are many rows to each. Any other batch is computed by all
 // threads together: each takes some columns of a product, and they wait for each other between two phases.
 #include <omp.h>
@@ -21,8 +21,8 @@ struct Layer {
   const bf16* post_norm;
   const bf16* query_norm;  // null: none, as in all but Qwen3
   const bf16* key_norm;
-  bf16* keys;
-  bf16* values;
+  void* keys;
+  void* values;
   int64_t window;  // 0: all keys
 };
 
@@ -59,6 +59,9 @@ constexpr double kKeyCost = 20;
 
 template <class E>
 class Decoder {
+  static constexpr bool kQuantized = std::is_same_v<E, u8>;
+  using Kept = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
+
  public:
   // Computes the sequences from..to-1 of `step`, in the memory from `scratch` on.
   Decoder(const Model& model, const Step& step, int64_t from, int64_t to, char* scratch)
@@ -96,7 +99,7 @@ class Decoder {
 #pragma omp parallel num_threads(threads)
     {
       lap(kRest);
-      Tile<bf16> tile(all, plan);
+      Tile<Kept> tile(all, plan);
       const int64_t last = m_.num_layers - 1;
       for (int64_t index = 0; index < last; ++index) {
         const Layer& layer = m_.layers[index];
@@ -110,7 +113,7 @@ class Decoder {
         drop_rows();
         last_plan = attention_plan(attention(), threads);
       }
-      Tile<bf16> last_tile(attention(), last_plan);
+      Tile<Kept> last_tile(attention(), last_plan);
       attend_all(m_.layers[last], last_tile, last_plan, threads);
       finish(m_.layers[last], m_.head, threads);
       logits(threads);
@@ -128,9 +131,9 @@ class Decoder {
     lap(kRest);
   }
 
-  void attend_all(const Layer& layer, Tile<bf16>& tile, const AttentionPlan& plan, int threads) {
+  void attend_all(const Layer& layer, Tile<Kept>& tile, const AttentionPlan& plan, int threads) {
     tile.read(layer.keys, layer.values, layer.window);
-    attend<bf16>(tile, plan.items, m_.kv_heads, threads);
+    attend<Kept>(tile, plan.items, m_.kv_heads, threads);
     lap(kAttention);
   }
 
@@ -220,8 +223,8 @@ class Decoder {
         }
       }
       const int64_t next = std::min(row + 1, s_.rows - 1);
-      CacheSlot<bf16>(layer.keys, layer.values, heads_, s_.slots[next]).prefetch(heads_);
-      rope_and_store<bf16>(qkv, heads_, m_.cosines + s_.positions[row] * half, m_.sines + s_.positions[row] * half,
+      CacheSlot<Kept>(layer.keys, layer.values, heads_, s_.slots[next]).prefetch(heads_);
+      rope_and_store<Kept>(qkv, heads_, m_.cosines + s_.positions[row] * half, m_.sines + s_.positions[row] * half,
                            {layer.keys, layer.values, heads_, s_.slots[row]});
     }
   }
@@ -277,7 +280,6 @@ class Decoder {
     return found;
   }
 
-  static constexpr bool kQuantized = std::is_same_v<E, u8>;
   const Model& m_;
   Step s_;
   const HeadShape heads_;
@@ -290,6 +292,31 @@ class Decoder {
   char* scratch_end_;
   double lapped_ = 0;
 };
+
+// Whether a part reads keys and values that this step writes in another part: two sequences with one beginning may come in
+// one step, where the second finds the blocks of the first in the prefix cache.
+bool parts_depend(const Step& step, const std::vector<int64_t>& firsts) {
+  const size_t parts = firsts.size() - 1;
+  std::vector<int32_t> writers;  // of each block: its part, counted from 1
+  for (size_t part = 0; part < parts; ++part) {
+    for (int64_t row = step.starts[firsts[part]]; row < step.starts[firsts[part + 1]]; ++row) {
+      const size_t block = step.slots[row] / kBlock;
+      if (block >= writers.size()) writers.resize(2 * block + 1);
+      writers[block] = static_cast<int32_t>(part + 1);
+    }
+  }
+  for (size_t part = 0; part < parts; ++part) {
+    for (int64_t s = firsts[part]; s < firsts[part + 1]; ++s) {
+      const int32_t* table = step.tables + s * step.table_stride;
+      for (int64_t b = 0; b * kBlock < step.contexts[s]; ++b) {
+        const size_t block = table[b];
+        const int32_t writer = block < writers.size() ? writers[block] : 0;
+        if (writer != 0 && writer != static_cast<int32_t>(part + 1)) return true;
+      }
+    }
+  }
+  return false;
+}
 
 // The first sequence of each part, and the end; empty when the batch is to be computed by all threads together.
 std::vector<int64_t> parts(const Model& model, const Step& step, int threads) {
@@ -309,6 +336,7 @@ std::vector<int64_t> parts(const Model& model, const Step& step, int threads) {
     firsts.push_back(at - costs.begin());
     if (costs[firsts[part]] - costs[firsts[part - 1]] > share * kEvenly) return {};
   }
+  if (parts_depend(step, firsts)) return {};
   return firsts;
 }
 

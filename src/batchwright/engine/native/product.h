@@ -13,7 +13,7 @@
 #include <cmath>
 #include <utility>
 
-#include "simd.h"
+#include "levels.h"
 
 namespace bw {
 
@@ -191,26 +191,12 @@ inline void mix(float* x, int64_t dim, int64_t vectors) {
   }
 }
 
-// x as bytes + 128: the largest value becomes 127. Returns the scale that gives the values back. `dim` is a multiple of
-// 16; a row that holds NaN or infinity has the scale NaN.
+// x [dim] as bytes + 128, the largest 127. Returns the scale that gives the values back.
 template <class T>
 float quantize(const T* x, int64_t dim, u8* out) {
-  VecF most = {}, spoilt = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const VecF v = load(x + d);
-    most = max(most, max(v, -v));
-    spoilt += v * 0.0f;
-  }
-  const float largest = max(most);
-  const float scale = largest / 127.0f + sum(spoilt), inverse = largest > 0 ? 127.0f / largest : 0.0f;
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const VecI whole = (VecI)(load(x + d) * inverse + magic) - (VecI)magic + 128;
-    typedef uint8_t Bytes __attribute__((vector_size(16)));
-    const Bytes bytes = __builtin_convertvector(whole, Bytes);
-    std::memcpy(out + d, &bytes, sizeof bytes);
-  }
-  return scale;
+  const Levels found = levels(x, dim, 127.0f);
+  for (int64_t d = 0; d < dim; d += kLanes) store_bytes(out + d, rounded(load(x + d) * found.inverse) + 128);
+  return found.scale;
 }
 
 }  // namespace bw

@@ -32,81 +32,96 @@ struct HeadShape {
   int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }  // of q, k and v side by side
 };
 
-// Where the keys and values of one token lie.
+// Where a cache of T keeps the keys and values of one token.
 template <class T>
 class CacheSlot {
  public:
-  CacheSlot(T* keys, T* values, const HeadShape& shape, int64_t slot)
-      : head_dim_(shape.head_dim), offset_(slot % kBlock) {
-    const int64_t block = slot / kBlock * shape.kv_heads * kBlock * head_dim_;
-    keys_ = keys + block;
-    values_ = values + block;
+  using Row = typename Cached<T>::Row;
+
+  CacheSlot(void* keys, void* values, const HeadShape& shape, int64_t slot)
+      : head_dim_(shape.head_dim), bytes_(head_bytes<T>(shape.head_dim)), offset_(slot % kBlock) {
+    const int64_t block = slot / kBlock * shape.kv_heads * bytes_;
+    keys_ = static_cast<char*>(keys) + block;
+    values_ = static_cast<char*>(values) + block;
   }
 
-  void store_key(int64_t head, int64_t d, T x) {
-    keys_[head * kBlock * head_dim_ + (d / kPer * kBlock + offset_) * kPer + d % kPer] = x;
+  void store_key(int64_t head, const Row* x) {
+    if constexpr (Cached<T>::kScaled) {
+      store_rounded(keys_ + head * bytes_, x, [this](int64_t d) { return (d / 2 * kBlock + offset_) * 2 + d % 2; });
+    } else {
+      constexpr int64_t unit = 4;
+      char* to = keys_ + head * bytes_ + offset_ * unit;
+      const char* from = reinterpret_cast<const char*>(x);
+      for (int64_t u = 0; u < head_dim_ / kPer; ++u) std::memcpy(to + u * kBlock * unit, from + u * unit, unit);
+    }
   }
 
-  // Dimensions d..d+15; d is a multiple of 16.
-  void store_keys(int64_t head, int64_t d, VecF x) {
-    alignas(64) uint32_t units[kLanes];
-    store(reinterpret_cast<T*>(units), x);
-    uint32_t* to = reinterpret_cast<uint32_t*>(keys_ + head * kBlock * head_dim_) + d / kPer * kBlock + offset_;
-    for (int64_t unit = 0; unit < kLanes / kPer; ++unit) to[unit * kBlock] = units[unit];
+  void store_value(int64_t head, const Row* x) {
+    const int64_t from = offset_ / kPer * head_dim_ * kPer + offset_ % kPer;
+    if constexpr (Cached<T>::kScaled) {
+      store_rounded(values_ + head * bytes_, x, [from](int64_t d) { return from + d * kPer; });
+    } else {
+      Row* to = reinterpret_cast<Row*>(values_ + head * bytes_);
+      for (int64_t d = 0; d < head_dim_; ++d) to[from + d * kPer] = x[d];
+    }
   }
 
   // The lines that will be written: another's tokens share them, so they are read first.
   void prefetch(const HeadShape& shape) const {
+    constexpr int64_t line = 64, unit = Cached<T>::kUnitBytes;
     for (int64_t h = 0; h < shape.kv_heads; ++h) {
-      const T* keys = keys_ + h * kBlock * head_dim_;
-      const T* values = values_ + h * kBlock * head_dim_ + offset_ / kPer * head_dim_ * kPer;
-      for (int64_t d = 0; d < head_dim_; d += kPer) __builtin_prefetch(keys + (d / kPer * kBlock + offset_) * kPer, 1);
-      for (int64_t d = 0; d < head_dim_ * kPer; d += 64 / sizeof(T)) __builtin_prefetch(values + d, 1);
+      const char* keys = keys_ + h * bytes_ + offset_ * unit / kBlock;
+      const char* values = values_ + h * bytes_ + offset_ / kPer * head_dim_ * unit / kLanes;
+      for (int64_t at = 0; at < head_dim_ / kPer * unit; at += line) __builtin_prefetch(keys + at, 1);
+      for (int64_t at = 0; at < head_dim_ * unit / kLanes; at += line) __builtin_prefetch(values + at, 1);
+      if constexpr (Cached<T>::kScaled) {
+        __builtin_prefetch(keys_ + (h + 1) * bytes_ - line, 1);
+        __builtin_prefetch(values_ + (h + 1) * bytes_ - line, 1);
+      }
     }
   }
 
-  void store_values(int64_t head, const T* x) {
-    T* to = values_ + head * kBlock * head_dim_ + offset_ / kPer * head_dim_ * kPer + offset_ % kPer;
-    for (int64_t d = 0; d < head_dim_; ++d) to[d * kPer] = x[d];
+ private:
+  // In 8 bits, number d at `at(d)`, and the scale with the others of the block. NaN and infinity become a scale of NaN.
+  template <class At>
+  void store_rounded(char* block, const Row* x, const At& at) {
+    const Levels found = levels(x, head_dim_, 127.0f);
+    for (int64_t d = 0; d < head_dim_; d += kLanes) {
+      int8_t bytes[kLanes];
+      store_bytes(bytes, rounded(load(x + d) * found.inverse));
+      for (int64_t i = 0; i < kLanes; ++i) block[at(d + i)] = bytes[i];
+    }
+    reinterpret_cast<float*>(block + bytes_)[offset_ - kBlock] = found.scale;
   }
 
- private:
   static constexpr int64_t kPer = kPerUnit<T>;
-  T* keys_;
-  T* values_;
-  int64_t head_dim_, offset_;
+  char* keys_;
+  char* values_;
+  int64_t head_dim_, bytes_, offset_;
 };
 
-// Rotates the queries of `qkv` in place; rotated keys, and values, go to the cache. `cosines` and `sines` are of the
-// row's position.
+// Rotates the queries and keys of `qkv` in place; keys and values go to the cache. `cosines` and `sines` are of the row's
+// position.
 template <class T>
-void rope_and_store(T* qkv, const HeadShape& shape, const float* cosines, const float* sines, CacheSlot<T> to) {
+void rope_and_store(typename Cached<T>::Row* qkv, const HeadShape& shape, const float* cosines, const float* sines,
+                    CacheSlot<T> to) {
   const int64_t half = shape.head_dim / 2, whole = half % kLanes == 0 ? half : 0;
   for (int64_t h = 0; h < shape.heads + shape.kv_heads; ++h) {
-    T* x = qkv + h * shape.head_dim;
+    auto* x = qkv + h * shape.head_dim;
     for (int64_t d = 0; d < whole; d += kLanes) {
       const VecF a = load(x + d), b = load(x + d + half), c = load(cosines + d), s = load(sines + d);
-      const VecF low = a * c - b * s, high = b * c + a * s;
-      if (h < shape.heads) {
-        store(x + d, low);
-        store(x + d + half, high);
-      } else {
-        to.store_keys(h - shape.heads, d, low);
-        to.store_keys(h - shape.heads, d + half, high);
-      }
+      store(x + d, a * c - b * s);
+      store(x + d + half, b * c + a * s);
     }
     for (int64_t d = whole; d < half; ++d) {
       const float a = to_float(x[d]), b = to_float(x[d + half]);
       store(x + d, a * cosines[d] - b * sines[d]);
       store(x + d + half, b * cosines[d] + a * sines[d]);
-      if (h >= shape.heads) {
-        to.store_key(h - shape.heads, d, x[d]);
-        to.store_key(h - shape.heads, d + half, x[d + half]);
-      }
     }
+    if (h >= shape.heads) to.store_key(h - shape.heads, x);
   }
   for (int64_t h = 0; h < shape.kv_heads; ++h)
-    to.store_values(h, qkv + (shape.heads + shape.kv_heads + h) * shape.head_dim);
+    to.store_value(h, qkv + (shape.heads + shape.kv_heads + h) * shape.head_dim);
 }
 
 }  // namespace bw

@@ -101,6 +101,25 @@ inline VecF dot_units<bf16>(VecF acc, VecU a, uint32_t b) {
 #endif
 }
 
+// acc += the two products of 16-bit numbers in every lane.
+inline VecI dot_pairs(VecI acc, VecU a, uint32_t b) {
+#if defined(__AVX512VNNI__)
+  return (VecI)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, _mm512_set1_epi32(static_cast<int32_t>(b)));
+#else
+  const VecI wide = VecI{} + static_cast<int32_t>(b), left = (VecI)a;
+  return acc + (left << 16 >> 16) * (wide << 16 >> 16) + (left >> 16) * (wide >> 16);
+#endif
+}
+
+// 32 signed bytes as pairs of 16-bit numbers.
+inline VecU load_pairs(const void* from) {
+  typedef int8_t Bytes __attribute__((vector_size(32)));
+  typedef int16_t Shorts __attribute__((vector_size(64)));
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return (VecU)__builtin_convertvector(bytes, Shorts);
+}
+
 inline VecF select(VecI mask, VecF yes, VecF no) {
   return (VecF)(((VecI)yes & mask) | ((VecI)no & ~mask));
 }

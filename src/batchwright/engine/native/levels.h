@@ -1,0 +1,51 @@
+// Rounding rows to whole numbers with one scale: the greatest becomes `most`.
+#pragma once
+
+#include "simd.h"
+
+namespace bw {
+
+// `inverse` makes whole numbers of a row, `scale` gives the row back: NaN if it holds NaN or infinity.
+struct Levels {
+  float inverse, scale;
+
+  // `largest` is the greatest absolute value; `spoilt` is NaN if there is NaN or infinity, else 0.
+  Levels(float largest, float spoilt, float most) {
+    // The inverse of anything smaller would be infinite, so it becomes 0, with any scale.
+    const bool some = largest > 1e-30f;
+    inverse = some ? most / largest : 0.0f;
+    scale = (some ? largest / most : 1.0f) + spoilt;
+  }
+};
+
+// Of x [dim]; `dim` is a multiple of 16.
+template <class T>
+Levels levels(const T* x, int64_t dim, float most) {
+  VecF largest = {}, spoilt = {};
+  for (int64_t d = 0; d < dim; d += kLanes) {
+    const VecF v = load(x + d);
+    largest = max(largest, max(v, -v));
+    spoilt += v * 0.0f;
+  }
+  return {max(largest), sum(spoilt), most};
+}
+
+// x, whole numbers once rounded, below 2^22 in size.
+inline VecI rounded(VecF x) {
+  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  return (VecI)(x + magic) - (VecI)magic;
+}
+
+inline void store_shorts(int16_t* to, VecI x) {
+  typedef int16_t Shorts __attribute__((vector_size(32)));
+  const Shorts shorts = __builtin_convertvector(x, Shorts);
+  std::memcpy(to, &shorts, sizeof shorts);
+}
+
+inline void store_bytes(void* to, VecI x) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  const Bytes bytes = __builtin_convertvector(x, Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+}  // namespace bw
