@@ -118,6 +118,19 @@ def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest
     assert b"Traceback" not in refused.stderr
 
 
+def test_how_long_a_line_may_be(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Echo())
+    with source.open("a") as file:
+        file.write(json.dumps({"prompt": "long" * 10}) + "\n")
+    output = tmp_path / "out.jsonl"
+    arguments = ["run", str(source), "-o", str(output), "--max-line-bytes"]
+    assert CliRunner().invoke(app, [*arguments, "40"]).exit_code == 3
+    errors = [line["error"]["message"] for line in map(json.loads, output.read_text().splitlines()) if line["error"]]
+    assert errors == ["the line has more than 40 bytes: shorten it, or raise --max-line-bytes"]
+    assert CliRunner().invoke(app, [*arguments, "80", "--overwrite"]).exit_code == 0
+    assert CliRunner().invoke(app, [*arguments, "0"]).exit_code == 2
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals(
     source: Path,

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from batchwright.cli.main import main
 from batchwright.cli.models import app
 from batchwright.models import resolve
 from batchwright.models.catalog import BuiltinModel
 
 runner = CliRunner()
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit status of a command that fails."""
+    monkeypatch.setattr("sys.argv", ["batchwright", "models", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
 
 
 def test_pull_prints_the_path_alone_on_stdout(tiny: BuiltinModel) -> None:
@@ -20,10 +31,13 @@ def test_pull_prints_the_path_alone_on_stdout(tiny: BuiltinModel) -> None:
     assert result.stderr == "storing tiny in the cache\n"
 
 
-def test_path_before_and_after_the_pull(tiny: BuiltinModel) -> None:
-    before = runner.invoke(app, ["path", "tiny"])
-    assert (before.exit_code, before.stdout) == (1, "")
-    assert before.stderr == "error: tiny is not in the cache; fetch it with: batchwright models pull tiny\n"
+def test_path_before_and_after_the_pull(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(monkeypatch, "path", "tiny") == 2
+    before = capsys.readouterr()
+    assert before.err == "error: tiny is not in the cache; fetch it with: batchwright models pull tiny\n"
+    assert before.out == ""
     folder = resolve("tiny")
     after = runner.invoke(app, ["path", "tiny"])
     assert (after.exit_code, after.stdout, after.stderr) == (0, f"{folder}\n", "")
@@ -40,11 +54,22 @@ def test_list_shows_what_is_there(tiny: BuiltinModel) -> None:
     assert models[2]["path"] == str(folder)
 
 
-def test_errors_are_one_line_and_status_1() -> None:
-    result = runner.invoke(app, ["pull", "gpt-17"])
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith("error: no model is called 'gpt-17'")
-    assert result.stderr.count("\n") == 1
+@pytest.mark.parametrize("command", ["pull", "path"])
+def test_an_unknown_name_is_one_line_and_status_2_as_in_every_command(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(monkeypatch, command, "gpt-17") == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: no model is called 'gpt-17'")
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_what_fails_though_asked_for_rightly_is_status_1(
+    tiny: BuiltinModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BATCHWRIGHT_WHEELS", str(tmp_path))
+    assert fails(monkeypatch, "pull", "tiny") == 1
+    assert capsys.readouterr().err.count("error: ") == 1
 
 
 def test_bad_usage_is_status_2() -> None:

@@ -59,6 +59,14 @@ def test_the_page_tells_of_every_metric_and_of_no_other(play: Play) -> None:
     play(main)
 
 
+def test_guesses_of_the_engine_are_counted() -> None:
+    told = {
+        each.name: each.samples[0].value for each in engine_families(EngineStats(drafted_tokens=9, accepted_tokens=7))
+    }
+    assert told["batchwright_engine_drafted_tokens"] == 9
+    assert told["batchwright_engine_accepted_tokens"] == 7
+
+
 def test_requests_calls_and_batches_are_counted(play: Play) -> None:
     async def main(service: Service) -> None:
         await service.http.post("/v1/completions", json={"prompt": "one two"})

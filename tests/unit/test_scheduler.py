@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling import Pace, Scheduler, Sequence, Status
+from batchwright.scheduling import Pace, Scheduler, Sequence
 
 from .oracle import TRAFFICS, Bench
 
@@ -176,40 +176,6 @@ def test_every_sequence_comes_to_its_full_length(
     assert all(len(sequence.tokens) == sequence.max_total for sequence in sequences)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(
-    ahead=st.integers(0, 6),
-    urgent=st.lists(st.integers(0, 4), min_size=1, max_size=3),
-    budget=st.integers(2, 16),
-    max_num_seqs=st.integers(1, 4),
-    promote_after=st.sampled_from([5.0, 15.0]),
-)
-def test_a_stream_of_more_urgent_ones_starves_nobody(
-    ahead: int, urgent: list[int], budget: int, max_num_seqs: int, promote_after: float
-) -> None:
-    """More arrive in every step than can be served: promotion, and service in order of arrival, get it through."""
-    bench = Bench(num_blocks=8, max_batch_tokens=budget, max_num_seqs=max_num_seqs, promote_after=promote_after)
-    for _ in range(ahead):
-        bench.add([1, 0, 1], priority=0)
-    patient = bench.add([0, 0, 0, 1, 1], priority=9)
-    for _ in range(int(promote_after) + 10 * (ahead + 1)):
-        for priority in urgent:
-            bench.add([1, 1, 0], priority=priority)
-        bench.step()
-    assert patient.status is Status.FINISHED
-    assert len(patient.tokens) == patient.max_total
-
-
-def test_the_less_urgent_are_preempted_and_the_most_urgent_never() -> None:
-    """With so few blocks sequences do push one another out."""
-    bench = Bench(num_blocks=5, block_size=2, max_num_seqs=4)
-    sequences = [bench.add([token, 1, 0], 6, priority=token) for token in (0, 1, 2)]
-    bench.drain()
-    assert bench.preemptions > 0
-    assert sequences[0].preemptions == 0
-    assert bench.preemptions == sum(sequence.preemptions for sequence in sequences)
-
-
 @pytest.mark.parametrize("limits", [{"max_batch_tokens": 0}, {"max_num_seqs": 0}])
 def test_limits_must_be_positive(limits: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
@@ -256,126 +222,6 @@ def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     ]
 
 
-def test_decodes_beyond_the_budget_go_to_the_most_urgent() -> None:
-    bench = Bench(max_batch_tokens=4, max_num_seqs=4)
-    low, high, middle = (bench.add([token], 9, priority=priority) for token, priority in ((0, 3), (1, 1), (2, 2)))
-    bench.step()
-    failed = bench.schedule()
-    bench.rollback()
-    assert bench.scheduler.shrink(failed)
-    assert bench.scheduler.token_budget == 1
-    assert [chunk.sequence for chunk in bench.step().chunks] == [high]
-    bench.drain()
-    assert {len(sequence.tokens) for sequence in (low, middle, high)} == {10}
-
-
-def test_within_one_priority_the_earlier_deadline_goes_first() -> None:
-    bench = Bench(max_num_seqs=1)
-    first = bench.add([0], 1)
-    late, early = bench.add([1], 1, deadline=90.0), bench.add([2], 1, deadline=50.0)
-    order = [bench.step().chunks[0].sequence for _ in range(3)]
-    assert order == [early, late, first]
-
-
-def test_an_urgent_sequence_takes_the_slot_of_the_least_urgent() -> None:
-    bench = Bench(max_num_seqs=2)
-    lowest, low = bench.add([0, 0], 9, priority=9), bench.add([1, 1], 9, priority=8)
-    bench.step()
-    urgent = bench.add([0, 1], 2, priority=0)
-    plan = bench.step()
-    assert plan.preempted == [lowest]
-    assert [chunk.sequence for chunk in plan.chunks] == [low, urgent]
-    bench.drain()
-
-
-def test_an_urgent_sequence_gets_tokens_though_decodes_would_take_them_all() -> None:
-    bench = Bench(max_batch_tokens=3, max_num_seqs=8)
-    for _ in range(3):
-        bench.add([0], 20, priority=9)
-    bench.step()
-    urgent = bench.add([1, 1, 1], 1, priority=0)
-    for _ in range(3):
-        bench.step()
-    assert urgent.status is Status.FINISHED
-
-
-def test_several_urgent_sequences_are_admitted_in_one_step() -> None:
-    bench = Bench(max_num_seqs=4)
-    for token in range(4):
-        bench.add([token], 20, priority=9)
-    bench.step()
-    urgent = [bench.add([token, token], 20, priority=1) for token in range(3)]
-    plan = bench.step()
-    assert len(plan.preempted) == 3
-    assert [chunk.sequence for chunk in plan.chunks][1:] == urgent
-
-
-def test_nobody_is_preempted_for_one_that_would_not_fit_all_the_same() -> None:
-    bench = Bench(num_blocks=8, block_size=1, max_num_seqs=4)
-    bench.add([0] * 4, 4, priority=0)
-    low = bench.add([1], 7, priority=9)
-    bench.step()
-    bench.add([1] * 4, 2, priority=1)
-    assert bench.step().preempted == []
-    assert low.status is Status.RUNNING
-
-
-def test_nobody_is_preempted_when_the_others_alone_fill_a_shrunken_budget() -> None:
-    bench = Bench(max_batch_tokens=8, max_num_seqs=8)
-    for priority in (0, 0, 0, 9):
-        bench.add([0], 20, priority=priority)
-    bench.step()
-    failed = bench.schedule()
-    bench.rollback()
-    assert bench.scheduler.shrink(failed)
-    bench.add([1], 1, priority=1)
-    assert bench.step().preempted == []
-    bench.drain()
-
-
-def test_no_more_are_preempted_than_this_steps_prompts_need() -> None:
-    bench = Bench(max_batch_tokens=16, max_num_seqs=4)
-    for token in range(4):
-        bench.add([token], 20, priority=9)
-    bench.step()
-    for token in range(4):
-        bench.add([token] * 30, 2, priority=1)
-    assert len(bench.step().preempted) == 1
-
-
-def test_one_that_is_preempted_stays_out_of_the_step() -> None:
-    """Though it could come back at once, on the blocks of another that generated the same."""
-    bench = Bench(num_blocks=8, block_size=1, max_num_seqs=2)
-    first = bench.add([0], 7)
-    bench.add([1], 1)
-    second = bench.add([0], 7)
-    while not bench.preemptions:
-        plan = bench.step()
-    assert plan.preempted == [second]
-    assert [chunk.sequence for chunk in plan.chunks] == [first]
-    bench.drain()
-
-
-def test_running_sequences_are_put_in_a_new_order_when_one_is_promoted() -> None:
-    bench = Bench(promote_after=3.0)
-    low = bench.add([0], 20, priority=9)
-    bench.step()
-    high = bench.add([1], 20, priority=0)
-    bench.step()
-    assert bench.scheduler.running == [high, low]
-    bench.step()
-    bench.step()
-    assert bench.scheduler.running == [low, high]
-
-
-def test_an_equal_priority_preempts_nobody() -> None:
-    bench = Bench(max_num_seqs=1)
-    bench.add([0], 9)
-    bench.step()
-    bench.add([1], 9, deadline=100.0)
-    assert bench.step().preempted == []
-
-
 def test_sequences_of_one_step_share_the_prefix_that_it_computes() -> None:
     bench = Bench(block_size=4)
     shared = [0, 1, 1, 0, 1, 0, 0, 1]
@@ -387,41 +233,6 @@ def test_sequences_of_one_step_share_the_prefix_that_it_computes() -> None:
     bench.drain()
 
 
-def test_after_a_failed_step_nothing_of_it_is_found_in_the_cache() -> None:
-    bench = Bench(block_size=4)
-    shared = [0, 1, 1, 0, 1, 0, 0, 1]
-    bench.add([*shared, 0])
-    bench.add([*shared, 1])
-    bench.schedule()
-    bench.rollback()
-    assert bench.scheduler.running == []
-    assert bench.blocks.open([*shared, 5])[1] == 0
-    bench.drain()
-
-
-def test_a_sequence_cancelled_in_a_step_that_fails_leaves_nothing_in_the_cache() -> None:
-    bench = Bench(block_size=4)
-    prompt = [0, 1, 1, 0, 1, 0, 0, 1, 1]
-    cancelled = bench.add(prompt)
-    bench.schedule()
-    bench.scheduler.finish(cancelled)
-    bench.rollback()
-    second = bench.add(prompt)
-    bench.drain()
-    assert second.num_cached == 0
-
-
-def test_what_is_forgotten_is_computed_again() -> None:
-    bench = Bench(block_size=4)
-    prompt = [0, 1, 1, 0, 1, 0, 0, 1, 1]
-    broken = bench.add(prompt)
-    bench.step()
-    bench.forget(broken)
-    second = bench.add(prompt)
-    bench.drain()
-    assert second.num_cached == 0
-
-
 def test_a_preempted_sequence_counts_its_cached_tokens_once() -> None:
     bench = Bench(num_blocks=16, block_size=2, max_num_seqs=1)
     low = bench.add([0, 1, 0, 1, 1], 6, priority=9)
@@ -429,67 +240,6 @@ def test_a_preempted_sequence_counts_its_cached_tokens_once() -> None:
     bench.add([1, 1], 2, priority=0)
     bench.drain()
     assert (low.preemptions, low.num_cached) == (1, 0)
-
-
-def test_a_budget_grows_back_after_it_was_shrunk() -> None:
-    bench = Bench(max_batch_tokens=16, num_blocks=200)
-    bench.add([0] * 16, 400)
-    plan = bench.schedule()
-    bench.rollback()
-    assert bench.scheduler.shrink(plan)
-    assert bench.scheduler.token_budget == 8
-    bench.step()
-    for _ in range(63):
-        assert bench.scheduler.token_budget == 8
-        bench.step()
-    assert bench.scheduler.token_budget == 16
-    for _ in range(100):
-        bench.step()
-    assert bench.scheduler.token_budget == 16
-
-
-def test_a_step_of_one_token_cannot_shrink() -> None:
-    bench = Bench()
-    bench.add([0])
-    plan = bench.schedule()
-    bench.rollback()
-    assert not bench.scheduler.shrink(plan)
-
-
-def test_isolated_sequences_run_alone_one_after_another_and_then_together_again() -> None:
-    bench = Bench()
-    sequences = [bench.add([token, 0, 1], 9) for token in range(3)]
-    bench.schedule()
-    bench.rollback()
-    bench.isolated = list(sequences)
-    bench.scheduler.isolate(sequences)
-    seen = [[chunk.sequence for chunk in bench.step().chunks] for _ in range(4)]
-    assert seen == [*([sequence] for sequence in sequences), sequences]
-
-
-def test_an_isolated_sequence_finds_room_when_others_hold_it_all() -> None:
-    bench = Bench(num_blocks=4, block_size=2, max_num_seqs=2)
-    bench.add([0] * 3, 4, priority=0)
-    bench.step()
-    waiting = bench.add([1] * 5, 2, priority=9)
-    bench.isolated = [waiting]
-    bench.scheduler.isolate([waiting])
-    assert [chunk.sequence for chunk in bench.step().chunks] == [waiting]
-    bench.drain()
-
-
-def test_an_isolated_sequence_takes_the_block_that_it_lacks_from_another() -> None:
-    bench = Bench(num_blocks=4, block_size=1, max_num_seqs=2)
-    other, lacking = bench.add([0], 3, priority=0), bench.add([1], 3, priority=9)
-    bench.step()
-    bench.step()
-    assert bench.blocks.num_free == 0
-    bench.isolated = [lacking]
-    bench.scheduler.isolate([lacking])
-    plan = bench.step()
-    assert [chunk.sequence for chunk in plan.chunks] == [lacking]
-    assert plan.preempted == [other]
-    bench.drain()
 
 
 def test_a_deadline_ends_running_and_waiting_sequences_and_frees_their_blocks() -> None:
@@ -517,20 +267,6 @@ def test_an_ended_sequence_can_be_ended_again() -> None:
     assert not bench.scheduler.has_work
 
 
-def test_promoted_sequences_are_served_in_order_of_arrival_whatever_their_priority() -> None:
-    bench = Bench(max_num_seqs=1, promote_after=5.0)
-    low, high = bench.add([0], 1, priority=9), bench.add([1], 1, priority=0)
-    bench.now = 5.0
-    newest = bench.add([2], 1, priority=-3)
-    bench.step()
-    order = [low, high, newest]
-    assert low.status is Status.FINISHED
-    bench.step()
-    assert high.status is Status.FINISHED
-    bench.drain()
-    assert [sequence.promoted for sequence in order] == [True, True, False]
-
-
 def test_ended_sequences_are_let_go_of() -> None:
     """Cancelled ones deep in the queue, and deadlines far off, do not fill the memory."""
     for promote_after in (None, 1e9):
@@ -541,5 +277,5 @@ def test_ended_sequences_are_let_go_of() -> None:
             sequence = Sequence([0], 1, 2, deadline=1e9 + number)
             scheduler.add(sequence)
             scheduler.finish(sequence)
-        kept = scheduler._waiting["online"].num_entries + len(scheduler._deadlines) + len(scheduler._arrivals)
+        kept = scheduler._waiting["online"].num_entries + len(scheduler._timetable)
         assert kept <= 3 * 70

@@ -105,13 +105,7 @@ class Call:
             result = self._function(*arguments, **options)
         if type(result) is not CoroutineType and not inspect.isawaitable(result):
             return result
-        try:
-            return await result
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Either would end the event loop under everybody. Ctrl-C comes in the main thread, and is to do so.
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
-            raise _not_to_end(error) from error
+        return await awaited(result)
 
     async def in_own_thread(self, work: Callable[[], Any]) -> Any:
         """What `work` gives in a thread of ours.
@@ -174,6 +168,17 @@ DEADLINES_PASSED = "deadlines passed"
 
 class WrongOutputs(GenerationError):
     """The model returned something else than one output for each prompt."""
+
+
+async def awaited(work: Awaitable[Any]) -> Any:
+    """What `work` of a model gives. Raises what it raises, but `GenerationError` where that would end the program."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Either would end the event loop under everybody. Ctrl-C comes in the main thread, and is to do so.
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        raise _not_to_end(error) from error
 
 
 def checked_outputs(result: Any, count: int) -> list[Any]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
-from batchwright.batcher.model import Call, WrongOutputs, checked_outputs, is_being_cancelled
+from batchwright.batcher.model import Call, WrongOutputs, awaited, checked_outputs, is_being_cancelled
 from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_core import Shared, TokenCore
 
@@ -121,11 +121,11 @@ class StreamCore(TokenCore):
                 yield checked_outputs(tokens, count)
         elif isinstance(found, AsyncIterator):
             try:
-                async for tokens in found:
+                while (tokens := await awaited(anext(found, _END))) is not _END:
                     yield checked_outputs(tokens, count)
             finally:
                 if isinstance(found, AsyncGenerator):
-                    await found.aclose()
+                    await awaited(found.aclose())
         else:
             raise WrongOutputs(
                 f"generate_stream_batch returned {type(found).__name__}: it must return an async iterator of lists"

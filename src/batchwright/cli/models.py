@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from batchwright.errors import BatchwrightError
 from batchwright.models import ModelStatus, inventory, resolve
 from batchwright.models.cache import Progress
 
@@ -39,16 +38,15 @@ def list_models(
 @app.command("pull")
 def pull_model(name: Name) -> None:
     """Fetch a model, convert it where needed, and print the path of its folder."""
-    with _one_line_errors(), _progress() as progress:
+    with _progress() as progress:
         path = resolve(name, progress=progress)
     typer.echo(path)
 
 
 @app.command("path")
 def print_path(name: Name) -> None:
-    """Print the path of a model that was pulled. Fetches nothing; exit status 1 when it is not there."""
-    with _one_line_errors():
-        typer.echo(resolve(name, pull=False))
+    """Print the path of a model that was pulled. Fetches nothing; exit status 2 when it is not there."""
+    typer.echo(resolve(name, pull=False))
 
 
 def _table(models: list[ModelStatus]) -> Table:
@@ -76,12 +74,3 @@ def _progress() -> Iterator[Progress]:
         return
     with console.status("looking into the cache") as status:
         yield lambda line: status.update(escape(line))
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except BatchwrightError as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from error

@@ -84,6 +84,9 @@ def run_command(
         str | None,
         typer.Option(help="jsonl, txt, csv, tsv or parquet, whatever the extension says.", rich_help_panel=_INPUT),
     ] = None,
+    max_line_bytes: Annotated[
+        int, typer.Option(min=1, help="A longer line, or prompt of a table, is an error line.", rich_help_panel=_INPUT)
+    ] = 2**20,
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.", rich_help_panel=_INPUT)
     ] = False,
@@ -170,6 +173,7 @@ def run_command(
                     system=system,
                     ordered=ordered,
                     overwrite=overwrite,
+                    max_line_bytes=max_line_bytes,
                     report=report,
                     progress=progress,
                     **options,
@@ -219,9 +223,11 @@ def _terminable() -> Iterator[_Stop]:
 
 
 def _show(console: Console, report: RunReport) -> None:
+    from batchwright.cli.report_view import report_table
+
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
-    console.print(report.render())
+    console.print(report_table(report))
     if report.failed:
         console.print(
             f"{report.failed:,} lines failed: each has an error with a code and its line number in {report.output}.",
@@ -230,9 +236,11 @@ def _show(console: Console, report: RunReport) -> None:
 
 
 def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bool) -> None:
+    from batchwright.cli.report_view import report_table
+
     report = interruption.report
     if not quiet:
-        console.print(report.render())
+        console.print(report_table(report))
     if report.output == "-":
         message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
     else:

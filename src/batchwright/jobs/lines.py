@@ -100,7 +100,10 @@ class LineParser:
             raise InvalidRequest("a row of a table needs a prompt template")
         prompt = self.template.render(row)
         if len(prompt.encode()) > self.max_line_bytes:
-            raise InvalidRequest(f"the prompt has more than {self.max_line_bytes:,} bytes", code="line_too_long")
+            raise InvalidRequest(
+                f"the prompt has more than {self.max_line_bytes:,} bytes: shorten it, or raise --max-line-bytes",
+                code="line_too_long",
+            )
         return prompt
 
     def _simple_line(self, number: int, custom_id: str | None, fields: Mapping[str, object]) -> Line:

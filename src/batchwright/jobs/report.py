@@ -15,8 +15,6 @@ import msgspec
 from batchwright.jobs.loop import Tally
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from batchwright.engine.stats import EngineStats
 
 Percentiles = dict[str, float | None]
@@ -71,6 +69,10 @@ class RunReport:
     max_num_seqs: int = 0
     padding_efficiency: float = 1.0
     """Useful rows over computed rows; 1 means that nothing was spent on padding."""
+    drafted_tokens: int = 0
+    """Guesses at next tokens that were computed along with decodes."""
+    accepted_tokens: int = 0
+    """Of them, those that were right: each saved its sequence a step."""
     kv_blocks: int = 0
     kv_blocks_peak: int = 0
     prefix_hit_rate: float = 0.0
@@ -101,6 +103,8 @@ class RunReport:
             occupancy_peak=stats.occupancy_peak,
             max_num_seqs=stats.max_num_seqs,
             padding_efficiency=stats.padding_efficiency,
+            drafted_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
             kv_blocks=stats.kv_blocks,
             kv_blocks_peak=stats.kv_blocks_peak,
             prefix_hit_rate=stats.prefix_hit_rate,
@@ -131,67 +135,6 @@ class RunReport:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
-
-    def render(self) -> RenderableType:
-        """For a terminal."""
-        from rich.table import Table
-
-        table = Table(title=self._title(), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column()
-        for name, value in self._rows():
-            table.add_row(name, value)
-        return table
-
-    def _title(self) -> str:
-        end = "Interrupted" if self.interrupted else "Done"
-        return f"{end}: {self.done:,} of {self.total:,} lines, {self.failed:,} failed, {self.resumed:,} by earlier runs"
-
-    def _rows(self) -> list[tuple[str, str]]:
-        rows = [
-            ("wall time", f"{self.wall_seconds:.1f} s, of which loading the model {self.load_seconds:.1f} s"),
-        ]
-        if self.steps:
-            rows += self._engine_rows()
-        memory = _size(self.peak_memory_bytes)
-        if self.peak_gpu_bytes is not None:
-            memory += f", {_size(self.peak_gpu_bytes)} on the GPU"
-        return [*rows, ("peak memory", memory)]
-
-    def _engine_rows(self) -> list[tuple[str, str]]:
-        occupancy = f"{self.occupancy_mean:.1f} sequences in a step, peak {self.occupancy_peak} of {self.max_num_seqs}"
-        kv_share = self.kv_blocks_peak / self.kv_blocks if self.kv_blocks else 0.0
-        outside = self.outside_model_seconds / self.loop_seconds if self.loop_seconds else 0.0
-        return [
-            ("engine", self.implementation),
-            ("tokens", f"{self.prompt_tokens:,} prompt, {self.generated_tokens:,} generated"),
-            ("generated", f"{self.generated_tokens_per_second:,.0f} tokens/s over {self.loop_seconds:.1f} s"),
-            ("prefill", f"{self.prefill_tokens_per_second:,.0f} tokens/s of model time"),
-            ("decode", f"{self.decode_tokens_per_second:,.0f} tokens/s of model time"),
-            ("TTFT", _percentiles(self.ttft_ms)),
-            ("TPOT", _percentiles(self.tpot_ms)),
-            ("occupancy", f"{occupancy}, {self.steps:,} steps"),
-            ("padding", f"{self.padding_efficiency:.1%} of the computed rows were useful"),
-            ("KV cache", f"peak {self.kv_blocks_peak:,} of {self.kv_blocks:,} blocks ({kv_share:.0%})"),
-            ("prefix cache", f"{self.prefix_hit_rate:.1%} of the prompt tokens found in it"),
-            ("preemptions", f"{self.preemptions:,}"),
-            ("outside model", f"{self.outside_model_seconds:.2f} s ({outside:.0%} of the loop)"),
-        ]
-
-
-def _percentiles(values: Percentiles) -> str:
-    p50, p90, p99 = values["p50"], values["p90"], values["p99"]
-    if p50 is None or p90 is None or p99 is None:
-        return "none"
-    return f"p50 {p50:,.0f} ms, p90 {p90:,.0f} ms, p99 {p99:,.0f} ms"
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def _peak_memory() -> int:

@@ -295,4 +295,6 @@ def _split(file: IO[bytes], limit: int) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _too_long(limit: int) -> InvalidRequest:
-    return InvalidRequest(f"the line has more than {limit:,} bytes", code="line_too_long")
+    return InvalidRequest(
+        f"the line has more than {limit:,} bytes: shorten it, or raise --max-line-bytes", code="line_too_long"
+    )

@@ -6,7 +6,8 @@ transformers format. Built-in models and GGUF files are kept, converted once, in
 
 from batchwright.models.cache import cache_dir
 from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel, Kind
-from batchwright.models.resolution import ModelStatus, fingerprint, inventory, resolve
+from batchwright.models.listing import ModelStatus, inventory
+from batchwright.models.resolution import fingerprint, resolve
 
 __all__ = [
     "BUILTIN",

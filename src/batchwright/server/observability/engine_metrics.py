@@ -18,6 +18,8 @@ _COUNTERS = {
     "rows_computed": ("engine_rows", "Rows of tokens that went through the model."),
     "prefill_tokens": ("engine_prefill_tokens", "Prompt tokens computed, recomputed ones counted again."),
     "decode_tokens": ("engine_decode_tokens", "Rows that computed a single next token."),
+    "drafted_tokens": ("engine_drafted_tokens", "Guesses at next tokens, computed along with decodes."),
+    "accepted_tokens": ("engine_accepted_tokens", "Of those guesses, those that were right."),
     "cached_tokens": ("engine_cached_tokens", "Prompt tokens taken from the prefix cache."),
     "step_seconds": ("engine_step_seconds", "Time in steps, scheduling included."),
     "model_seconds": ("engine_model_seconds", "Of that, in the forward pass and the choice of tokens."),

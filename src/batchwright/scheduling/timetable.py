@@ -1,0 +1,65 @@
+"""What becomes of sequences as time goes by: deadlines pass, and who has waited for long goes before all priorities."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+
+from batchwright.scheduling.sequence import Sequence, Status
+from batchwright.scheduling.waiting import ENDED_KEPT
+
+
+class Timetable:
+    """Deadlines and arrivals of sequences. Ended ones in it count for nothing.
+
+    `promote_after` is in the unit of `now`; None turns promotion off. Raises ValueError unless it is more than 0.
+    """
+
+    def __init__(self, promote_after: float | None) -> None:
+        if promote_after is not None and not promote_after > 0.0:
+            raise ValueError(f"promote_after={promote_after}: must be more than 0, or None for no promotion")
+        self.promote_after = promote_after
+        self._arrivals: deque[Sequence] = deque()
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+
+    def __len__(self) -> int:
+        """Entries, those of ended sequences included."""
+        return len(self._arrivals) + len(self._deadlines)
+
+    def add(self, sequence: Sequence) -> None:
+        """Sequences are added in the order of their arrival."""
+        if self.promote_after is not None:
+            self._arrivals.append(sequence)
+        if sequence.deadline < math.inf:
+            heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
+
+    def next_expired(self, now: float) -> Sequence | None:
+        """Remove and return one whose deadline has passed, the earliest first; None when there is no more."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            sequence = heapq.heappop(self._deadlines)[2]
+            if sequence.status is not Status.FINISHED:
+                return sequence
+        return None
+
+    def next_of_age(self, now: float) -> Sequence | None:
+        """Remove and return one that arrived `promote_after` ago, the oldest first; None when there is no more."""
+        if self.promote_after is None:
+            return None
+        while self._arrivals:
+            oldest = self._arrivals[0]
+            ended = oldest.status is Status.FINISHED
+            if not ended and now - oldest.arrived_at < self.promote_after:
+                return None
+            self._arrivals.popleft()
+            if not ended:
+                return oldest
+        return None
+
+    def sweep(self, needed: int) -> None:
+        """Let go of ended sequences, once they are most of what is here; `needed` sequences have not ended."""
+        if len(self._deadlines) > 2 * needed + ENDED_KEPT:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
+            heapq.heapify(self._deadlines)
+        if len(self._arrivals) > 2 * needed + ENDED_KEPT:
+            self._arrivals = deque(each for each in self._arrivals if each.status is not Status.FINISHED)
