@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from batchwright import Engine
 from batchwright.engine.native import NativeKernels, load_kernels
 
 from .support import NEW_TOKENS, nothing_left, own_greedy, slices
+
+# Triton reads this when it is first imported: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 _LENGTHS = [5, 6, 7, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 40, 47, 48, 49, 56, 64, 65, 80, 96, 112, 127, 128]
 _LONGER = [129, 150, 192, 240, 256, 300, 350, 420]

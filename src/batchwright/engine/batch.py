@@ -31,6 +31,8 @@ class StepBatch:
     """[R] int64: rows whose logits are wanted, those before a sequence's drafts and of the drafts included."""
     query_lens: list[int]
     contexts: list[int]
+    tables: np.ndarray
+    """`block_tables` where the host can read them."""
     attention_plan: object = field(default=None)
     """Whatever the attention backend worked out once for all layers."""
 
@@ -74,6 +76,7 @@ def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> S
         logit_rows=tensor(logit_rows),
         query_lens=counts.tolist(),
         contexts=(starts + counts).tolist(),
+        tables=tables,
     )
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal, TypeAlias, get_args
 
-from batchwright.engine.attention.interface import AttentionBackend, KVShape
+from batchwright.engine.attention.interface import AttentionBackend, AttentionShape, KVShape
 from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.reference import ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
+from batchwright.engine.attention.trial import TriedAttention
 from batchwright.engine.native import load_kernels
 from batchwright.errors import UnsupportedModel
 
-AttentionName: TypeAlias = Literal["auto", "native", "sdpa", "reference"]
+AttentionName: TypeAlias = Literal["auto", "native", "triton", "sdpa", "reference"]
+
+_log = logging.getLogger(__name__)
+
+_TRIED_GROUP = 4
+"""Query heads for each KV head in the trial at the start: what most models have. Layers of another kind are tried when
+they come."""
 
 
 def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
@@ -25,18 +34,52 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
         return ReferenceAttention()
     if name == "sdpa":
         return SdpaAttention()
-    kernels = load_kernels(shape.dtype) if shape.device.type == "cpu" else "the compiled kernels run on the CPU"
-    reason: str | None
-    if isinstance(kernels, str):
-        reason = kernels
-    else:
-        native = NativeAttention(kernels)
-        reason = native.refusal(shape)
-        if reason is None:
-            return native
-    if name == "native":
-        raise UnsupportedModel(f"attention='native' is not possible: {reason}. Use attention='auto'.")
+    makers = {"native": _native, "triton": _triton}
+    if name != "auto":
+        made = makers[name](shape)
+        if isinstance(made, str):
+            raise UnsupportedModel(f"attention={name!r} is not possible: {made}. Use attention='auto'.")
+        return made
+    if shape.device.type == "cuda":
+        return _on_cuda(shape)
+    made = _native(shape)
+    if isinstance(made, AttentionBackend):
+        return made
     chosen = SdpaAttention()
     if shape.device.type == "cpu":
-        chosen.note = f"no compiled kernels: {reason}"
+        chosen.note = f"no compiled kernels: {made}"
     return chosen
+
+
+def _on_cuda(shape: KVShape) -> AttentionBackend:
+    """Triton's kernels where they pass their trial."""
+    fallback = SdpaAttention()
+    made = _triton(shape)
+    if isinstance(made, str):
+        _log.warning("triton attention is not used on %s: %s", shape.device, made)
+        fallback.note = f"not triton: {made}"
+        return fallback
+    tried = TriedAttention(made, fallback)
+    tried.try_out(shape, AttentionShape(_TRIED_GROUP * shape.kv_heads, shape.head_dim**-0.5))
+    return tried
+
+
+def _native(shape: KVShape) -> AttentionBackend | str:
+    """The compiled kernels, or why they cannot be had."""
+    if shape.device.type != "cpu":
+        return "the compiled kernels run on the CPU"
+    kernels = load_kernels(shape.dtype)
+    if isinstance(kernels, str):
+        return kernels
+    native = NativeAttention(kernels)
+    return native.refusal(shape) or native
+
+
+def _triton(shape: KVShape) -> PagedAttention | str:
+    """Triton's kernels, or why they cannot be had."""
+    try:
+        from batchwright.engine.attention.tiled import TritonAttention
+    except Exception as error:  # not installed, or made for another Python, driver or torch
+        return f"Triton cannot be imported: {type(error).__name__}: {error}"
+    made = TritonAttention()
+    return made.refusal(shape) or made

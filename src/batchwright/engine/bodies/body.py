@@ -36,8 +36,8 @@ class ModelBody(ABC):
         return f"{self.name} body, {self.attention.name} attention{note}, {dtype} on {self.device}"
 
     @abstractmethod
-    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
-        """The KV cache of each layer."""
+    def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
+        """The KV cache of each layer, with the attention implementation called `attention`."""
 
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
@@ -63,9 +63,9 @@ class ModelBody(ABC):
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
         """Make the KV caches and choose the attention implementation. Raises as `choose_attention` does."""
-        shapes = self.kv_shapes(num_blocks, block_size)
+        shapes = self.kv_shapes(num_blocks, block_size, attention)
         for shape in set(shapes):
             self.attention = choose_attention(attention, shape)
-            if self.attention.name != "native":  # the other implementations take every shape
+            if self.attention.name in ("sdpa", "reference"):  # which take every shape
                 break
         self.caches = [self.attention.allocate(shape) for shape in shapes]

@@ -7,12 +7,13 @@ layers that see a sliding window.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention import KVShape
+from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.body import ModelBody
@@ -22,6 +23,7 @@ from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeig
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.weights import Weights
+from batchwright.engine.graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.native.packing import MOST_ROWS
 
@@ -63,15 +65,19 @@ class LlamaBody(ModelBody):
             self._embedding = rotate(self._weights, self._embedding)
         self._num_layers = config.num_hidden_layers
         self.stack: LayerStack
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def description(self) -> str:
         quantized = ", int8 weights and activations" if self.quantized else ""
         return f"{super().description}, {self.stack.products}{quantized}"
 
-    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
+    def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
         shape = self._shape
         layer = KVShape(num_blocks, block_size, shape.kv_heads, shape.head_dim, self.dtype, self.device)
+        on_cpu = self.device.type == "cpu"
+        if self.quantized and on_cpu and kernels_for(self._weights, choose_attention(attention, layer)) is not None:
+            layer = replace(layer, quantized=True)
         return [layer] * self._num_layers
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
@@ -82,9 +88,22 @@ class LlamaBody(ModelBody):
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
             self.free_rows = MOST_ROWS
+        if self.device.type == "cuda":
+            self._graphs = self._decode_graphs(num_blocks, block_size)
 
     def forward(self, batch: StepBatch) -> Tensor:
+        if self._graphs is not None:
+            return self._graphs(batch)
         return self.stack.logits(self._embedding[batch.token_ids], batch)
+
+    def _decode_graphs(self, num_blocks: int, block_size: int) -> DecodeGraphs:
+        stack, embedding = self.stack, self._embedding  # not `self`, which would then free itself late
+        return DecodeGraphs(
+            lambda batch: stack.logits(embedding[batch.token_ids], batch),
+            CudaRecorder(self.device),
+            max_sequences=num_blocks,
+            max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
+        )
 
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
