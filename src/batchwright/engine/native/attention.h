@@ -53,27 +53,23 @@ class Tile {
   void run(const Item& item, const Item& next) {
     begin(item);
     list_stops();
-    const Stop after = first_stop(next);
-    gather(stops_[0], item.kv_head, ahead_);
-    for (size_t i = 0; i < stops_.size(); ++i) {
-      chunk_ = ahead_;
-      if (i + 1 < stops_.size()) gather(stops_[i + 1], item.kv_head, ahead_);
-      else gather(after, next.kv_head, ahead_);
-      const Stop& stop = stops_[i];
+    list_blocks(next);
+    for (const Stop& stop : stops_) {
       const int64_t strips = (stop.rows + kStrip - 1) / kStrip;
       for (int64_t s = 0; s < strips; ++s) {
         const int64_t from = s * stop.rows / strips, to = (s + 1) * stop.rows / strips;
-        pass(stop.row + from, to - from, stop.chunk);
+        pass(stop.row + from, to - from, stop);
       }
     }
     for (int64_t r = 0; r < rows_; ++r) write(r);
   }
 
  private:
-  // Some rows of the tile at the chunk of keys that begins at `chunk`, found through the table of `sequence`.
+  // Some rows of the tile at the keys of `sequence` from `chunk` to before `end`.
   struct Stop {
     int32_t sequence;
-    int64_t row, rows, chunk;
+    int64_t row, rows, chunk, end;
+    int64_t at;  // of `blocks_`: where its blocks begin
   };
 
   using Strips = std::make_integer_sequence<int, kStrip>;
@@ -117,21 +113,36 @@ class Tile {
   // First the chunks that all sequences of the item share, then each one's own.
   void list_stops() {
     stops_.clear();
-    for (int64_t chunk = first_stop(item_).chunk; chunk < item_.shared; chunk += kChunk)
-      stops_.push_back({sequence(item_, 0), 0, rows_, chunk});
+    for (int64_t chunk = first_key(item_); chunk < item_.shared; chunk += kChunk)
+      stops_.push_back({sequence(item_, 0), 0, rows_, chunk, chunk + kChunk, 0});
     const int64_t rows = item_.tokens * group_;
     for (int64_t i = 0; i < item_.sequences; ++i) {
       const int32_t s = sequence(item_, i);
-      const int64_t last = position(s, item_.token + item_.tokens);  // keys before this
+      const int64_t last = position(s, item_.token + item_.tokens);
       for (int64_t chunk = std::max<int64_t>(item_.shared, first_chunk(item_, s)); chunk < last; chunk += kChunk)
-        stops_.push_back({s, i * rows, rows, chunk});
+        stops_.push_back({s, i * rows, rows, chunk, std::min(last, chunk + kChunk), 0});
     }
   }
 
-  Stop first_stop(const Item& item) const {
+  // The blocks of all stops one after another, and the first ones of `next`, so that there is always something ahead.
+  void list_blocks(const Item& next) {
+    blocks_.clear();
+    for (Stop& stop : stops_) {
+      stop.at = blocks_.size();
+      add_blocks(stop.sequence, stop.chunk, stop.end, item_.kv_head);
+    }
+    ahead_ = std::min<int64_t>(blocks_.size(), kChunk / kBlock);
+    const int32_t s = sequence(next, 0);
+    const int64_t first = first_key(next), last = position(s, next.token + next.tokens);
+    add_blocks(s, first, std::min(last, first + kChunk), next.kv_head);
+    blocks_.resize(blocks_.size() + ahead_, blocks_.back());
+  }
+
+  // The first key of the first chunk that the item reads.
+  int64_t first_key(const Item& item) const {
     int64_t chunk = first_chunk(item, sequence(item, 0));
     for (int64_t i = 1; i < item.sequences; ++i) chunk = std::min(chunk, first_chunk(item, sequence(item, i)));
-    return {sequence(item, 0), 0, 0, chunk};
+    return chunk;
   }
 
   // The first key of the first chunk that a row of sequence `s` sees.
@@ -144,33 +155,32 @@ class Tile {
   // Where the `token`th of the step's tokens of sequence `s` stands in the sequence.
   int64_t position(int32_t s, int64_t token) const { return p_.contexts[s] - p_.rows(s) + token; }
 
-  // Places after the last block of the sequence get its table's padding, block 0.
-  void gather(const Stop& stop, int64_t kv_head, Blocks& to) const {
-    const int64_t first = stop.chunk / kBlock, size = head_bytes<T>(p_.head_dim);
-    const int32_t* table = p_.tables + stop.sequence * p_.table_stride;
+  void add_blocks(int32_t s, int64_t from, int64_t end, int64_t kv_head) {
+    const int64_t size = head_bytes<T>(p_.head_dim);
+    const int32_t* table = p_.tables + s * p_.table_stride;
     const char* keys = static_cast<const char*>(p_.keys) + kv_head * size;
     const char* values = static_cast<const char*>(p_.values) + kv_head * size;
-    for (int64_t b = 0; b < kChunk / kBlock; ++b) {
-      const int64_t at = first + b < p_.table_stride ? table[first + b] * p_.kv_heads * size : 0;
-      to.keys[b] = keys + at;
-      to.values[b] = values + at;
+    for (int64_t b = from / kBlock; b * kBlock < end; ++b) {
+      const int64_t at = table[b] * p_.kv_heads * size;
+      blocks_.push_back({keys + at, values + at});
     }
   }
 
-  // The rows row..row+count-1 go through what they see of the chunk.
-  void pass(int64_t row, int64_t count, int64_t chunk) {
+  // The rows row..row+count-1 go through what they see of the stop's keys.
+  void pass(int64_t row, int64_t count, const Stop& stop) {
+    const Blocks chunk{&blocks_[stop.at], ahead_};
     int32_t least = seen_[row], most = least;
     for (int64_t r = 1; r < count; ++r) least = std::min(least, seen_[row + r]), most = std::max(most, seen_[row + r]);
-    const int64_t keys = std::min(most - chunk, kChunk), blocks = (keys + kBlock - 1) / kBlock;
+    const int64_t keys = std::min<int64_t>(most, stop.end) - stop.chunk, blocks = (keys + kBlock - 1) / kBlock;
     if (keys <= 0) return;
-    score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk_, ahead_, blocks, scores_.data(), Strips());
+    score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk, blocks, scores_.data(), Strips());
     if (p_.softcap > 0) cap(row, count, blocks);
-    if (least < chunk + blocks * kBlock || p_.window > 0) mask(row, count, chunk, blocks);
+    if (least < stop.chunk + blocks * kBlock || p_.window > 0) mask(row, count, stop.chunk, blocks);
     soften(row, count, blocks);
     float scales[kStrip];
     if constexpr (C::kScaled)
-      for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, keys);
-    add_values<T>(count, weights_.data(), scales, chunk_, ahead_, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
+      for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, chunk, keys);
+    add_values<T>(count, weights_.data(), scales, chunk, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
   }
 
   void cap(int64_t row, int64_t count, int64_t blocks) {
@@ -225,13 +235,13 @@ class Tile {
   }
 
   // The weights of row r, times the scales of the values, in 16 bits. Returns their scale.
-  float round_weights(int64_t r, int64_t keys) {
+  float round_weights(int64_t r, const Blocks& chunk, int64_t keys) {
     const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     VecF most = {}, spoilt = {};
     for (int64_t k = 0; k < keys; k += kBlock) {
       // Scales behind the last key have not been written.
       const VecI written = (VecI)(lane + static_cast<int32_t>(k) < static_cast<int32_t>(keys));
-      const VecF scales = select(written, block_scales<T>(chunk_.values[k / kBlock], p_.head_dim), VecF{});
+      const VecF scales = select(written, block_scales<T>(chunk[k / kBlock].values, p_.head_dim), VecF{});
       const VecF w = load(&scores_[r * kChunk + k]) * scales;
       most = max(most, w);
       spoilt += w * 0.0f;
@@ -254,14 +264,14 @@ class Tile {
   const AttentionPlan& plan_;
   const int64_t group_, units_;
   Item item_{};
-  int64_t rows_ = 0;
+  int64_t rows_ = 0, ahead_ = 0;
   std::vector<Stop> stops_;
+  std::vector<Block> blocks_;
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
   std::vector<float> factors_;  // by each row: its scores are multiplied with this
   std::vector<int32_t> seen_;  // by each row: keys up to its own position
   std::vector<Row*> to_;
-  Blocks chunk_{}, ahead_{};
 };
 
 // For all threads of a team. A thread takes the KV heads of the same rows together, since they lie side by side.
