@@ -121,10 +121,26 @@ inline VecU load_pairs(const void* from) {
 }
 
 inline VecF select(VecI mask, VecF yes, VecF no) {
-  return (VecF)(((VecI)yes & mask) | ((VecI)no & ~mask));
+  return mask ? yes : no;
 }
 
-inline VecF max(VecF a, VecF b) { return select((VecI)(a > b), a, b); }
+// The greater one; b where one of them is NaN.
+inline VecF max(VecF a, VecF b) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select((VecI)(a > b), a, b);
+#endif
+}
+
+// The smaller one; b where one of them is NaN.
+inline VecF min(VecF a, VecF b) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return select((VecI)(a < b), a, b);
+#endif
+}
 
 inline float sum(VecF x) {
 #if defined(__AVX512F__)
@@ -175,12 +191,15 @@ inline VecF exp2(VecF x) {
 #endif
 }
 
-// e^x to about 2 ulp: x = n ln 2 + r, and the Cephes polynomial for e^r on |r| ≤ ln 2 / 2. Below -87 it is 0.
+// e^x to about 2 ulp: x = n ln 2 + r, and the Cephes polynomial for e^r on |r| ≤ ln 2 / 2. 0 when
+// that is nearest, without AVX-512 already below -87. NaN must reach the logits, where it is noticed.
 inline VecF exp(VecF x) {
-  const VecF given = x;
+#if defined(__AVX512F__)
+  x = max(broadcast(-104.0f), min(broadcast(88.0f), x));
+#else
   const VecI tiny = (VecI)(x < -87.0f);
-  x = select(tiny, broadcast(-87.0f), x);
-  x = select((VecI)(x > 88.0f), broadcast(88.0f), x);
+  x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
+#endif
   const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const VecF shifted = multiply_add(magic, x, broadcast(1.44269504088896341f));
   const VecF n = shifted - magic;
@@ -193,9 +212,12 @@ inline VecF exp(VecF x) {
   p = multiply_add(broadcast(1.6666665459e-1f), p, r);
   p = multiply_add(broadcast(5.0000001201e-1f), p, r);
   p = multiply_add(r, p, r * r) + 1.0f;
+#if defined(__AVX512F__)
+  return (VecF)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
   const VecI exponent = ((VecI)shifted - (VecI)magic) << 23;
-  const VecF result = select(tiny, VecF{}, (VecF)((VecI)p + exponent));
-  return select((VecI)(given != given), given, result);  // NaN must reach the logits, where it is noticed
+  return select((VecI)(x != x), x, select(tiny, VecF{}, (VecF)((VecI)p + exponent)));
+#endif
 }
 
 }  // namespace bw
