@@ -229,6 +229,32 @@ def test_a_block_that_is_read_in_the_step_that_writes_it(tmp_path: Path, quantiz
         assert torch.equal(together, logits(count, [[first], [second]]))
 
 
+@needs_decoder
+@both_precisions
+@pytest.mark.parametrize("lengths", [(200,), (1, 1, 130, 1), (60, 1, 61, 1, 90), (1, 120, 2, 3)], ids=str)
+def test_prompts_that_threads_share(tmp_path: Path, quantized: bool, lengths: tuple[int, ...]) -> None:
+    """A step of many rows is cut wherever its cost is halved, within a prompt too; twenty rows are not cut."""
+    saved_model(tmp_path, "llama", TINY)
+    body = loaded(tmp_path, quantized=quantized)
+    for tensor in (part for cache in body.caches for part in (cache.keys, cache.values)):
+        tensor.view(torch.uint8).fill_(0xFF)  # NaN
+    generator = torch.Generator().manual_seed(6)
+    several = Prompts([torch.randint(0, 199, (n + 9,), generator=generator).tolist() for n in lengths])
+    with torch.inference_mode():
+        for index in range(len(lengths)):
+            body.forward(several.step([(index, 0, 9)]))
+        whole = [(index, 9, count) for index, count in enumerate(lengths)]
+        pieces = [(i, at, min(20, 9 + n - at)) for i, n in enumerate(lengths) for at in range(9, 9 + n, 20)]
+        together = body.forward(several.step(whole))
+        alone = torch.cat([body.forward(several.step([piece])) for piece in pieces])
+        assert together.isfinite().all()
+        assert torch.equal(together, alone)
+        # As the engine asks: the last rows alone.
+        batch = several.step(whole)
+        last = batch.query_starts[1:].long() - 1
+        assert torch.equal(body.forward(replace(batch, logit_rows=last)), alone[last])
+
+
 # Products alone
 
 

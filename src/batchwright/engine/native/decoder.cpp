@@ -1,61 +1,62 @@
 // All layers of a Llama for one step, in one parallel region. E is what the products multiply, bf16 or u8 (int8 + 128),
 // with keys and values in bfloat16 or 8 bits; everything else is bfloat16.
 //
-// Threads share the work in one of two ways. A batch whose sequences can be dealt out evenly is cut in parts, one for each
-// thread, which have nothing to do with each other in this step: nobody waits, and no row moves from one core to another. The weights
-// then go through every core, which is worth it when there are many rows to each. Any other batch is computed by all
-// threads together: each takes some columns of a product, and they wait for each other between two phases.
+// Threads share the work in one of two ways. A step of many rows is cut in parts, one for each thread, which it computes
+// from the first layer to the last: no row moves from one core to another, and a part waits only for keys and values that
+// it reads and another one writes. The weights then go through every core, which is worth it when there are many rows to
+// each. Any other step is computed by all threads together: each takes some columns of a product, and they wait for each
+// other between two phases.
 #include <omp.h>
 
+#include <atomic>
+#include <thread>
 #include <type_traits>
 
-#include "product.h"
+#include "parts.h"
 #include "rows.h"
 
 namespace bw {
 namespace {
 
-struct Layer {
-  Linear qkv, output, gate_up, down;  // columns of gate_up: 16 of gate, 16 of up, and so on
-  const bf16* input_norm;
-  const bf16* post_norm;
-  const bf16* query_norm;  // null: none, as in all but Qwen3
-  const bf16* key_norm;
-  void* keys;
-  void* values;
-  int64_t window;  // 0: all keys
+// How many layers' keys and values a part has written.
+struct alignas(64) Progress {
+  std::atomic<int64_t> layers{0};
+
+  void wait_for(int64_t count) const {
+    for (int64_t spins = 0; layers.load(std::memory_order_acquire) < count; ++spins) {
+      if (spins > 10000) std::this_thread::yield();
+    }
+  }
 };
 
-struct Model {
-  const Layer* layers;
-  Linear head;
-  const bf16* norm;
-  const float* cosines;  // [positions][head_dim / 2]
-  const float* sines;
-  int64_t num_layers, hidden, intermediate, heads, kv_heads, head_dim;
-  int64_t mix;  // int8: vectors of the input of `down` that are mixed with each other, 1: none
-  float eps, attention_scale;
-};
+// A part's memory between two products. E as below.
+template <class E>
+struct Scratch {
+  E* input;
+  float* scales;
+  bf16 *qkv, *attended, *inner;
+  char* end;
 
-struct Step {
-  bf16* residual;  // [rows][hidden]: embeddings, on which the layers add
-  const int64_t* positions;
-  const int64_t* slots;
-  const int32_t* tables;
-  const int32_t* starts;
-  const int32_t* contexts;
-  const int64_t* logit_rows;
-  bf16* logits;  // [logit rows][logits_stride]
-  char* scratch;
-  double* seconds;  // of products, attention and the rest; null: not wanted
-  int64_t rows, sequences, table_stride, num_logit_rows, logits_stride;
-};
+  Scratch(const Model& m, int64_t rows, char* at) {
+    const int64_t queries = m.heads * m.head_dim;
+    input = take<E>(at, rows * std::max({m.hidden, queries, m.intermediate}));
+    scales = take<float>(at, rows);
+    qkv = take<bf16>(at, rows * (m.heads + 2 * m.kv_heads) * m.head_dim);
+    attended = take<bf16>(at, rows * queries);
+    inner = take<bf16>(at, rows * m.intermediate);
+    end = at;
+  }
 
-constexpr int64_t kLeastRows = 24;  // of each part
-constexpr int64_t kArrays = 5;      // in a part's scratch memory
-constexpr double kEvenly = 1.05;    // the largest part, to their mean
-// What it costs to read a value of the cache, in multiplications: measured at 22 GB/s and 460 GFLOP/s a core.
-constexpr double kKeyCost = 20;
+  static constexpr int64_t kArrays = 5;
+
+ private:
+  template <class T>
+  static T* take(char*& at, int64_t count) {
+    T* found = reinterpret_cast<T*>(at);
+    at += (count * sizeof(T) + 63) / 64 * 64;
+    return found;
+  }
+};
 
 template <class E>
 class Decoder {
@@ -63,34 +64,30 @@ class Decoder {
   using Kept = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
 
  public:
-  // Computes the sequences from..to-1 of `step`, in the memory from `scratch` on.
-  Decoder(const Model& model, const Step& step, int64_t from, int64_t to, char* scratch)
-      : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim}, first_row_(step.starts[from]) {
-    const int64_t* logit_rows = s_.logit_rows;
-    const int64_t* end = logit_rows + s_.num_logit_rows;
-    s_.logit_rows = std::lower_bound(logit_rows, end, first_row_);
-    s_.num_logit_rows = std::lower_bound(logit_rows, end, step.starts[to]) - s_.logit_rows;
-    s_.logits += (s_.logit_rows - logit_rows) * s_.logits_stride;
-    s_.rows = step.starts[to] - first_row_;
-    s_.residual += first_row_ * m_.hidden;
-    s_.positions += first_row_;
-    s_.slots += first_row_;
-    s_.sequences = to - from;
-    s_.starts += from;
-    s_.contexts += from;
+  // Computes one of the parts of `step`, whose progress is `progress` [parts].
+  Decoder(const Model& model, const Step& step, const std::vector<Part>& parts, size_t index, Progress* progress,
+          const Scratch<E>& scratch)
+      : m_(model), s_(step), heads_{model.heads, model.kv_heads, model.head_dim}, scratch_(scratch),
+        progress_(progress), index_(index), part_(parts[index]) {
+    const int64_t first = part_.first_row, end = part_.end_row;
+    const int64_t from = std::upper_bound(step.starts, step.starts + step.sequences, first) - step.starts - 1;
+    const int64_t to = std::lower_bound(step.starts + from, step.starts + step.sequences, end) - step.starts;
+    for (int64_t s = from; s < to; ++s) {
+      starts_.push_back(static_cast<int32_t>(std::max<int64_t>(step.starts[s] - first, 0)));
+      contexts_.push_back(step.contexts[s] - static_cast<int32_t>(std::max<int64_t>(step.starts[s + 1] - end, 0)));
+    }
+    starts_.push_back(static_cast<int32_t>(end - first));
+    const int64_t* logits_end = step.logit_rows + step.num_logit_rows;
+    const int64_t* wanted = std::lower_bound(step.logit_rows, logits_end, first);
+    for (const int64_t* row = wanted; row < logits_end && *row < end; ++row) logit_rows_.push_back(*row - first);
+    s_.logits += (wanted - step.logit_rows) * s_.logits_stride;
+    s_.rows = end - first;
+    s_.residual += first * m_.hidden;
+    s_.positions += first;
+    s_.slots += first;
     s_.tables += from * s_.table_stride;
-    if (from > 0) s_.seconds = nullptr;
-    const int64_t rows = s_.rows;
-    char* at = scratch;
-    input_ = take<E>(at, rows * widest());
-    scales_ = take<float>(at, rows);
-    qkv_ = take<bf16>(at, rows * heads_.width());
-    attended_ = take<bf16>(at, rows * heads_.queries());
-    inner_ = take<bf16>(at, rows * m_.intermediate);
-    scratch_end_ = at;
+    if (index > 0) s_.seconds = nullptr;
   }
-
-  char* scratch_end() const { return scratch_end_; }
 
   void run(int threads) {
     const Problem all = attention();
@@ -104,10 +101,12 @@ class Decoder {
       for (int64_t index = 0; index < last; ++index) {
         const Layer& layer = m_.layers[index];
         project(layer, threads);
+        meet(index);
         attend_all(layer, tile, plan, threads);
         finish(layer, m_.layers[index + 1].qkv, threads);
       }
       project(m_.layers[last], threads);
+      meet(last);
 #pragma omp single
       {
         drop_rows();
@@ -121,14 +120,21 @@ class Decoder {
   }
 
  private:
-  enum Part { kProducts, kAttention, kRest };
+  enum Kind { kProducts, kAttention, kRest };
 
   // Queries; keys and values go to the cache.
   void project(const Layer& layer, int threads) {
     norm_rows(layer.input_norm);
-    product(layer.qkv, input(s_.rows), layer.output, threads, writer(qkv_, heads_.width()));
+    product(layer.qkv, input(s_.rows), layer.output, threads, writer(scratch_.qkv, heads_.width()));
     rotate(layer);
     lap(kRest);
+  }
+
+  // Tells other parts that the keys and values of a layer are there, and waits for those of others.
+  void meet(int64_t layer) {
+    progress_[index_].layers.store(layer + 1, std::memory_order_release);
+    for (const int other : part_.after) progress_[other].wait_for(layer + 1);
+    lap(kAttention);
   }
 
   void attend_all(const Layer& layer, Tile<Kept>& tile, const AttentionPlan& plan, int threads) {
@@ -139,43 +145,42 @@ class Decoder {
 
   // What is left of a layer after attention; `next` is the product after it.
   void finish(const Layer& layer, const Linear& next, int threads) {
-    product(layer.output, prepared(attended_, heads_.queries(), 1), layer.gate_up, threads, adder());
+    product(layer.output, prepared(scratch_.attended, heads_.queries(), 1), layer.gate_up, threads, adder());
     norm_rows(layer.post_norm);
     product(layer.gate_up, input(s_.rows), layer.down, threads,
             [this](int64_t row, int64_t column, VecF gate, VecF up) {
-              bw::store(inner_ + row * m_.intermediate + column / 2, silu(gate) * up);
+              bw::store(scratch_.inner + row * m_.intermediate + column / 2, silu(gate) * up);
             });
-    product(layer.down, prepared(inner_, m_.intermediate, m_.mix), next, threads, adder());
+    product(layer.down, prepared(scratch_.inner, m_.intermediate, m_.mix), next, threads, adder());
   }
 
   // After the last keys and values, only rows whose logits are wanted matter: most rows of a prompt end here. Attention
   // counts a sequence's rows from its end, so its rows from the first wanted one on are kept.
   void drop_rows() {
-    logit_rows_.assign(s_.num_logit_rows, 0);
-    starts_.assign(1, 0);
-    int64_t kept = 0, logit = 0;
-    for (int64_t s = 0; s < s_.sequences; ++s) {
-      const int64_t end = s_.starts[s + 1] - first_row_;
-      const auto wanted = [&] { return logit < s_.num_logit_rows && s_.logit_rows[logit] - first_row_ < end; };
-      const int64_t first = wanted() ? s_.logit_rows[logit] - first_row_ : end;
-      for (; wanted(); ++logit) logit_rows_[logit] = kept + s_.logit_rows[logit] - first_row_ - first;
-      std::memmove(qkv_ + kept * heads_.width(), qkv_ + first * heads_.width(),
-                   (end - first) * heads_.width() * sizeof(bf16));
-      std::memmove(s_.residual + kept * m_.hidden, s_.residual + first * m_.hidden,
-                   (end - first) * m_.hidden * sizeof(bf16));
+    size_t logit = 0;
+    int64_t kept = 0;
+    for (size_t s = 0; s < contexts_.size(); ++s) {
+      const int64_t end = starts_[s + 1];
+      const auto wanted = [&] { return logit < logit_rows_.size() && logit_rows_[logit] < end; };
+      const int64_t first = wanted() ? logit_rows_[logit] : end;
+      for (; wanted(); ++logit) logit_rows_[logit] += kept - first;
+      move_rows(scratch_.qkv, heads_.width(), first, end, kept);
+      move_rows(s_.residual, m_.hidden, first, end, kept);
+      starts_[s] = static_cast<int32_t>(kept);
       kept += end - first;
-      starts_.push_back(static_cast<int32_t>(kept));
     }
+    starts_.back() = static_cast<int32_t>(kept);
     s_.rows = kept;
-    s_.starts = starts_.data();
-    s_.logit_rows = logit_rows_.data();
-    first_row_ = 0;
+  }
+
+  static void move_rows(bf16* rows, int64_t width, int64_t first, int64_t end, int64_t to) {
+    std::memmove(rows + to * width, rows + first * width, (end - first) * width * sizeof(bf16));
   }
 
   void logits(int threads) {
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < s_.num_logit_rows; ++r) norm_row(s_.logit_rows[r] - first_row_, m_.norm, r);
-    product(m_.head, input(s_.num_logit_rows), m_.layers[0].qkv, threads, writer(s_.logits, s_.logits_stride));
+    for (size_t r = 0; r < logit_rows_.size(); ++r) norm_row(logit_rows_[r], m_.norm, r);
+    product(m_.head, input(logit_rows_.size()), m_.layers[0].qkv, threads, writer(s_.logits, s_.logits_stride));
   }
 
   template <class Done>
@@ -185,11 +190,11 @@ class Decoder {
     lap(kProducts);
   }
 
-  // The time since the last lap counts as `part`.
-  void lap(Part part) {
+  // The time since the last lap counts as `kind`.
+  void lap(Kind kind) {
     if (s_.seconds == nullptr || omp_get_thread_num() != 0) return;
     const double now = omp_get_wtime();
-    if (lapped_ > 0) s_.seconds[part] += now - lapped_;
+    if (lapped_ > 0) s_.seconds[kind] += now - lapped_;
     lapped_ = now;
   }
 
@@ -205,9 +210,9 @@ class Decoder {
       thread_local std::vector<float> normed;
       normed.resize(m_.hidden);
       rms_norm(x, weight, normed.data(), m_.hidden, m_.eps);
-      scales_[to] = quantize(normed.data(), m_.hidden, input_ + to * m_.hidden);
+      scratch_.scales[to] = quantize(normed.data(), m_.hidden, scratch_.input + to * m_.hidden);
     } else {
-      rms_norm(x, weight, input_ + to * m_.hidden, m_.hidden, m_.eps);
+      rms_norm(x, weight, scratch_.input + to * m_.hidden, m_.hidden, m_.eps);
     }
   }
 
@@ -215,7 +220,7 @@ class Decoder {
     const int64_t half = m_.head_dim / 2;
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < s_.rows; ++row) {
-      bf16* qkv = qkv_ + row * heads_.width();
+      bf16* qkv = scratch_.qkv + row * heads_.width();
       if (layer.query_norm != nullptr) {
         for (int64_t h = 0; h < m_.heads + m_.kv_heads; ++h) {
           bf16* head = qkv + h * m_.head_dim;
@@ -229,7 +234,7 @@ class Decoder {
     }
   }
 
-  Rows<E> input(int64_t count) const { return {input_, scales_, count}; }
+  Rows<E> input(int64_t count) const { return {scratch_.input, scratch_.scales, count}; }
 
   // `x` as a product's input: as it is, or mixed and quantized.
   Rows<E> prepared(const bf16* x, int64_t dim, int64_t vectors) {
@@ -240,7 +245,7 @@ class Decoder {
       for (int64_t row = 0; row < s_.rows; ++row) {
         for (int64_t d = 0; d < dim; d += kLanes) bw::store(&mixed[d], load(x + row * dim + d));
         mix(mixed.data(), dim, vectors);
-        scales_[row] = quantize(mixed.data(), dim, input_ + row * dim);
+        scratch_.scales[row] = quantize(mixed.data(), dim, scratch_.input + row * dim);
       }
       return input(s_.rows);
     } else {
@@ -264,110 +269,47 @@ class Decoder {
   }
 
   Problem attention() const {
-    // `starts` counts rows from the beginning of the step.
-    const bf16* query = qkv_ - first_row_ * heads_.width();
-    bf16* out = attended_ - first_row_ * heads_.queries();
-    return {query, nullptr, nullptr, out, s_.tables, s_.starts, s_.contexts, s_.sequences, heads_.width(),
-            s_.table_stride, m_.heads, m_.kv_heads, m_.head_dim, 0, m_.attention_scale, 0.0f};
-  }
-
-  int64_t widest() const { return std::max({m_.hidden, heads_.queries(), m_.intermediate}); }
-
-  template <class T>
-  static T* take(char*& at, int64_t count) {
-    T* found = reinterpret_cast<T*>(at);
-    at += (count * sizeof(T) + 63) / 64 * 64;
-    return found;
+    const int64_t sequences = contexts_.size();
+    return {scratch_.qkv, nullptr, nullptr, scratch_.attended, s_.tables, starts_.data(), contexts_.data(), sequences,
+            heads_.width(), s_.table_stride, m_.heads, m_.kv_heads, m_.head_dim, 0, m_.attention_scale, 0.0f};
   }
 
   const Model& m_;
   Step s_;
   const HeadShape heads_;
-  int64_t first_row_;  // of the step's rows
-  std::vector<int32_t> starts_;
+  const Scratch<E> scratch_;
+  Progress* const progress_;
+  const size_t index_;
+  const Part& part_;
+  std::vector<int32_t> starts_, contexts_;  // as in Step, of the rows of the part
   std::vector<int64_t> logit_rows_;
-  E* input_;
-  float* scales_;
-  bf16 *qkv_, *attended_, *inner_;
-  char* scratch_end_;
   double lapped_ = 0;
 };
-
-// Whether a part reads keys and values that this step writes in another part: two sequences with one beginning may come in
-// one step, where the second finds the blocks of the first in the prefix cache.
-bool parts_depend(const Step& step, const std::vector<int64_t>& firsts) {
-  const size_t parts = firsts.size() - 1;
-  std::vector<int32_t> writers;  // of each block: its part, counted from 1
-  for (size_t part = 0; part < parts; ++part) {
-    for (int64_t row = step.starts[firsts[part]]; row < step.starts[firsts[part + 1]]; ++row) {
-      const size_t block = step.slots[row] / kBlock;
-      if (block >= writers.size()) writers.resize(2 * block + 1);
-      writers[block] = static_cast<int32_t>(part + 1);
-    }
-  }
-  for (size_t part = 0; part < parts; ++part) {
-    for (int64_t s = firsts[part]; s < firsts[part + 1]; ++s) {
-      const int32_t* table = step.tables + s * step.table_stride;
-      for (int64_t b = 0; b * kBlock < step.contexts[s]; ++b) {
-        const size_t block = table[b];
-        const int32_t writer = block < writers.size() ? writers[block] : 0;
-        if (writer != 0 && writer != static_cast<int32_t>(part + 1)) return true;
-      }
-    }
-  }
-  return false;
-}
-
-// The first sequence of each part, and the end; empty when the batch is to be computed by all threads together.
-std::vector<int64_t> parts(const Model& model, const Step& step, int threads) {
-  if (threads < 2 || step.rows < threads * kLeastRows) return {};
-  const Layer& layer = model.layers[0];
-  const double row = model.hidden * (layer.qkv.outputs + layer.gate_up.outputs) +
-                     layer.output.inputs * model.hidden + layer.down.inputs * model.hidden;
-  const double key = kKeyCost * 2 * model.kv_heads * model.head_dim;
-  std::vector<double> costs(step.sequences + 1);
-  for (int64_t s = 0; s < step.sequences; ++s)
-    costs[s + 1] = costs[s] + (step.starts[s + 1] - step.starts[s]) * (row + key * step.contexts[s]);
-  const double share = costs.back() / threads;
-  std::vector<int64_t> firsts{0};
-  for (int part = 1; part <= threads; ++part) {
-    auto at = std::lower_bound(costs.begin(), costs.end(), part * share - 1);
-    if (at != costs.begin() && part * share - at[-1] < *at - part * share) --at;
-    firsts.push_back(at - costs.begin());
-    if (costs[firsts[part]] - costs[firsts[part - 1]] > share * kEvenly) return {};
-  }
-  if (parts_depend(step, firsts)) return {};
-  return firsts;
-}
 
 template <class E>
 void decode(const Model& model, const Step& step) {
   const int threads = omp_get_max_threads();
-  const std::vector<int64_t> firsts = parts(model, step, threads);
-  if (firsts.empty()) {
-    Decoder<E>(model, step, 0, step.sequences, step.scratch).run(threads);
-    return;
-  }
+  const std::vector<Part> parts = cut(model, step, threads);
+  std::vector<Progress> progress(parts.size());
   std::vector<Decoder<E>> decoders;
-  char* scratch = step.scratch;
-  for (int part = 0; part < threads; ++part) {
-    decoders.emplace_back(model, step, firsts[part], firsts[part + 1], scratch);
-    scratch = decoders.back().scratch_end();
+  decoders.reserve(parts.size());
+  char* at = step.scratch;
+  for (size_t index = 0; index < parts.size(); ++index) {
+    const Scratch<E> scratch(model, parts[index].end_row - parts[index].first_row, at);
+    decoders.emplace_back(model, step, parts, index, progress.data(), scratch);
+    at = scratch.end;
   }
+  if (decoders.size() == 1) return decoders[0].run(threads);
+  // With fewer threads than were asked for, parts are computed in their order, so none waits for one that has not begun.
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-  for (int part = 0; part < threads; ++part) decoders[part].run(1);
+  for (size_t index = 0; index < decoders.size(); ++index) decoders[index].run(1);
 }
 
 template <class E>
 int64_t scratch_bytes(const Model& model, int64_t rows) {
-  const int32_t starts[] = {0, static_cast<int32_t>(rows)};
-  const int64_t none = 0;
-  Step step{};
-  step.starts = starts;
-  step.logit_rows = &none;
   // Each part begins its arrays at a cache line.
-  return Decoder<E>(model, step, 0, 1, nullptr).scratch_end() - static_cast<char*>(nullptr) +
-         omp_get_max_threads() * kArrays * 64;
+  return Scratch<E>(model, rows, nullptr).end - static_cast<char*>(nullptr) +
+         omp_get_max_threads() * Scratch<E>::kArrays * 64;
 }
 
 }  // namespace

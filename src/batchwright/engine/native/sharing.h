@@ -38,8 +38,9 @@ struct AttentionPlan {
   std::vector<Item> items;  // the KV heads of the same rows one after another
 };
 
-// The chunks at the beginning of a and b that lie in the same blocks.
-inline int64_t common_chunks(const Problem& p, int32_t a, int32_t b) {
+// The chunks at the beginning of sequences a and b that lie in the same blocks. Of a Problem or a Step.
+template <class P>
+int64_t common_chunks(const P& p, int64_t a, int64_t b) {
   const int32_t *left = p.tables + a * p.table_stride, *right = p.tables + b * p.table_stride;
   const int64_t most = std::min(p.contexts[a], p.contexts[b]) / kChunk * (kChunk / kBlock);
   return (std::mismatch(left, left + most, right).first - left) / (kChunk / kBlock);
