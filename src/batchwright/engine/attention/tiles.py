@@ -110,7 +110,7 @@ def capacity(sequences: int, shape: TileShape, *, wide: bool) -> Tiling:
     whole, pieces = 2 * sequences, _wanted(shape, _NARROW)
     wide_pieces = 0 if not wide else sequences // shape.narrow + _wanted(shape, _WIDE)
     partial_starts = np.zeros(sequences + 1, np.int32)
-    partial_starts[-1] = whole + pieces + wide_pieces * min(shape.wide, sequences)
+    partial_starts[-1] = whole + pieces * min(shape.narrow, sequences) + wide_pieces * min(shape.wide, sequences)
     return Tiling(
         narrow=np.zeros((whole + pieces, FIELDS), np.int32),
         wide=np.zeros((wide_pieces, FIELDS), np.int32),

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, AttentionShape, LayerCache
 from batchwright.engine.attention.native import NativeAttention
+from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.batch import StepBatch
+from batchwright.engine.bodies.fused_choice import choose_ops
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
@@ -44,6 +46,9 @@ class ComposedStack:
         self._ops: LayerOps = TorchOps(attention)
         if isinstance(attention, NativeAttention) and whole_vectors:
             self._ops = NativeOps(attention.kernels)
+        elif isinstance(attention, PagedAttention) and attention.name == "triton":
+            norm = weights.norm
+            self._ops = choose_ops(attention, weights.shape, weights.hidden, norm.dtype, norm.device)
         self._mix = weights.mix
         self._layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         self._norm = weights.norm
