@@ -28,8 +28,8 @@ cases = st.builds(
         st.tuples(st.integers(0, 300), st.one_of(st.just(1), st.integers(1, 70))), min_size=1, max_size=6
     ).map(tuple),
     kv_heads=st.integers(1, 3),
-    group=st.sampled_from([1, 2, 3, 4, 7, 8]),
-    head_dim=st.sampled_from([16, 32, 48, 64, 80, 96, 128]),
+    group=st.sampled_from([1, 2, 3, 4, 7, 8, 13, 50]),
+    head_dim=st.sampled_from([16, 32, 48, 64, 80, 96, 128, 256]),
     window=st.none() | st.integers(1, 200),
     softcap=st.none() | st.sampled_from([2.0, 30.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),

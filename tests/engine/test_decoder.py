@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,14 @@ CASES = [
     pytest.param("mistral", TINY | {"sliding_window": 9}, id="mistral"),
 ]
 both_precisions = pytest.mark.parametrize("quantized", [False, True], ids=["bfloat16", "int8"])
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads compute, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def saved_model(folder: Path, model_type: str, config: dict[str, Any]) -> Any:
@@ -231,9 +240,13 @@ def test_a_block_that_is_read_in_the_step_that_writes_it(tmp_path: Path, quantiz
 
 @needs_decoder
 @both_precisions
+@pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize("lengths", [(200,), (1, 1, 130, 1), (60, 1, 61, 1, 90), (1, 120, 2, 3)], ids=str)
-def test_prompts_that_threads_share(tmp_path: Path, quantized: bool, lengths: tuple[int, ...]) -> None:
-    """A step of many rows is cut wherever its cost is halved, within a prompt too; twenty rows are not cut."""
+def test_prompts_that_threads_share(
+    tmp_path: Path, quantized: bool, lengths: tuple[int, ...], threads: int, torch_threads: Callable[[int], None]
+) -> None:
+    """A step of many rows is cut where its cost is shared evenly, within a prompt too; twenty rows are not cut."""
+    torch_threads(threads)
     saved_model(tmp_path, "llama", TINY)
     body = loaded(tmp_path, quantized=quantized)
     for tensor in (part for cache in body.caches for part in (cache.keys, cache.values)):

@@ -81,7 +81,7 @@ def promising(folder: Path, **options: Any) -> Engine:
 
 def blocks(folder: Path, count: int, precision: str) -> int:
     """Bytes of KV cache for `count` blocks."""
-    options = {"dtype": "float32", "quantization": None} | PRECISIONS[precision]
+    options: Options = {"quantization": None} | PRECISIONS[precision]
     body = load_body(folder, body="auto", device="cpu", **options)
     return count * sum(shape.bytes_per_block for shape in body.kv_shapes(1, 16, "auto"))
 

@@ -105,7 +105,8 @@ def run_command(
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="int8: multiply weights and activations in 8 bits. (default: as dtype says)", rich_help_panel=_ENGINE
+            help="int8: multiply in 8 bits, and keep keys and values so. (default: as dtype says)",
+            rich_help_panel=_ENGINE,
         ),
     ] = None,
     deterministic: Annotated[

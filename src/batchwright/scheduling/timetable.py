@@ -19,7 +19,7 @@ class Timetable:
     def __init__(self, promote_after: float | None) -> None:
         if promote_after is not None and not promote_after > 0.0:
             raise ValueError(f"promote_after={promote_after}: must be more than 0, or None for no promotion")
-        self.promote_after = promote_after
+        self._promote_after = promote_after
         self._arrivals: deque[Sequence] = deque()
         self._deadlines: list[tuple[float, int, Sequence]] = []
 
@@ -29,7 +29,7 @@ class Timetable:
 
     def add(self, sequence: Sequence) -> None:
         """Sequences are added in the order of their arrival."""
-        if self.promote_after is not None:
+        if self._promote_after is not None:
             self._arrivals.append(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
@@ -44,12 +44,12 @@ class Timetable:
 
     def next_of_age(self, now: float) -> Sequence | None:
         """Remove and return one that arrived `promote_after` ago, the oldest first; None when there is no more."""
-        if self.promote_after is None:
+        if self._promote_after is None:
             return None
         while self._arrivals:
             oldest = self._arrivals[0]
             ended = oldest.status is Status.FINISHED
-            if not ended and now - oldest.arrived_at < self.promote_after:
+            if not ended and now - oldest.arrived_at < self._promote_after:
                 return None
             self._arrivals.popleft()
             if not ended:

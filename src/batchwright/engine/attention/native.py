@@ -1,4 +1,4 @@
-"""Attention through the compiled CPU kernels: parallel over (sequence, KV head, tile of queries), nothing copied."""
+"""Attention through the compiled CPU kernels: parallel over (sequences, KV head, tile of queries), nothing copied."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ queries; a decode has one for each head, so there two batched products with a so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -28,8 +29,7 @@ class SdpaAttention(PagedAttention):
 
     def __init__(self) -> None:
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self._gathered_in: dict[tuple[torch.Size, torch.dtype], _Gathered] = {}
-        self._gathered_of: Group | None = None
+        self._views: WeakKeyDictionary[Group, dict[tuple[torch.Size, torch.dtype], _Gathered]] = WeakKeyDictionary()
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
         plan = self.plan(batch, cache.keys.shape[2])
@@ -49,7 +49,7 @@ class SdpaAttention(PagedAttention):
         """Attention of the group's queries [n · count, heads · dim], its shape."""
         if group.count == 1 and query.device.type == "cpu":
             return self._decode(query, cache, shape, group)
-        return _fused(query, cache, shape, group)
+        return _gathered_attention(query, cache, shape, group)
 
     def _decode(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
         """One query for each sequence. The heads that share a key head become query rows of it: their mask is alike."""
@@ -67,13 +67,12 @@ class SdpaAttention(PagedAttention):
         return torch.bmm(scores.softmax(-1), gathered.values_by_head).view(query.shape)
 
     def _gathered(self, cache: LayerCache, group: Group) -> _Gathered:
-        """Layers alike share one. Those of the last group only are kept."""
-        if self._gathered_of is not group:
-            self._gathered_of, self._gathered_in = group, {}
+        """Layers alike share one, for the step that `group` belongs to."""
+        views = self._views.setdefault(group, {})
         key = (cache.keys.shape, cache.keys.dtype)
-        if key not in self._gathered_in:
-            self._gathered_in[key] = _Gathered.over(self._memory(cache, group), cache, group)
-        return self._gathered_in[key]
+        if key not in views:
+            views[key] = _Gathered.over(self._memory(cache, group), cache, group)
+        return views[key]
 
     def _memory(self, cache: LayerCache, group: Group) -> Tensor:
         """[2, size]. It is kept from step to step: the system takes long to hand out fresh pages."""
@@ -117,7 +116,7 @@ class _Gathered:
         )
 
 
-def _fused(query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
+def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
     """Through torch's own attention, or step by step where that cannot do it."""
     _, kv_heads, _, head_dim = cache.keys.shape
     blocks, padding = group.blocks(kv_heads), group.padding(kv_heads)

@@ -14,6 +14,9 @@ from batchwright.engine.native.kernels import NativeKernels
 from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack, packed_bytes
 from batchwright.engine.native.pages import Arena
 
+_MOST_HEAD_DIM = 512
+"""Sums of head_dim products of 16 with 8 bits must fit 32 bits."""
+
 
 class CompiledStack:
     """Takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
@@ -83,8 +86,8 @@ def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKer
         and weights.intermediate % PANEL == 0
         and (shape.heads + 2 * shape.kv_heads) * shape.head_dim % PANEL == 0
     )
-    biased = any(layer.gate_up.bias is not None for layer in weights.layers)
-    return attention.kernels if whole and not biased else None
+    summable = shape.head_dim <= _MOST_HEAD_DIM
+    return attention.kernels if whole and summable and not weights.biased_mlp else None
 
 
 def _projections(weights: LlamaWeights) -> list[Projection]:

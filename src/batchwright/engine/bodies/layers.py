@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -50,6 +50,11 @@ class LlamaWeights:
     eps: float
     mix: int = 1
     """Channels of the input of `down` that are mixed with each other before they are quantized (rotation.py)."""
+    biased_mlp: bool = field(init=False)
+    """Known after the layers have been taken out, too."""
+
+    def __post_init__(self) -> None:
+        self.biased_mlp = any(layer.gate_up.bias is not None for layer in self.layers)
 
 
 class LayerStack(Protocol):

@@ -2,7 +2,7 @@
 //
 // Each query row walks the keys from position 0 in chunks of kChunk, with an online softmax. What a row computes
 // depends on its own keys alone, not on the strip, the tile, the chunk of the prompt or the batch that it came in:
-// masked keys add exact zeros. So outputs are bitwise the same in any company.
+// masked keys that are finite add exact zeros. So finite outputs are bitwise the same in any company.
 //
 // Cache layout, chosen so that both products read whole vectors (a "unit" is one float or two smaller numbers):
 //   keys   [block][kv head][unit of head_dim][key in block]
@@ -13,13 +13,13 @@
 #include <cmath>
 #include <limits>
 
-#include "levels.h"
+#include "quantization.h"
 #include "sharing.h"
 
 namespace bw {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr float kMost = 32767;  // of queries and weights in 16 bits
+constexpr float kInt16Max = 32767;  // of queries and weights in 16 bits
 
 // Computes one item after another; each thread has one, with scratch memory for the largest item.
 template <class T>
@@ -52,13 +52,13 @@ class Tile {
   // `next` is the item that this thread is likely to get next.
   void run(const Item& item, const Item& next) {
     begin(item);
-    list_stops();
+    list_ranges();
     list_blocks(next);
-    for (const Stop& stop : stops_) {
-      const int64_t strips = (stop.rows + kStrip - 1) / kStrip;
+    for (const KeyRange& range : ranges_) {
+      const int64_t strips = (range.rows + kStrip - 1) / kStrip;
       for (int64_t s = 0; s < strips; ++s) {
-        const int64_t from = s * stop.rows / strips, to = (s + 1) * stop.rows / strips;
-        pass(stop.row + from, to - from, stop);
+        const int64_t from = s * range.rows / strips, to = (s + 1) * range.rows / strips;
+        pass(range.row + from, to - from, range);
       }
     }
     for (int64_t r = 0; r < rows_; ++r) write(r);
@@ -66,7 +66,7 @@ class Tile {
 
  private:
   // Some rows of the tile at the keys of `sequence` from `chunk` to before `end`.
-  struct Stop {
+  struct KeyRange {
     int32_t sequence;
     int64_t row, rows, chunk, end;
     int64_t at;  // of `blocks_`: where its blocks begin
@@ -102,7 +102,7 @@ class Tile {
       std::memcpy(to, query, p_.head_dim * sizeof(Row));
       return 1.0f;
     } else {
-      const Levels found = levels(query, p_.head_dim, kMost);
+      const Quantization found = quantization_of(query, p_.head_dim, kInt16Max);
       int16_t* shorts = reinterpret_cast<int16_t*>(to);
       for (int64_t d = 0; d < p_.head_dim; d += kLanes)
         store_shorts(shorts + d, rounded(load(query + d) * found.inverse));
@@ -111,25 +111,25 @@ class Tile {
   }
 
   // First the chunks that all sequences of the item share, then each one's own.
-  void list_stops() {
-    stops_.clear();
+  void list_ranges() {
+    ranges_.clear();
     for (int64_t chunk = first_key(item_); chunk < item_.shared; chunk += kChunk)
-      stops_.push_back({sequence(item_, 0), 0, rows_, chunk, chunk + kChunk, 0});
+      ranges_.push_back({sequence(item_, 0), 0, rows_, chunk, chunk + kChunk, 0});
     const int64_t rows = item_.tokens * group_;
     for (int64_t i = 0; i < item_.sequences; ++i) {
       const int32_t s = sequence(item_, i);
       const int64_t last = position(s, item_.token + item_.tokens);
       for (int64_t chunk = std::max<int64_t>(item_.shared, first_chunk(item_, s)); chunk < last; chunk += kChunk)
-        stops_.push_back({s, i * rows, rows, chunk, std::min(last, chunk + kChunk), 0});
+        ranges_.push_back({s, i * rows, rows, chunk, std::min(last, chunk + kChunk), 0});
     }
   }
 
-  // The blocks of all stops one after another, and the first ones of `next`, so that there is always something ahead.
+  // The blocks of all ranges one after another, and the first ones of `next`, so that there is always something ahead.
   void list_blocks(const Item& next) {
     blocks_.clear();
-    for (Stop& stop : stops_) {
-      stop.at = blocks_.size();
-      add_blocks(stop.sequence, stop.chunk, stop.end, item_.kv_head);
+    for (KeyRange& range : ranges_) {
+      range.at = blocks_.size();
+      add_blocks(range.sequence, range.chunk, range.end, item_.kv_head);
     }
     ahead_ = std::min<int64_t>(blocks_.size(), kChunk / kBlock);
     const int32_t s = sequence(next, 0);
@@ -166,17 +166,17 @@ class Tile {
     }
   }
 
-  // The rows row..row+count-1 go through what they see of the stop's keys.
-  void pass(int64_t row, int64_t count, const Stop& stop) {
-    const Blocks chunk{&blocks_[stop.at], ahead_};
+  // The rows row..row+count-1 go through what they see of the range's keys.
+  void pass(int64_t row, int64_t count, const KeyRange& range) {
+    const Blocks chunk{&blocks_[range.at], ahead_};
     int32_t least = seen_[row], most = least;
     for (int64_t r = 1; r < count; ++r) least = std::min(least, seen_[row + r]), most = std::max(most, seen_[row + r]);
-    const int64_t keys = std::min<int64_t>(most, stop.end) - stop.chunk, blocks = (keys + kBlock - 1) / kBlock;
+    const int64_t keys = std::min<int64_t>(most, range.end) - range.chunk, blocks = (keys + kBlock - 1) / kBlock;
     if (keys <= 0) return;
     score_strip<T>(count, &query_[row * units_], p_.head_dim, chunk, blocks, scores_.data(), Strips());
     if (p_.softcap > 0) cap(row, count, blocks);
-    if (least < stop.chunk + blocks * kBlock || p_.window > 0) mask(row, count, stop.chunk, blocks);
-    soften(row, count, blocks);
+    if (least < range.chunk + blocks * kBlock || p_.window > 0) mask(row, count, range.chunk, blocks);
+    online_softmax(row, count, blocks);
     float scales[kStrip];
     if constexpr (C::kScaled)
       for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, chunk, keys);
@@ -190,7 +190,7 @@ class Tile {
   }
 
   void mask(int64_t row, int64_t count, int64_t chunk, int64_t blocks) {
-    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const VecI lane = lane_numbers();
     for (int64_t r = 0; r < count; ++r) {
       const int32_t seen = seen_[row + r];
       const int32_t from = p_.window > 0 ? std::max<int32_t>(0, seen - static_cast<int32_t>(p_.window)) : 0;
@@ -203,7 +203,7 @@ class Tile {
   }
 
   // Scores become weights; the rows' running maxima, sums and outputs are rescaled to the new maxima.
-  void soften(int64_t row, int64_t count, int64_t blocks) {
+  void online_softmax(int64_t row, int64_t count, int64_t blocks) {
     constexpr float kLog2E = 1.44269504088896341f;
     float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
@@ -236,7 +236,7 @@ class Tile {
 
   // The weights of row r, times the scales of the values, in 16 bits. Returns their scale.
   float round_weights(int64_t r, const Blocks& chunk, int64_t keys) {
-    const VecI lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const VecI lane = lane_numbers();
     VecF most = {}, spoilt = {};
     for (int64_t k = 0; k < keys; k += kBlock) {
       // Scales behind the last key have not been written.
@@ -247,7 +247,7 @@ class Tile {
       spoilt += w * 0.0f;
       store(&scores_[r * kChunk + k], w);
     }
-    const Levels found(max(most), sum(spoilt), kMost);
+    const Quantization found(max(most), sum(spoilt), kInt16Max);
     int16_t* shorts = reinterpret_cast<int16_t*>(weights_.data()) + r * kChunk;
     for (int64_t k = 0; k < keys; k += kBlock)
       store_shorts(shorts + k, rounded(load(&scores_[r * kChunk + k]) * found.inverse));
@@ -265,7 +265,7 @@ class Tile {
   const int64_t group_, units_;
   Item item_{};
   int64_t rows_ = 0, ahead_ = 0;
-  std::vector<Stop> stops_;
+  std::vector<KeyRange> ranges_;
   std::vector<Block> blocks_;
   std::vector<uint32_t> query_, weights_;
   std::vector<float> out_, scores_, sums_, highest_;
@@ -274,14 +274,16 @@ class Tile {
   std::vector<Row*> to_;
 };
 
-// For all threads of a team. A thread takes the KV heads of the same rows together, since they lie side by side.
+// For all threads of a team. A thread takes the KV heads of the same rows together, since they lie side by side, unless
+// others would have nothing to do.
 template <class T>
 void attend(Tile<T>& tile, const std::vector<Item>& items, int64_t heads, int threads) {
-  const int64_t count = static_cast<int64_t>(items.size());
+  const int64_t count = static_cast<int64_t>(items.size()), together = count < heads * threads ? 1 : heads;
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t first = 0; first < count; first += heads) {
-    const Item& later = items[std::min(first + heads * threads, count - 1)];
-    for (int64_t i = first; i < first + heads; ++i) tile.run(items[i], i + 1 < first + heads ? items[i + 1] : later);
+  for (int64_t first = 0; first < count; first += together) {
+    const Item& later = items[std::min(first + together * threads, count - 1)];
+    for (int64_t i = first; i < first + together; ++i)
+      tile.run(items[i], i + 1 < first + together ? items[i + 1] : later);
   }
 }
 

@@ -1,4 +1,4 @@
-// All layers of a Llama for one step, in one parallel region. E is what the products multiply, bf16 or u8 (int8 + 128),
+// All layers of a Llama for one step. E is what the products multiply, bf16 or u8 (int8 + 128),
 // with keys and values in bfloat16 or 8 bits; everything else is bfloat16.
 //
 // Threads share the work in one of two ways. A step of many rows is cut in parts, one for each thread, which it computes
@@ -61,7 +61,7 @@ struct Scratch {
 template <class E>
 class Decoder {
   static constexpr bool kQuantized = std::is_same_v<E, u8>;
-  using Kept = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
+  using Cache = std::conditional_t<kQuantized, Int8, bf16>;  // keys and values
 
  public:
   // Computes one of the parts of `step`, whose progress is `progress` [parts].
@@ -96,23 +96,23 @@ class Decoder {
 #pragma omp parallel num_threads(threads)
     {
       lap(kRest);
-      Tile<Kept> tile(all, plan);
+      Tile<Cache> tile(all, plan);
       const int64_t last = m_.num_layers - 1;
       for (int64_t index = 0; index < last; ++index) {
         const Layer& layer = m_.layers[index];
         project(layer, threads);
-        meet(index);
+        publish_and_wait(index);
         attend_all(layer, tile, plan, threads);
         finish(layer, m_.layers[index + 1].qkv, threads);
       }
       project(m_.layers[last], threads);
-      meet(last);
+      publish_and_wait(last);
 #pragma omp single
       {
         drop_rows();
         last_plan = attention_plan(attention(), threads);
       }
-      Tile<Kept> last_tile(attention(), last_plan);
+      Tile<Cache> last_tile(attention(), last_plan);
       attend_all(m_.layers[last], last_tile, last_plan, threads);
       finish(m_.layers[last], m_.head, threads);
       logits(threads);
@@ -131,15 +131,15 @@ class Decoder {
   }
 
   // Tells other parts that the keys and values of a layer are there, and waits for those of others.
-  void meet(int64_t layer) {
+  void publish_and_wait(int64_t layer) {
     progress_[index_].layers.store(layer + 1, std::memory_order_release);
     for (const int other : part_.after) progress_[other].wait_for(layer + 1);
     lap(kAttention);
   }
 
-  void attend_all(const Layer& layer, Tile<Kept>& tile, const AttentionPlan& plan, int threads) {
+  void attend_all(const Layer& layer, Tile<Cache>& tile, const AttentionPlan& plan, int threads) {
     tile.read(layer.keys, layer.values, layer.window);
-    attend<Kept>(tile, plan.items, m_.kv_heads, threads);
+    attend<Cache>(tile, plan.items, m_.kv_heads, threads);
     lap(kAttention);
   }
 
@@ -228,8 +228,8 @@ class Decoder {
         }
       }
       const int64_t next = std::min(row + 1, s_.rows - 1);
-      CacheSlot<Kept>(layer.keys, layer.values, heads_, s_.slots[next]).prefetch(heads_);
-      rope_and_store<Kept>(qkv, heads_, m_.cosines + s_.positions[row] * half, m_.sines + s_.positions[row] * half,
+      CacheSlot<Cache>(layer.keys, layer.values, heads_, s_.slots[next]).prefetch(heads_);
+      rope_and_store<Cache>(qkv, heads_, m_.cosines + s_.positions[row] * half, m_.sines + s_.positions[row] * half,
                            {layer.keys, layer.values, heads_, s_.slots[row]});
     }
   }

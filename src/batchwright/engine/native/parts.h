@@ -14,7 +14,7 @@ struct Part {
   std::vector<int> after;  // parts before this one that write keys and values which it reads, in each layer
 };
 
-constexpr int64_t kLeastRows = 24;  // of each part
+constexpr int64_t kLeastRows = 24;  // of a part, on average; measured on two cores
 // What it costs to read a number of the cache for a decode, in multiplications: measured at 22 GB/s and 460 GFLOP/s a core.
 constexpr double kDecodeKeyCost = 20;
 // What several rows read together, those of a prompt or of a shared prefix, at two thirds of the rate of products.
@@ -36,7 +36,8 @@ inline std::vector<double> row_costs(const Model& model, const Step& step) {
     const int64_t common = decode && last_decode >= 0 ? common_chunks(step, last_decode, s) * kChunk : 0;
     if (decode) last_decode = s;
     for (int64_t r = step.starts[s]; r < end; ++r) {
-      const int64_t keys = step.contexts[s] - (end - r) + 1, alone = decode ? keys - common : 0;
+      const int64_t all = step.contexts[s] - (end - r) + 1, keys = layer.window > 0 ? std::min(all, layer.window) : all;
+      const int64_t alone = decode ? std::max<int64_t>(0, keys - common) : 0;
       double cost = row + decode_key * alone + shared_key * (keys - alone);
       if (logit < step.num_logit_rows && step.logit_rows[logit] == r) cost += head, ++logit;
       before[r + 1] = before[r] + cost;
@@ -45,37 +46,52 @@ inline std::vector<double> row_costs(const Model& model, const Step& step) {
   return before;
 }
 
-// Finds for each part the parts `after` which it comes. False when one would come after a later one.
-inline bool find_dependencies(const Step& step, std::vector<Part>& parts) {
-  struct Written {
-    int64_t sequence = -1;
+// Which parts write to the blocks of a step.
+class Writers {
+ public:
+  struct Block {
+    int64_t sequence = -1;  // none
     int first = 0, last = 0;  // parts
   };
-  std::vector<Written> written;  // by block
-  int part = 0;
-  for (int64_t s = 0; s < step.sequences; ++s) {
-    for (int64_t r = step.starts[s]; r < step.starts[s + 1]; ++r) {
-      while (r >= parts[part].end_row) ++part;
-      const size_t block = step.slots[r] / kBlock;
-      if (block >= written.size()) written.resize(2 * block + 1);
-      if (written[block].sequence < 0) written[block] = {s, part, part};
-      written[block].last = part;
+
+  Writers(const Step& step, const std::vector<Part>& parts) {
+    const int64_t* most = std::max_element(step.slots, step.slots + step.rows);
+    blocks_.resize(*most / kBlock + 1);
+    int part = 0;
+    for (int64_t s = 0; s < step.sequences; ++s) {
+      for (int64_t r = step.starts[s]; r < step.starts[s + 1]; ++r) {
+        while (r >= parts[part].end_row) ++part;
+        Block& block = blocks_[step.slots[r] / kBlock];
+        if (block.sequence < 0) block = {s, part, part};
+        block.last = part;
+      }
     }
   }
-  part = 0;
+
+  Block of(size_t block) const { return block < blocks_.size() ? blocks_[block] : Block(); }
+
+ private:
+  std::vector<Block> blocks_;
+};
+
+inline void add(std::vector<int>& parts, int part) {
+  if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(part);
+}
+
+// Finds for each part the parts `after` which it comes. False when one would come after a later one.
+inline bool find_dependencies(const Step& step, std::vector<Part>& parts) {
+  const Writers writers(step, parts);
+  size_t first = 0;
   for (int64_t s = 0; s < step.sequences; ++s) {
     const int32_t* table = step.tables + s * step.table_stride;
-    while (step.starts[s] >= parts[part].end_row) ++part;
-    for (int reader = part; reader < static_cast<int>(parts.size()); ++reader) {
-      if (parts[reader].first_row >= step.starts[s + 1]) break;
+    while (step.starts[s] >= parts[first].end_row) ++first;
+    for (size_t reader = first; reader < parts.size() && parts[reader].first_row < step.starts[s + 1]; ++reader) {
+      const int before = static_cast<int>(reader) - 1;
       for (int64_t b = 0; b * kBlock < step.contexts[s]; ++b) {
-        const size_t block = table[b];
-        if (block >= written.size() || written[block].sequence < 0) continue;
-        const Written& by = written[block];
-        if (by.sequence != s && by.last > reader) return false;
-        for (int writer = by.first; writer <= std::min(by.last, reader - 1); ++writer)
-          if (auto& after = parts[reader].after; std::find(after.begin(), after.end(), writer) == after.end())
-            after.push_back(writer);
+        const Writers::Block by = writers.of(table[b]);
+        if (by.sequence < 0) continue;
+        if (by.sequence != s && by.last > before + 1) return false;
+        for (int writer = by.first; writer <= std::min(by.last, before); ++writer) add(parts[reader].after, writer);
       }
     }
   }

@@ -13,7 +13,7 @@
 #include <cmath>
 #include <utility>
 
-#include "levels.h"
+#include "quantization.h"
 
 namespace bw {
 
@@ -194,7 +194,7 @@ inline void mix(float* x, int64_t dim, int64_t vectors) {
 // x [dim] as bytes + 128, the largest 127. Returns the scale that gives the values back.
 template <class T>
 float quantize(const T* x, int64_t dim, u8* out) {
-  const Levels found = levels(x, dim, 127.0f);
+  const Quantization found = quantization_of(x, dim, 127.0f);
   for (int64_t d = 0; d < dim; d += kLanes) store_bytes(out + d, rounded(load(x + d) * found.inverse) + 128);
   return found.scale;
 }

@@ -85,7 +85,7 @@ class CacheSlot {
   // In 8 bits, number d at `at(d)`, and the scale with the others of the block. NaN and infinity become a scale of NaN.
   template <class At>
   void store_rounded(char* block, const Row* x, const At& at) {
-    const Levels found = levels(x, head_dim_, 127.0f);
+    const Quantization found = quantization_of(x, head_dim_, 127.0f);
     for (int64_t d = 0; d < head_dim_; d += kLanes) {
       int8_t bytes[kLanes];
       store_bytes(bytes, rounded(load(x + d) * found.inverse));

@@ -48,7 +48,7 @@ int64_t common_chunks(const P& p, int64_t a, int64_t b) {
 
 // How many of the sequences in order[first..) to take together so that the fewest chunks are read, and the chunks that
 // they have in common.
-inline std::pair<int64_t, int64_t> best_company(const Problem& p, const std::vector<int32_t>& order, int64_t first,
+inline std::pair<int64_t, int64_t> best_group(const Problem& p, const std::vector<int32_t>& order, int64_t first,
                                                 int64_t most) {
   std::pair<int64_t, int64_t> best{1, 0};
   int64_t common = std::numeric_limits<int64_t>::max();
@@ -62,37 +62,54 @@ inline std::pair<int64_t, int64_t> best_company(const Problem& p, const std::vec
   return best;
 }
 
-// Prompts are cut in tiles of kTileRows rows. Sequences with one token each are taken together where they begin with the
-// same blocks, so that these are read once for all of them.
-// Later tiles see more keys: the longest work goes first, so that no thread is left with it at the end.
+// The decodes in `order`, sorted by their tables, together where they begin with the same blocks, so that these are read
+// once for all of them.
+inline void add_decodes(const Problem& p, const std::vector<int32_t>& order, int64_t most, std::vector<Item>& items) {
+  const int64_t count = order.size();
+  for (int64_t first = 0; first < count;) {
+    const auto [taken, common] = best_group(p, order, first, std::min(most, count - first));
+    items.push_back({static_cast<int32_t>(first), static_cast<int32_t>(taken), 0, 1, 0,
+                     static_cast<int32_t>(common * kChunk)});
+    first += taken;
+  }
+}
+
+// The query rows of one KV head times the keys that they go through.
+inline int64_t work(const Problem& p, const AttentionPlan& plan, const Item& item) {
+  int64_t keys = 0;
+  for (int32_t i = 0; i < item.sequences; ++i) {
+    const int32_t s = plan.order[item.first + i];
+    keys += p.contexts[s] - p.rows(s) + item.token + item.tokens;
+  }
+  return keys * item.tokens;
+}
+
+// Prompts are cut in tiles of kTileRows rows. The longest work goes first, so that no thread is left with it at the end.
 inline AttentionPlan attention_plan(const Problem& p, int threads) {
   const int64_t tokens = std::max<int64_t>(1, kTileRows / (p.heads / p.kv_heads));
   AttentionPlan plan;
-  const auto add = [&](int64_t first, int64_t sequences, int64_t token, int64_t count, int64_t shared) {
-    for (int64_t head = 0; head < p.kv_heads; ++head)
-      plan.items.push_back({static_cast<int32_t>(first), static_cast<int32_t>(sequences), static_cast<int32_t>(token),
-                            static_cast<int32_t>(count), static_cast<int32_t>(head), static_cast<int32_t>(shared)});
-  };
-  for (int64_t s = p.sequences; s-- > 0;)
+  for (int64_t s = 0; s < p.sequences; ++s)
     if (p.rows(s) == 1) plan.order.push_back(static_cast<int32_t>(s));
-  const int64_t alone = plan.order.size();
   std::sort(plan.order.begin(), plan.order.end(), [&](int32_t a, int32_t b) {
     const int32_t *left = p.tables + a * p.table_stride, *right = p.tables + b * p.table_stride;
     return std::lexicographical_compare(left, left + p.contexts[a] / kBlock, right, right + p.contexts[b] / kBlock);
   });
-  for (int64_t s = p.sequences; s-- > 0;) {
+  std::vector<Item> items;
+  const int64_t decodes = plan.order.size();
+  add_decodes(p, plan.order, std::min(tokens, (decodes + threads - 1) / threads), items);  // something for each thread
+  for (int64_t s = 0; s < p.sequences; ++s) {
     const int64_t rows = p.rows(s);
     if (rows <= 1) continue;
     plan.order.push_back(static_cast<int32_t>(s));
-    for (int64_t token = (rows - 1) / tokens * tokens; token >= 0; token -= tokens)
-      add(plan.order.size() - 1, 1, token, std::min(tokens, rows - token), 0);
+    for (int64_t token = 0; token < rows; token += tokens)
+      items.push_back({static_cast<int32_t>(plan.order.size() - 1), 1, static_cast<int32_t>(token),
+                       static_cast<int32_t>(std::min(tokens, rows - token)), 0, 0});
   }
-  const int64_t most = std::min(tokens, (alone + threads - 1) / threads);  // something for each thread
-  for (int64_t first = 0; first < alone;) {
-    const auto [taken, common] = best_company(p, plan.order, first, std::min(most, alone - first));
-    add(first, taken, 0, 1, common * kChunk);
-    first += taken;
-  }
+  if (threads > 1)
+    std::stable_sort(items.begin(), items.end(),
+                     [&](const Item& a, const Item& b) { return work(p, plan, a) > work(p, plan, b); });
+  for (Item& item : items)
+    for (item.kv_head = 0; item.kv_head < p.kv_heads; ++item.kv_head) plan.items.push_back(item);
   return plan;
 }
 

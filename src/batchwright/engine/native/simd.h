@@ -12,6 +12,7 @@
 namespace bw {
 
 constexpr int64_t kLanes = 16;
+constexpr float kRounding = 12582912.0f;  // 1.5 * 2^23: adding it rounds a small number to a whole one
 
 typedef float VecF __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t VecI __attribute__((vector_size(64), aligned(4), may_alias));
@@ -20,6 +21,8 @@ typedef uint32_t VecU __attribute__((vector_size(64), aligned(4), may_alias));
 struct bf16 {
   uint16_t bits;
 };
+
+inline VecI lane_numbers() { return VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 inline float to_float(float x) { return x; }
 
@@ -163,7 +166,7 @@ inline float max(VecF x) {
 }
 
 // 2^x for x ≤ 0 to about 1.5 ulp: 2^floor(x), and for the rest of it a polynomial of least relative error on [0, 1] that is
-// 1 at 0. Below -126 it is 0.
+// 1 at 0. Below -126 it is 0 or, with AVX-512, a denormal number.
 inline VecF exp2(VecF x) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
   const VecF r = (VecF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
@@ -171,7 +174,7 @@ inline VecF exp2(VecF x) {
   const VecF given = x;
   const VecI tiny = (VecI)(x < -126.0f);
   x = select(tiny, broadcast(-126.0f), x);
-  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const VecF magic = broadcast(kRounding);
   VecF n = (x + magic) - magic;
   n = n - select((VecI)(n > x), broadcast(1.0f), VecF{});
   const VecF r = x - n;
@@ -200,7 +203,7 @@ inline VecF exp(VecF x) {
   const VecI tiny = (VecI)(x < -87.0f);
   x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
 #endif
-  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const VecF magic = broadcast(kRounding);
   const VecF shifted = multiply_add(magic, x, broadcast(1.44269504088896341f));
   const VecF n = shifted - magic;
   VecF r = multiply_add(x, n, broadcast(-0.693359375f));

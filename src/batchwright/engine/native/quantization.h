@@ -1,4 +1,4 @@
-// Rounding rows to whole numbers with one scale: the greatest becomes `most`.
+// Rounding rows to whole numbers with one scale: the greatest value becomes `most`.
 #pragma once
 
 #include "simd.h"
@@ -6,11 +6,11 @@
 namespace bw {
 
 // `inverse` makes whole numbers of a row, `scale` gives the row back: NaN if it holds NaN or infinity.
-struct Levels {
+struct Quantization {
   float inverse, scale;
 
   // `largest` is the greatest absolute value; `spoilt` is NaN if there is NaN or infinity, else 0.
-  Levels(float largest, float spoilt, float most) {
+  Quantization(float largest, float spoilt, float most) {
     // The inverse of anything smaller would be infinite, so it becomes 0, with any scale.
     const bool some = largest > 1e-30f;
     inverse = some ? most / largest : 0.0f;
@@ -20,7 +20,7 @@ struct Levels {
 
 // Of x [dim]; `dim` is a multiple of 16.
 template <class T>
-Levels levels(const T* x, int64_t dim, float most) {
+Quantization quantization_of(const T* x, int64_t dim, float most) {
   VecF largest = {}, spoilt = {};
   for (int64_t d = 0; d < dim; d += kLanes) {
     const VecF v = load(x + d);
@@ -32,7 +32,7 @@ Levels levels(const T* x, int64_t dim, float most) {
 
 // x, whole numbers once rounded, below 2^22 in size.
 inline VecI rounded(VecF x) {
-  const VecF magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const VecF magic = broadcast(kRounding);
   return (VecI)(x + magic) - (VecI)magic;
 }
 
