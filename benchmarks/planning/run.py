@@ -69,7 +69,7 @@ class FixedLogits(ModelBody):
     def description(self) -> str:
         return "no model"
 
-    def kv_shapes(self, num_blocks: int, block_size: int) -> list[KVShape]:
+    def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
         return []
 
     def forward(self, batch: StepBatch) -> Tensor:
