@@ -88,7 +88,7 @@ class LlamaBody(ModelBody):
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
             self.free_rows = MOST_ROWS
-        if self.attention.name == "triton":
+        if self.device.type == "cuda" and self.attention.name == "triton":
             self._graphs = self._decode_graphs(num_blocks, block_size)
 
     def forward(self, batch: StepBatch) -> Tensor:
