@@ -105,7 +105,7 @@ def run_command(
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="int8: multiply in 8 bits, and keep keys and values so. (default: as dtype says)",
+            help="int8: multiply in 8 bits; compiled layers keep keys and values so too. (default: as dtype says)",
             rich_help_panel=_ENGINE,
         ),
     ] = None,

@@ -35,9 +35,10 @@ class Engine:
     bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. A step computes at most `max_batch_tokens` tokens (default
     512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
     together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
-    the free memory). `quantization="int8"` multiplies weights and activations in 8 bits, and keeps keys and values so.
-    `body` and `attention` choose an implementation; "auto" is the fastest that is right. `drafting` lets steps of few
-    rows also compute guesses at the next tokens of greedy requests, which change no token.
+    the free memory). `quantization="int8"` multiplies weights and activations in 8 bits; where whole layers are
+    compiled (avx512_bf16, `dtype` bfloat16) keys and values have 8 bits too. `body` and `attention` choose an
+    implementation; "auto" is the fastest that is right. `drafting` lets steps of few rows also compute guesses at the
+    next tokens of greedy requests, which change no token.
 
     `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
     what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn

@@ -83,7 +83,7 @@ class Settings(BaseSettings):
 
     dtype: Text = _setting("Engine", "auto", "auto, float32, bfloat16 or float16.")
     quantization: Literal["int8"] | None = _setting(
-        "Engine", None, "int8: multiply in 8 bits, and keep keys and values so. Default: as dtype says."
+        "Engine", None, "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says."
     )
     deterministic: bool = _setting(
         "Engine",

@@ -70,6 +70,8 @@ class LlamaBody(ModelBody):
     @property
     def description(self) -> str:
         quantized = ", int8 weights and activations" if self.quantized else ""
+        if self.quantized and isinstance(self.stack, CompiledStack):
+            quantized += ", 8-bit keys and values"
         return f"{super().description}, {self.stack.products}{quantized}"
 
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
