@@ -177,7 +177,7 @@ class _Watch:
         places: list[tuple[Any, str, str]] = [
             (core.scheduler, "schedule", "scheduling"),
             (core_module, "build_batch", "batch building"),
-            (core.body, "forward", "model"),
+            (core.body, "output", "model"),
             (core_module, "sample", "sampling"),
             (core.scheduler, "commit", "commit"),
             (core, "_count", "learning and counting"),

@@ -45,7 +45,7 @@ class Stopwatch:
             core.body.stack.seconds = self._compiled = DecoderSeconds()
 
         self._watch(core, "step", "step")
-        self._watch(core.body, "forward", "forward")
+        self._watch(core.body, "output", "forward")
         self._watch(core.body.attention, "attend", "attention")
         self._watch(core.scheduler, "schedule", "scheduling")
         self._watch(core.scheduler, "commit", "scheduling")

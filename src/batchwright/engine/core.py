@@ -205,16 +205,16 @@ class EngineCore:
         """For each chunk what follows it, and what follows each of its drafts; and the seconds that this took."""
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
         began = self.clock.now()
-        logits = self.body.forward(batch)
         states = [
             self._generations[chunk.sequence.ordinal].sampling
             for chunk in sampled
             for _ in range(1 + len(chunk.drafts))
         ]
-        outcomes = iter(sample(logits, states) if sampled else [])
-        if not sampled and logits.is_cuda:
+        output = self.body.output(batch, [state.takes_likeliest for state in states])
+        outcomes = iter(sample(output.logits, states, output.likeliest) if sampled else [])
+        if not sampled and output.logits.is_cuda:
             # Nobody has waited for the device: this step would seem to take no time, and the next one that of both.
-            torch.cuda.synchronize(logits.device)
+            torch.cuda.synchronize(output.logits.device)
         seconds = self.clock.now() - began
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +49,14 @@ class SamplingState:
         )
 
     @property
+    def takes_likeliest(self) -> bool:
+        """Whether its next token is the one with the greatest logit, and nothing else of the logits is wanted."""
+        return self.params.greedy and self.untouched
+
+    @property
     def follows_from_logits(self) -> bool:
         """Whether each of its tokens follows from the logits alone, whatever came before."""
-        return self.params.greedy and self.untouched and self.params.min_tokens == 0
+        return self.takes_likeliest and self.params.min_tokens == 0
 
     def record(self, token: int) -> None:
         """`token` was chosen."""
@@ -98,8 +103,23 @@ class Sampled:
     logprobs: RowLogprobs | None = None
 
 
-def sample(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
-    """Choose the next token of each row of `logits` [rows, vocab]. Does not call `record`."""
+def sample(
+    logits: Tensor, states: Sequence[SamplingState], likeliest: Mapping[int, int | None] | None = None
+) -> list[Sampled]:
+    """Choose the next token of each of `states` by its row of `logits` [rows, vocab]. Does not call `record`.
+
+    `likeliest` are the tokens of states for which they are known, by their places, None where the logits were not
+    finite; `logits` then has rows for the other states only.
+    """
+    if not likeliest:
+        return _sample_rows(logits, states)
+    others = iter(_sample_rows(logits, [state for place, state in enumerate(states) if place not in likeliest]))
+    return [Sampled(likeliest[place]) if place in likeliest else next(others) for place in range(len(states))]
+
+
+def _sample_rows(logits: Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
+    if not states:
+        return []
     best, likeliest = row_maxima(logits)
     finite = torch.isfinite(best).tolist()
     chosen = [Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)]

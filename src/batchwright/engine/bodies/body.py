@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
 from batchwright.engine.batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step says of its R logit rows."""
+
+    logits: Tensor
+    """[rows that are not in `likeliest`, vocab]."""
+    likeliest: Mapping[int, int | None] = field(default_factory=dict)
+    """Of greedy rows, by their places among the logit rows; None where the logits are not finite."""
 
 
 class ModelBody(ABC):
@@ -42,6 +54,10 @@ class ModelBody(ABC):
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits [R, vocab] of the rows in `batch.logit_rows`; keys and values of all rows go to the caches."""
+
+    def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
+        """As `forward`; of the logit rows that are `greedy` nothing but the likeliest token is needed."""
+        return StepOutput(self.forward(batch))
 
     def rows_for(self, tokens: int) -> int:
         """Rows that go through the matrix products for a step of `tokens`.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, LayerCache
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
+from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.bodies.screening import screen_for, screened_bytes
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import NativeKernels
 from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack, packed_bytes
@@ -28,12 +32,18 @@ class CompiledStack:
         self.seconds: DecoderSeconds | None = None
         """Set it to have the time of each step added."""
         self._quantized = quantized
-        self._arena = Arena(sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights)))
+        screened = weights.tied and not quantized
+        size = sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights))
+        self._arena = Arena(size + (screened_bytes(weights.head) if screened else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
+        screen = screen_for(weights.head, self._arena) if screened else None
+        self.screens = screen is not None
+        """Whether `output` finds likeliest tokens without logits."""
         self._decoder: NativeDecoder = kernels.decoder(
             DecoderModel(
                 layers=layers,
                 head=self._packed(weights.head),
+                screen=screen,
                 norm=weights.norm,
                 cosines=weights.rope.cosines,
                 sines=weights.rope.sines,
@@ -49,7 +59,11 @@ class CompiledStack:
         )
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
-        return self._decoder.forward(residual, batch, self.seconds)
+        return self._decoder.forward(residual, batch, self.seconds)[0]
+
+    def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
+        """For a stack that `screens`: logits, and of the rows that are `greedy` the likeliest token."""
+        return StepOutput(*self._decoder.forward(residual, batch, self.seconds, greedy))
 
     def rows_for(self, tokens: int) -> int:
         return tokens

@@ -48,6 +48,8 @@ class LlamaWeights:
     hidden: int
     intermediate: int
     eps: float
+    tied: bool = False
+    """Whether `head` is the embedding, which is kept as it is."""
     mix: int = 1
     """Channels of the input of `down` that are mixed with each other before they are quantized (rotation.py)."""
     biased_mlp: bool = field(init=False)

@@ -7,6 +7,7 @@ layers that see a sliding window.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
-from batchwright.engine.bodies.body import ModelBody
+from batchwright.engine.bodies.body import ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
@@ -25,7 +26,6 @@ from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.weights import Weights
 from batchwright.engine.graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.native.kernels import LANES
-from batchwright.engine.native.packing import MOST_ROWS
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -60,6 +60,7 @@ class LlamaBody(ModelBody):
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
+            tied=tied,
         )
         if quantized:
             self._embedding = rotate(self._weights, self._embedding)
@@ -89,7 +90,7 @@ class LlamaBody(ModelBody):
             self.stack = ComposedStack(self._weights, self.caches, self.attention, quantized=self.quantized)
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
-            self.free_rows = MOST_ROWS
+            self.free_rows = kernels.product_rows
         if self.device.type == "cuda" and self.attention.name == "triton":
             self._graphs = self._decode_graphs(num_blocks, block_size)
 
@@ -97,6 +98,11 @@ class LlamaBody(ModelBody):
         if self._graphs is not None:
             return self._graphs(batch)
         return self.stack.logits(self._embedding[batch.token_ids], batch)
+
+    def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
+        if isinstance(self.stack, CompiledStack) and self.stack.screens and any(greedy):
+            return self.stack.output(self._embedding[batch.token_ids], batch, greedy)
+        return super().output(batch, greedy)
 
     def _decode_graphs(self, num_blocks: int, block_size: int) -> DecodeGraphs:
         stack, embedding = self.stack, self._embedding  # not `self`, which would then free itself late

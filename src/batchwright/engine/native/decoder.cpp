@@ -80,7 +80,9 @@ class Decoder {
     const int64_t* logits_end = step.logit_rows + step.num_logit_rows;
     const int64_t* wanted = std::lower_bound(step.logit_rows, logits_end, first);
     for (const int64_t* row = wanted; row < logits_end && *row < end; ++row) logit_rows_.push_back(*row - first);
-    s_.logits += (wanted - step.logit_rows) * s_.logits_stride;
+    first_logit_ = wanted - step.logit_rows;
+    s_.logits += (first_logit_ - count_greedy(0, first_logit_)) * s_.logits_stride;
+    place_rows();
     s_.rows = end - first;
     s_.residual += first * m_.hidden;
     s_.positions += first;
@@ -93,6 +95,7 @@ class Decoder {
     const Problem all = attention();
     const AttentionPlan plan = attention_plan(all, threads);
     AttentionPlan last_plan;
+    Screening screening(m_.screen, reinterpret_cast<bf16*>(scratch_.input) + num_plain_ * m_.hidden, num_greedy_, threads);
 #pragma omp parallel num_threads(threads)
     {
       lap(kRest);
@@ -115,7 +118,7 @@ class Decoder {
       Tile<Cache> last_tile(attention(), last_plan);
       attend_all(m_.layers[last], last_tile, last_plan, threads);
       finish(m_.layers[last], m_.head, threads);
-      logits(threads);
+      logits(screening, threads);
     }
   }
 
@@ -177,10 +180,42 @@ class Decoder {
     std::memmove(rows + to * width, rows + first * width, (end - first) * width * sizeof(bf16));
   }
 
-  void logits(int threads) {
+  bool greedy(int64_t logit) const { return s_.greedy != nullptr && s_.greedy[logit] != 0; }
+
+  int64_t count_greedy(int64_t first, int64_t end) const {
+    int64_t count = 0;
+    for (int64_t logit = first; logit < end; ++logit) count += greedy(logit);
+    return count;
+  }
+
+  // In the input of the head, rows whose logits are wanted go before those of which only the likeliest token is.
+  void place_rows() {
+    const int64_t count = logit_rows_.size();
+    num_greedy_ = count_greedy(first_logit_, first_logit_ + count);
+    num_plain_ = count - num_greedy_;
+    int64_t next_plain = 0, next_greedy = num_plain_;
+    for (int64_t r = 0; r < count; ++r) places_.push_back(greedy(first_logit_ + r) ? next_greedy++ : next_plain++);
+  }
+
+  void logits(Screening& screening, int threads) {
 #pragma omp for schedule(static)
-    for (size_t r = 0; r < logit_rows_.size(); ++r) norm_row(logit_rows_[r], m_.norm, r);
-    product(m_.head, input(logit_rows_.size()), m_.layers[0].qkv, threads, writer(s_.logits, s_.logits_stride));
+    for (size_t r = 0; r < logit_rows_.size(); ++r) norm_row(logit_rows_[r], m_.norm, places_[r]);
+    const Linear& next = m_.layers[0].qkv;
+    if (num_plain_ > 0) product(m_.head, input(num_plain_), next, threads, writer(s_.logits, s_.logits_stride));
+    if (num_greedy_ > 0) choose(screening, next, threads);
+  }
+
+  void choose(Screening& screening, const Linear& next, int threads) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < num_greedy_; ++row) screening.prepare(row);
+    lap(kRest);
+    screening.find(next, threads, omp_get_thread_num());
+#pragma omp for schedule(dynamic, 1)
+    for (size_t r = 0; r < logit_rows_.size(); ++r) {
+      const int64_t row = places_[r] - num_plain_, logit = first_logit_ + r;
+      if (row >= 0) screening.choose(row, s_.greatest + logit, s_.likeliest + logit);
+    }
+    lap(kProducts);
   }
 
   template <class Done>
@@ -283,6 +318,9 @@ class Decoder {
   const Part& part_;
   std::vector<int32_t> starts_, contexts_;  // as in Step, of the rows of the part
   std::vector<int64_t> logit_rows_;
+  std::vector<int64_t> places_;       // [logit rows] in the input of the head
+  int64_t first_logit_ = 0;           // of the part, among those of the step
+  int64_t num_plain_ = 0, num_greedy_ = 0;
   double lapped_ = 0;
 };
 
@@ -315,7 +353,8 @@ int64_t scratch_bytes(const Model& model, int64_t rows) {
 }  // namespace
 }  // namespace bw
 
-extern "C" int64_t bw_has_products() { return bw::kHasProducts; }
+// How many rows are multiplied at a time; 0: this processor has no products.
+extern "C" int64_t bw_product_rows() { return bw::kHasProducts ? bw::kMostRows<bw::bf16> : 0; }
 
 #define BW_DECODER(NAME, E)                                                                          \
   extern "C" int64_t bw_scratch_bytes_##NAME(const bw::Model* model, int64_t rows) {                 \

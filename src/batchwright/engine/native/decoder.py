@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from dataclasses import dataclass
@@ -32,11 +33,28 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderScreen:
+    """The head once more, in 8 bits: see `screening.h`. What is of outputs is padded to whole panels."""
+
+    rough: PackedLinear
+    lengths: Tensor
+    """float32."""
+    errors: Tensor
+    """float32."""
+    columns: Tensor
+    """The head as it is: [outputs, inputs] bfloat16, contiguous."""
+    mixed: int
+    """Vectors of 16 that are turned together."""
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderModel:
     """All layers, and what they share."""
 
     layers: Sequence[DecoderLayer]
     head: PackedLinear
+    screen: DecoderScreen | None
+    """None: the likeliest token is found from all logits."""
     norm: Tensor
     cosines: Tensor
     sines: Tensor
@@ -74,10 +92,19 @@ class _Layer(Structure):
     ]
 
 
+class _Screen(Structure):
+    _fields_ = [
+        ("rough", _Linear),
+        *((name, c_void_p) for name in ("lengths", "errors", "columns")),
+        ("mixed", c_int64),
+    ]
+
+
 class _Model(Structure):
     _fields_ = [
         ("layers", POINTER(_Layer)),
         ("head", _Linear),
+        ("screen", POINTER(_Screen)),
         *((name, c_void_p) for name in ("norm", "cosines", "sines")),
         *((name, c_int64) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "mix")),
         ("eps", c_float),
@@ -88,7 +115,8 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("residual", "positions", "slots", "tables", "starts", "contexts")),
-        *((name, c_void_p) for name in ("logit_rows", "logits", "scratch", "seconds")),
+        *((name, c_void_p) for name in ("logit_rows", "greedy", "greatest", "likeliest")),
+        *((name, c_void_p) for name in ("logits", "scratch", "seconds")),
         *((name, c_int64) for name in ("rows", "sequences", "table_stride", "num_logit_rows", "logits_stride")),
     ]
 
@@ -109,6 +137,7 @@ class NativeDecoder:
         self._model = _Model(
             layers=self._layers,
             head=_linear(model.head),
+            screen=None if model.screen is None else ctypes.pointer(_screen(model.screen)),
             norm=model.norm.data_ptr(),
             cosines=model.cosines.data_ptr(),
             sines=model.sines.data_ptr(),
@@ -124,14 +153,22 @@ class NativeDecoder:
         )
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def forward(self, residual: Tensor, batch: StepBatch, seconds: DecoderSeconds | None = None) -> Tensor:
-        """Logits [R, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16, which are overwritten.
+    def forward(
+        self,
+        residual: Tensor,
+        batch: StepBatch,
+        seconds: DecoderSeconds | None = None,
+        greedy: Sequence[bool] | None = None,
+    ) -> tuple[Tensor, dict[int, int | None]]:
+        """Logits [rows, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16, which are overwritten.
 
-        `seconds` gets the time that this took added.
+        Of the logit rows that are `greedy`, for which there must be a screen, only the likeliest token is found: it is
+        given by the place of the row, None if the logits are not finite. `seconds` gets the time that this took added.
         """
         rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
         outputs = self._kept.head.outputs
-        logits = residual.new_empty(wanted, -(-outputs // PANEL) * PANEL)
+        chosen = None if greedy is None else _Chosen(greedy)
+        logits = residual.new_empty(wanted if chosen is None else chosen.others, -(-outputs // PANEL) * PANEL)
         spent = (c_double * 3)()
         step = _Step(
             residual=residual.data_ptr(),
@@ -141,6 +178,9 @@ class NativeDecoder:
             starts=batch.query_starts.data_ptr(),
             contexts=batch.context_lens.data_ptr(),
             logit_rows=batch.logit_rows.data_ptr(),
+            greedy=None if chosen is None else chosen.greedy.data_ptr(),
+            greatest=None if chosen is None else chosen.greatest.data_ptr(),
+            likeliest=None if chosen is None else chosen.likeliest.data_ptr(),
             logits=logits.data_ptr(),
             scratch=self._room(rows),
             seconds=None if seconds is None else ctypes.addressof(spent),
@@ -154,7 +194,7 @@ class NativeDecoder:
         if seconds is not None:
             seconds.products += spent[0]
             seconds.attention += spent[1]
-        return logits[:, :outputs]
+        return logits[:, :outputs], {} if chosen is None else chosen.tokens()
 
     def _room(self, rows: int) -> int:
         needed = self._scratch_bytes(byref(self._model), max(rows, 1)) + _ALIGNED
@@ -167,6 +207,21 @@ class NativeDecoder:
 _ALIGNED = 64
 
 
+class _Chosen:
+    """Which logit rows are greedy, and room for their outcome."""
+
+    def __init__(self, greedy: Sequence[bool]) -> None:
+        self.greedy = torch.tensor(greedy, dtype=torch.bool)
+        self.greatest = torch.empty(len(greedy))
+        self.likeliest = torch.empty(len(greedy), dtype=torch.int64)
+        self.others = len(greedy) - sum(greedy)
+
+    def tokens(self) -> dict[int, int | None]:
+        places = self.greedy.nonzero()[:, 0]
+        found = zip(places.tolist(), self.likeliest[places].tolist(), self.greatest[places].tolist(), strict=True)
+        return {place: token if math.isfinite(greatest) else None for place, token, greatest in found}
+
+
 def _linear(packed: PackedLinear) -> _Linear:
     return _Linear(
         panels=packed.panels.data_ptr(),
@@ -175,6 +230,16 @@ def _linear(packed: PackedLinear) -> _Linear:
         sums=_address(packed.sums),
         inputs=packed.inputs,
         outputs=packed.outputs,
+    )
+
+
+def _screen(screen: DecoderScreen) -> _Screen:
+    return _Screen(
+        rough=_linear(screen.rough),
+        lengths=screen.lengths.data_ptr(),
+        errors=screen.errors.data_ptr(),
+        columns=screen.columns.data_ptr(),
+        mixed=screen.mixed,
     )
 
 

@@ -57,7 +57,13 @@ class NativeKernels:
     @property
     def has_decoder(self) -> bool:
         """Whether whole layers were compiled for this dtype and processor."""
-        return self._dtype is torch.bfloat16 and bool(self._library.bw_has_products())
+        return self._dtype is torch.bfloat16 and self.product_rows > 0
+
+    @property
+    def product_rows(self) -> int:
+        """Rows that the compiled layers multiply at a time, in bfloat16; 0 where there are none for this processor."""
+        rows: int = self._library.bw_product_rows()
+        return rows
 
     def decoder(self, model: DecoderModel) -> NativeDecoder:
         """`model` as one call for each step; `has_decoder` must hold."""

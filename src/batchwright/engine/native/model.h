@@ -1,7 +1,7 @@
 // What the decoder is given: a Llama with packed weights, and one step of it.
 #pragma once
 
-#include "product.h"
+#include "screening.h"
 
 namespace bw {
 
@@ -19,6 +19,7 @@ struct Layer {
 struct Model {
   const Layer* layers;
   Linear head;
+  const Screen* screen;  // null: none
   const bf16* norm;
   const float* cosines;  // [positions][head_dim / 2]
   const float* sines;
@@ -35,7 +36,10 @@ struct Step {
   const int32_t* starts;
   const int32_t* contexts;
   const int64_t* logit_rows;
-  bf16* logits;  // [logit rows][logits_stride]
+  const uint8_t* greedy;  // [logit rows] whether only the likeliest token is wanted; null: of none. Needs a screen
+  float* greatest;        // [logit rows] the greatest logit of each greedy row
+  int64_t* likeliest;     // [logit rows] and its token
+  bf16* logits;           // [logit rows that are not greedy][logits_stride]
   char* scratch;
   double* seconds;  // of products, attention and the rest; null: not wanted
   int64_t rows, sequences, table_stride, num_logit_rows, logits_stride;

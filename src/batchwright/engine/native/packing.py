@@ -12,8 +12,6 @@ from batchwright.engine.native.pages import Arena
 
 PANEL = 32
 _HALF = PANEL // 2
-MOST_ROWS = 12
-"""Rows that are multiplied with a panel at a time."""
 LEVELS = 127
 """Greatest magnitude of an int8 value: the scale is symmetric, so -128 is not used."""
 
@@ -37,12 +35,17 @@ class PackedLinear:
 def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
     """Pack `weight` [outputs, inputs], bfloat16, as it is or in int8. `inputs` must be a multiple of 4."""
     outputs, inputs = weight.shape
-    wide_bias = None if bias is None else _padded(bias.float())
+    wide_bias = None if bias is None else padded(bias.float())
     if not quantized:
         return PackedLinear(_panels(weight, 2, arena), wide_bias, None, None, inputs, outputs)
-    whole, scales = quantize_rows(weight)
+    return pack_rounded(*quantize_rows(weight), wide_bias, arena)
+
+
+def pack_rounded(whole: Tensor, scales: Tensor, bias: Tensor | None, arena: Arena) -> PackedLinear:
+    """Pack what `quantize_rows` made of a weight; `bias` is float32 [outputs, padded to panels]."""
+    outputs, inputs = whole.shape
     sums = whole.sum(1, dtype=torch.int32) * 128
-    return PackedLinear(_panels(whole, 4, arena), wide_bias, _padded(scales), _padded(sums), inputs, outputs)
+    return PackedLinear(_panels(whole, 4, arena), bias, padded(scales), padded(sums), inputs, outputs)
 
 
 def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
@@ -66,16 +69,17 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse[:, None]).round().to(torch.int8), scales
 
 
-def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
-    # Units are copied as whole numbers of 4 bytes, which is several times as fast.
-    units = _padded(weight).view(torch.int32)
-    panels = units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
-    packed = arena.empty(tuple(panels.shape), torch.int32).copy_(panels)
-    return packed.view(weight.dtype).view(*panels.shape, per_unit)
-
-
-def _padded(x: Tensor) -> Tensor:
+def padded(x: Tensor) -> Tensor:
+    """`x` [outputs, ...] with zeros up to whole panels."""
     missing = -x.shape[0] % PANEL
     if not missing:
         return x.contiguous()
     return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
+
+
+def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
+    # Units are copied as whole numbers of 4 bytes, which is several times as fast.
+    units = padded(weight).view(torch.int32)
+    panels = units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
+    packed = arena.empty(tuple(panels.shape), torch.int32).copy_(panels)
+    return packed.view(weight.dtype).view(*panels.shape, per_unit)

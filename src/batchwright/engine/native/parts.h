@@ -20,6 +20,9 @@ constexpr double kDecodeKeyCost = 20;
 // What several rows read together, those of a prompt or of a shared prefix, at two thirds of the rate of products.
 constexpr double kSharedKeyCost = 1.5;
 
+// What finding the likeliest token costs, as a part of multiplying with the whole head.
+constexpr double kScreenCost = 0.55;
+
 // [rows + 1]: multiplications of all rows before a row, in a layer; the head is spread over the layers.
 inline std::vector<double> row_costs(const Model& model, const Step& step) {
   const Layer& layer = model.layers[0];
@@ -39,7 +42,10 @@ inline std::vector<double> row_costs(const Model& model, const Step& step) {
       const int64_t all = step.contexts[s] - (end - r) + 1, keys = layer.window > 0 ? std::min(all, layer.window) : all;
       const int64_t alone = decode ? std::max<int64_t>(0, keys - common) : 0;
       double cost = row + decode_key * alone + shared_key * (keys - alone);
-      if (logit < step.num_logit_rows && step.logit_rows[logit] == r) cost += head, ++logit;
+      if (logit < step.num_logit_rows && step.logit_rows[logit] == r) {
+        cost += step.greedy != nullptr && step.greedy[logit] ? head * kScreenCost : head;
+        ++logit;
+      }
       before[r + 1] = before[r] + cost;
     }
   }

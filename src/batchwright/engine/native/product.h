@@ -1,11 +1,11 @@
 // Products of rows with a weight that was packed once (packing.py).
 //
 // The columns of the product lie in panels of 32, two vectors: for each unit of the inputs 32 units, one for each column.
-// Up to 12 rows are multiplied with a panel at a time, which fills the registers. An output is one sum over the inputs in
-// their order, whatever the number of rows, so it is bitwise the same in any company.
+// As many rows as fill the registers are multiplied with a panel at a time: tile_512.h and tile_256.h, by processor. An
+// output is one sum over the inputs in their order, whatever the number of rows, so it is bitwise the same in any company.
 //
 // Inputs are bfloat16, two to a unit, summed in float; or int8, four to a unit, summed exactly: each row and each column
-// has a scale. The processor multiplies unsigned with signed bytes, so a row holds its values + 128, and 128 times the
+// has a scale. Some processors multiply unsigned with signed bytes, so a row holds its values + 128, and 128 times the
 // sum of the column is taken off again.
 #pragma once
 
@@ -14,16 +14,11 @@
 #include <utility>
 
 #include "quantization.h"
+#include "tile.h"
 
 namespace bw {
 
-constexpr int64_t kPanel = 2 * kLanes;
-constexpr int64_t kMostRows = 12;
 constexpr int64_t kGroupBytes = 320 * 1024;  // panels that are used together stay in the second-level cache
-
-struct u8 {
-  uint8_t bits;
-};
 
 struct Linear {
   const uint32_t* panels;  // [panels][units of inputs][kPanel]
@@ -40,61 +35,6 @@ struct Rows {
   const float* scales;  // int8: of each row
   int64_t count;
 };
-
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-constexpr bool kHasProducts = true;
-
-inline VecI dot_bytes(VecI acc, VecU a, uint32_t b) {
-  return (VecI)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(static_cast<int32_t>(b)), (__m512i)a);
-}
-#else
-constexpr bool kHasProducts = false;
-
-inline VecI dot_bytes(VecI acc, VecU, uint32_t) { return acc; }
-#endif
-
-template <class E>
-struct Sum;
-
-template <>
-struct Sum<bf16> {
-  using Vec = VecF;
-  static Vec add(Vec acc, VecU weights, uint32_t input) { return dot_units<bf16>(acc, weights, input); }
-};
-
-template <>
-struct Sum<u8> {
-  using Vec = VecI;
-  static Vec add(Vec acc, VecU weights, uint32_t input) { return dot_bytes(acc, weights, input); }
-};
-
-// sums[r] = row r · panel. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a unit.
-template <class E, int R>
-void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
-                   typename Sum<E>::Vec* sums) {
-  typename Sum<E>::Vec low[R] = {}, high[R] = {};
-  for (int64_t u = 0; u < units; ++u) {
-    const VecU left = load_units(panel + u * kPanel), right = load_units(panel + u * kPanel + kLanes);
-    __builtin_prefetch(ahead + u * step, 0, 2);
-    for (int r = 0; r < R; ++r) {
-      const uint32_t input = rows[r * units + u];
-      low[r] = Sum<E>::add(low[r], left, input);
-      high[r] = Sum<E>::add(high[r], right, input);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    sums[2 * r] = low[r];
-    sums[2 * r + 1] = high[r];
-  }
-}
-
-template <class E, int... R>
-void multiply_tile(int64_t count, const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead,
-                   int64_t step, typename Sum<E>::Vec* sums, std::integer_sequence<int, R...>) {
-  using Tile = void (*)(const uint32_t*, int64_t, const uint32_t*, const char*, int64_t, typename Sum<E>::Vec*);
-  static constexpr Tile tiles[] = {multiply_tile<E, R + 1>...};
-  tiles[count - 1](rows, units, panel, ahead, step, sums);
-}
 
 inline VecF finished(VecF sum, const Linear& w, const Rows<bf16>&, int64_t, int64_t column) {
   return w.bias == nullptr ? sum : sum + load(w.bias + column);
@@ -128,20 +68,22 @@ void multiply(const Linear& w, const Rows<E>& x, const Linear& next, int threads
   constexpr int64_t per = 4 / sizeof(E);
   const int64_t units = w.inputs / per, size = units * kPanel, bytes = size * 4;
   const Groups groups((w.outputs + kPanel - 1) / kPanel, bytes, threads);
-  const int64_t tiles = (x.count + kMostRows - 1) / kMostRows;
+  const int64_t tiles = (x.count + kMostRows<E> - 1) / kMostRows<E>;
   const uint32_t* rows = reinterpret_cast<const uint32_t*>(x.values);
+  thread_local std::vector<uint32_t> room;
 #pragma omp for schedule(dynamic, 1)
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t first = groups.first(g), last = groups.first(g + 1), later = groups.first(g + threads) - first;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t from = t * x.count / tiles, count = (t + 1) * x.count / tiles - from;
+      const uint32_t* inputs = tile_inputs<E>(rows + from * units, count, units, room);
       for (int64_t p = first; p < last; ++p) {
         const uint32_t* ahead = w.panels + (p + later) * size;
         if (p + later >= groups.panels) ahead = next.panels + (p + later - groups.panels) * size;
-        typename Sum<E>::Vec sums[2 * kMostRows];
-        multiply_tile<E>(count, rows + from * units, units, w.panels + p * size,
+        typename Sum<E>::Vec sums[2 * kMostRows<E>];
+        multiply_tile<E>(count, inputs, units, w.panels + p * size,
                          reinterpret_cast<const char*>(ahead) + t * bytes / tiles, kPanel * 4 / tiles, sums,
-                         std::make_integer_sequence<int, kMostRows>());
+                         std::make_integer_sequence<int, kMostRows<E>>());
         for (int64_t r = 0; r < count; ++r) {
           const int64_t column = p * kPanel;
           done(from + r, column, finished(sums[2 * r], w, x, from + r, column),
@@ -197,6 +139,14 @@ float quantize(const T* x, int64_t dim, u8* out) {
   const Quantization found = quantization_of(x, dim, 127.0f);
   for (int64_t d = 0; d < dim; d += kLanes) store_bytes(out + d, rounded(load(x + d) * found.inverse) + 128);
   return found.scale;
+}
+
+// 16 values that `quantize` has rounded, without their scale.
+inline VecF load_rounded(const u8* from) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, VecI) - 128, VecF);
 }
 
 }  // namespace bw

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -142,6 +142,28 @@ inline VecF min(VecF a, VecF b) {
   return (VecF)_mm512_min_ps((__m512)a, (__m512)b);
 #else
   return select((VecI)(a < b), a, b);
+#endif
+}
+
+// Whether any lane is at least `least`.
+inline bool reaches(VecF x, float least) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GE_OQ) != 0;
+#else
+  bool any = false;
+  for (int64_t lane = 0; lane < kLanes; ++lane) any |= x[lane] >= least;
+  return any;
+#endif
+}
+
+// Lane i gets what lane i ^ distance has.
+inline VecF exchanged(VecF x, int distance) {
+#if defined(__AVX512F__)
+  return (VecF)_mm512_permutexvar_ps((__m512i)(lane_numbers() ^ distance), (__m512)x);
+#else
+  VecF out;
+  for (int64_t lane = 0; lane < kLanes; ++lane) out[lane] = x[lane ^ distance];
+  return out;
 #endif
 }
 

@@ -1,0 +1,162 @@
+// The likeliest token of a row, without the product of the row with the whole head.
+//
+// The head is kept a second time in 8 bits: half the bytes to read, and twice as many products at a time. With x̂ and ŵ
+// for what 8 bits leave of a row x and of a column w of the head, no product is far from that of the rounded ones:
+//   |x·w - x̂·ŵ| ≤ |x|·|w - ŵ| + |x - x̂|·|ŵ|     (Cauchy and Schwarz, twice)
+// So only the columns whose upper bound reaches the best lower bound can be the likeliest: a dozen of 49,152. They are
+// multiplied as they are, each sum in the order of product.h: the outcome is bitwise that of the whole product.
+//
+// Both sides are turned first by an orthogonal matrix, a Hadamard matrix on each `mixed` vectors. That changes no product,
+// and spreads outliers, which would take the 8 bits to themselves.
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "product.h"
+
+namespace bw {
+
+struct Screen {
+  Linear rough;          // the head turned, in 8 bits; its bias is null, or 0 and -infinity behind the last column
+  const float* lengths;  // [outputs padded to panels] |ŵ|
+  const float* errors;   // [outputs padded to panels] |w - ŵ|, and what sums can lose in rounding for |x| = 1
+  const bf16* columns;   // [outputs][inputs] as they are
+  int64_t mixed;         // vectors; a power of two up to 32
+};
+
+// The Hadamard transform over the lanes of a vector, without its scale.
+inline VecF mix_lanes(VecF x) {
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const VecI added = (lane_numbers() & distance) == 0;
+    const VecF other = exchanged(x, distance);
+    x = other + select(added, x, -x);
+  }
+  return x;
+}
+
+// Which columns can be the likeliest of a row, of those that a thread has gone through.
+struct Candidates {
+  struct Column {
+    int32_t number;
+    float upper;
+  };
+
+  float least = -std::numeric_limits<float>::max();  // what the upper bound of the greatest product must reach
+  std::vector<Column> columns;
+};
+
+// Rows of which only the likeliest token is wanted. Their methods are called in their order, with a barrier in between.
+class Screening {
+ public:
+  // `rows` [count][inputs], which are read later.
+  Screening(const Screen* screen, const bf16* rows, int64_t count, int threads)
+      : screen_(screen), rows_(rows), count_(count), threads_(threads) {
+    if (count == 0) return;
+    values_.resize(count * screen->rough.inputs);
+    scales_.resize(count);
+    lengths_.resize(count);
+    errors_.resize(count);
+    found_.resize(threads * count);
+  }
+
+  // Rounds a row to 8 bits.
+  void prepare(int64_t row) {
+    const int64_t dim = screen_->rough.inputs;
+    thread_local std::vector<float> turned;
+    turned.resize(dim);
+    for (int64_t d = 0; d < dim; d += kLanes) store(&turned[d], mix_lanes(load(rows_ + row * dim + d)) * 0.25f);
+    mix(turned.data(), dim, screen_->mixed);
+    u8* values = values_.data() + row * dim;
+    const float scale = quantize(turned.data(), dim, values);
+    VecF length = {}, error = {};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const VecF x = load(&turned[d]), rest = x - load_rounded(values + d) * scale;
+      length = multiply_add(length, x, x);
+      error = multiply_add(error, rest, rest);
+    }
+    scales_[row] = scale;
+    lengths_[row] = std::sqrt(sum(length)) * kRoundedUp;
+    errors_[row] = std::sqrt(sum(error)) * kRoundedUp;
+  }
+
+  // For all threads of a team, as `multiply`.
+  void find(const Linear& next, int threads, int thread) {
+    Candidates* found = found_.data() + thread * count_;
+    multiply(screen_->rough, Rows<u8>{values_.data(), scales_.data(), count_}, next, threads,
+             [this, found](int64_t row, int64_t column, VecF low, VecF high) {
+               consider(row, column, low, found[row]);
+               consider(row, column + kLanes, high, found[row]);
+             });
+  }
+
+  // The greatest product of a row, rounded to bfloat16, and its first column. NaN: the row is not finite.
+  void choose(int64_t row, float* greatest, int64_t* likeliest) {
+    *greatest = -std::numeric_limits<float>::infinity();
+    *likeliest = 0;
+    if (scales_[row] != scales_[row]) return void(*greatest = scales_[row]);
+    std::vector<int32_t> numbers;
+    if (lengths_[row] > kLeastLength && lengths_[row] < kMostLength) {
+      float least = found_[row].least;
+      for (int t = 0; t < threads_; ++t) least = std::max(least, found_[t * count_ + row].least);
+      for (int t = 0; t < threads_; ++t)
+        for (const Candidates::Column& column : found_[t * count_ + row].columns)
+          if (column.upper >= least) numbers.push_back(column.number);
+      std::sort(numbers.begin(), numbers.end());
+    } else {  // squares too small or too large for a float: no bounds
+      numbers.resize(screen_->rough.outputs);
+      for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i);
+    }
+    for (size_t first = 0; first < numbers.size(); first += kLanes)
+      take_greatest(row, &numbers[first], std::min<int64_t>(kLanes, numbers.size() - first), greatest, likeliest);
+  }
+
+ private:
+  static constexpr float kRoundedUp = 1.0f + 1e-4f;
+  static constexpr float kLeastLength = 1e-12f, kMostLength = 1e15f;
+  // Two numbers that become one in bfloat16 differ by less than this part of either.
+  static constexpr float kBf16Step = 0.0079f;
+
+  void consider(int64_t row, int64_t column, VecF product, Candidates& found) {
+    const VecF slack = multiply_add(load(screen_->errors + column) * lengths_[row], load(screen_->lengths + column),
+                                    broadcast(errors_[row]));
+    const VecF upper = product + slack;
+    if (!reaches(upper, found.least)) return;
+    const float lower = max(product - slack);
+    found.least = std::max(found.least, lower - std::abs(lower) * kBf16Step - std::numeric_limits<float>::min());
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      if (upper[lane] >= found.least) found.columns.push_back({static_cast<int32_t>(column + lane), upper[lane]});
+  }
+
+  // Each lane multiplies the row with a column; of equal products the first column wins.
+  void take_greatest(int64_t row, const int32_t* numbers, int64_t count, float* greatest, int64_t* likeliest) const {
+    const int64_t units = screen_->rough.inputs / 2;
+    const uint32_t* x = reinterpret_cast<const uint32_t*>(rows_) + row * units;
+    const uint32_t* columns[kLanes];
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      columns[lane] = reinterpret_cast<const uint32_t*>(screen_->columns) + numbers[std::min(lane, count - 1)] * units;
+    VecF acc = {};
+    for (int64_t u = 0; u < units; ++u) {
+      VecU weights;
+      for (int64_t lane = 0; lane < kLanes; ++lane) weights[lane] = columns[lane][u];
+      acc = dot_units<bf16>(acc, weights, x[u]);
+    }
+    bf16 rounded[kLanes];
+    store(rounded, acc);
+    for (int64_t lane = 0; lane < count; ++lane) {
+      const float product = to_float(rounded[lane]);
+      if (product != product) *greatest = product;
+      if (product > *greatest) *greatest = product, *likeliest = numbers[lane];
+    }
+  }
+
+  const Screen* const screen_;
+  const bf16* const rows_;
+  const int64_t count_;
+  const int threads_;
+  std::vector<u8> values_;
+  std::vector<float> scales_, lengths_, errors_;  // of each row: of 8 bits; |x|; |x - x̂|
+  std::vector<Candidates> found_;                 // [threads][rows]
+};
+
+}  // namespace bw

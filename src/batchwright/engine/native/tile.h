@@ -1,0 +1,50 @@
+// What is multiplied at a time: a few rows with a panel of 32 columns. The processor decides how.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "simd.h"
+
+namespace bw {
+
+constexpr int64_t kPanel = 2 * kLanes;
+
+struct u8 {
+  uint8_t bits;
+};
+
+// Vectors of sums of products of E.
+template <class E>
+struct Sum;
+
+template <>
+struct Sum<bf16> {
+  using Vec = VecF;
+};
+
+template <>
+struct Sum<u8> {
+  using Vec = VecI;
+};
+
+}  // namespace bw
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#include "tile_512.h"
+#else
+#include "tile_256.h"
+#endif
+
+namespace bw {
+
+// A tile of `count` rows.
+template <class E, int... R>
+void multiply_tile(int64_t count, const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead,
+                   int64_t step, typename Sum<E>::Vec* sums, std::integer_sequence<int, R...>) {
+  using Tile = void (*)(const uint32_t*, int64_t, const uint32_t*, const char*, int64_t, typename Sum<E>::Vec*);
+  static constexpr Tile tiles[] = {multiply_tile<E, R + 1>...};
+  tiles[count - 1](rows, units, panel, ahead, step, sums);
+}
+
+}  // namespace bw

@@ -1,0 +1,42 @@
+// Tiles for processors that multiply pairs of bfloat16, and four bytes at a time, in vectors of 512 bits.
+#pragma once
+
+namespace bw {
+
+constexpr bool kHasProducts = true;
+template <class E>
+constexpr int64_t kMostRows = 12;  // two vectors of sums for each, and the panel's, fill 32 registers
+
+// Rows are multiplied as they are.
+template <class E>
+const uint32_t* tile_inputs(const uint32_t* rows, int64_t, int64_t, std::vector<uint32_t>&) {
+  return rows;
+}
+
+template <class E>
+typename Sum<E>::Vec add_products(typename Sum<E>::Vec acc, VecU weights, uint32_t input) {
+  if constexpr (std::is_same_v<E, bf16>) return dot_units<bf16>(acc, weights, input);
+  else return (VecI)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(static_cast<int32_t>(input)), (__m512i)weights);
+}
+
+// sums[r] = row r · panel. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a unit.
+template <class E, int R>
+void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, const char* ahead, int64_t step,
+                   typename Sum<E>::Vec* sums) {
+  typename Sum<E>::Vec low[R] = {}, high[R] = {};
+  for (int64_t u = 0; u < units; ++u) {
+    const VecU left = load_units(panel + u * kPanel), right = load_units(panel + u * kPanel + kLanes);
+    __builtin_prefetch(ahead + u * step, 0, 2);
+    for (int r = 0; r < R; ++r) {
+      const uint32_t input = rows[r * units + u];
+      low[r] = add_products<E>(low[r], left, input);
+      high[r] = add_products<E>(high[r], right, input);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    sums[2 * r] = low[r];
+    sums[2 * r + 1] = high[r];
+  }
+}
+
+}  // namespace bw
