@@ -33,10 +33,10 @@ class Tile {
     const int64_t most = std::max(kTileRows, group_);
     query_.resize(most * units_);
     out_.resize(most * p_.head_dim);
-    scores_.resize(kStrip * kChunk);
-    weights_.resize(kStrip * kChunk / kPerUnit<T>);
+    scores_.resize(kStrip<T> * kChunk);
+    weights_.resize(kStrip<T> * kChunk / kPerUnit<T>);
     factors_.resize(most);
-    sums_.resize(most * kLanes);
+    sums_.resize(most * kWidth);
     highest_.resize(most);
     seen_.resize(most);
     to_.resize(most);
@@ -55,7 +55,7 @@ class Tile {
     list_ranges();
     list_blocks(next);
     for (const KeyRange& range : ranges_) {
-      const int64_t strips = (range.rows + kStrip - 1) / kStrip;
+      const int64_t strips = (range.rows + kStrip<T> - 1) / kStrip<T>;
       for (int64_t s = 0; s < strips; ++s) {
         const int64_t from = s * range.rows / strips, to = (s + 1) * range.rows / strips;
         pass(range.row + from, to - from, range);
@@ -72,13 +72,13 @@ class Tile {
     int64_t at;  // of `blocks_`: where its blocks begin
   };
 
-  using Strips = std::make_integer_sequence<int, kStrip>;
+  using Strips = std::make_integer_sequence<int, kStrip<T>>;
 
   void begin(const Item& item) {
     item_ = item;
     rows_ = item.sequences * item.tokens * group_;
     std::fill_n(highest_.begin(), rows_, kNever);
-    std::fill_n(sums_.begin(), rows_ * kLanes, 0.0f);
+    std::fill_n(sums_.begin(), rows_ * kWidth, 0.0f);
     std::fill_n(out_.begin(), rows_ * p_.head_dim, 0.0f);
     int64_t r = 0;
     for (int64_t i = 0; i < item.sequences; ++i) {
@@ -177,7 +177,7 @@ class Tile {
     if (p_.softcap > 0) cap(row, count, blocks);
     if (least < range.chunk + blocks * kBlock || p_.window > 0) mask(row, count, range.chunk, blocks);
     online_softmax(row, count, blocks);
-    float scales[kStrip];
+    float scales[kStrip<T>];
     if constexpr (C::kScaled)
       for (int64_t r = 0; r < count; ++r) scales[r] = round_weights(r, chunk, keys);
     add_values<T>(count, weights_.data(), scales, chunk, keys, p_.head_dim, &out_[row * p_.head_dim], Strips());
@@ -207,8 +207,8 @@ class Tile {
     constexpr float kLog2E = 1.44269504088896341f;
     float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
-      VecF most = load(&scores_[r * kChunk]);
-      for (int64_t b = 1; b < blocks; ++b) most = max(most, load(&scores_[r * kChunk + b * kBlock]));
+      RegF most = load_register(&scores_[r * kChunk]);
+      for (int64_t k = kWidth; k < blocks * kBlock; k += kWidth) most = max(most, load_register(&scores_[r * kChunk + k]));
       old[r] = highest_[row + r];
       highest_[row + r] = highest[r] = std::max(max(most), old[r]);
       factor[r] = p_.softcap > 0 ? kLog2E : factors_[row + r] * kLog2E;
@@ -219,17 +219,17 @@ class Tile {
     const VecF change = select((VecI)(load(old) == nothing), nothing, load(old) - load(highest));
     store(shrink, exp2(change * load(factor)));  // exactly 1 where the maximum stays
     for (int64_t r = 0; r < count; ++r) {
-      VecF total = load(&sums_[(row + r) * kLanes]) * shrink[r];
-      for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kBlock) {
-        const VecF w = exp2(multiply_add(broadcast(-base[r]), load(&scores_[k]), broadcast(factor[r])));
+      RegF total = load_register(&sums_[(row + r) * kWidth]) * all(shrink[r]);
+      for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kWidth) {
+        const RegF w = exp2(multiply_add(all(-base[r]), load_register(&scores_[k]), all(factor[r])));
         total += w;
-        if constexpr (C::kScaled) store(&scores_[k], w);
-        else store(reinterpret_cast<T*>(weights_.data()) + k, w);
+        if constexpr (C::kScaled) store_register(&scores_[k], w);
+        else store_register(reinterpret_cast<T*>(weights_.data()) + k, w);
       }
-      store(&sums_[(row + r) * kLanes], total);
+      store_register(&sums_[(row + r) * kWidth], total);
       if (shrink[r] != 1.0f) {
         float* out = &out_[(row + r) * p_.head_dim];
-        for (int64_t d = 0; d < p_.head_dim; d += kLanes) store(out + d, load(out + d) * shrink[r]);
+        for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(out + d, load_register(out + d) * all(shrink[r]));
       }
     }
   }
@@ -241,7 +241,7 @@ class Tile {
     for (int64_t k = 0; k < keys; k += kBlock) {
       // Scales behind the last key have not been written.
       const VecI written = (VecI)(lane + static_cast<int32_t>(k) < static_cast<int32_t>(keys));
-      const VecF scales = select(written, block_scales<T>(chunk[k / kBlock].values, p_.head_dim), VecF{});
+      const VecF scales = select(written, load(block_scales<T>(chunk[k / kBlock].values, p_.head_dim)), VecF{});
       const VecF w = load(&scores_[r * kChunk + k]) * scales;
       most = max(most, w);
       spoilt += w * 0.0f;
@@ -255,9 +255,9 @@ class Tile {
   }
 
   void write(int64_t r) {
-    const float inverse = 1.0f / sum(load(&sums_[r * kLanes]));
+    const RegF inverse = all(1.0f / sum(load_register(&sums_[r * kWidth])));
     const float* out = &out_[r * p_.head_dim];
-    for (int64_t d = 0; d < p_.head_dim; d += kLanes) store(to_[r] + d, load(out + d) * inverse);
+    for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(to_[r] + d, load_register(out + d) * inverse);
   }
 
   Problem p_;

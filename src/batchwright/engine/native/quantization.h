@@ -21,11 +21,11 @@ struct Quantization {
 // Of x [dim]; `dim` is a multiple of 16.
 template <class T>
 Quantization quantization_of(const T* x, int64_t dim, float most) {
-  VecF largest = {}, spoilt = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const VecF v = load(x + d);
+  RegF largest = {}, spoilt = {};
+  for (int64_t d = 0; d < dim; d += kWidth) {
+    const RegF v = load_register(x + d);
     largest = max(largest, max(v, -v));
-    spoilt += v * 0.0f;
+    spoilt += v * all(0.0f);
   }
   return {max(largest), sum(spoilt), most};
 }

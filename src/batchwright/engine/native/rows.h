@@ -14,16 +14,19 @@ inline float inverse_rms(float squares, int64_t dim, float eps) {
 // out = x / rms(x) * weight; `dim` is a multiple of 16, and `out` may be `x`.
 template <class T, class Out>
 void rms_norm(const T* x, const T* weight, Out* out, int64_t dim, float eps) {
-  VecF squares = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const VecF v = load(x + d);
+  RegF squares = {};
+  for (int64_t d = 0; d < dim; d += kWidth) {
+    const RegF v = load_register(x + d);
     squares = multiply_add(squares, v, v);
   }
-  const float scale = inverse_rms(sum(squares), dim, eps);
-  for (int64_t d = 0; d < dim; d += kLanes) store(out + d, load(x + d) * scale * load(weight + d));
+  const RegF scale = all(inverse_rms(sum(squares), dim, eps));
+  for (int64_t d = 0; d < dim; d += kWidth)
+    store_register(out + d, load_register(x + d) * scale * load_register(weight + d));
 }
 
-inline VecF silu(VecF x) { return x / (exp(-x) + 1.0f); }
+inline VecF silu(const VecF& x) {
+  return by_registers([](RegF y) { return y / (exp(-y) + all(1.0f)); }, x);
+}
 
 struct HeadShape {
   int64_t heads, kv_heads, head_dim;
@@ -108,10 +111,11 @@ void rope_and_store(typename Cached<T>::Row* qkv, const HeadShape& shape, const 
   const int64_t half = shape.head_dim / 2, whole = half % kLanes == 0 ? half : 0;
   for (int64_t h = 0; h < shape.heads + shape.kv_heads; ++h) {
     auto* x = qkv + h * shape.head_dim;
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const VecF a = load(x + d), b = load(x + d + half), c = load(cosines + d), s = load(sines + d);
-      store(x + d, a * c - b * s);
-      store(x + d + half, b * c + a * s);
+    for (int64_t d = 0; d < whole; d += kWidth) {
+      const RegF a = load_register(x + d), b = load_register(x + d + half);
+      const RegF c = load_register(cosines + d), s = load_register(sines + d);
+      store_register(x + d, a * c - b * s);
+      store_register(x + d + half, b * c + a * s);
     }
     for (int64_t d = whole; d < half; ++d) {
       const float a = to_float(x[d]), b = to_float(x[d + half]);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "product.h"
+#include "units.h"
 
 namespace bw {
 
@@ -135,14 +136,20 @@ class Screening {
     const uint32_t* columns[kLanes];
     for (int64_t lane = 0; lane < kLanes; ++lane)
       columns[lane] = reinterpret_cast<const uint32_t*>(screen_->columns) + numbers[std::min(lane, count - 1)] * units;
-    VecF acc = {};
-    for (int64_t u = 0; u < units; ++u) {
-      VecU weights;
-      for (int64_t lane = 0; lane < kLanes; ++lane) weights[lane] = columns[lane][u];
-      acc = dot_units<bf16>(acc, weights, x[u]);
+    using U = Units<bf16>;
+    VecF products;
+    for (int64_t first = 0; first < kLanes; first += kWidth) {
+      RegF acc = {};
+      for (int64_t u = 0; u < units; ++u) {
+        RegU weights;
+        for (int64_t lane = 0; lane < kWidth; ++lane) weights[lane] = columns[first + lane][u];
+        for (int part = 0; part < U::kParts; ++part)
+          acc = U::add(acc, U::part(weights, part), U::part(RegU{} + x[u], part));
+      }
+      std::memcpy(reinterpret_cast<char*>(&products) + first * 4, &acc, sizeof acc);
     }
     bf16 rounded[kLanes];
-    store(rounded, acc);
+    store(rounded, products);
     for (int64_t lane = 0; lane < count; ++lane) {
       const float product = to_float(rounded[lane]);
       if (product != product) *greatest = product;

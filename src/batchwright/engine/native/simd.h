@@ -18,6 +18,41 @@ typedef float VecF __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t VecI __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t VecU __attribute__((vector_size(64), aligned(4), may_alias));
 
+// What the processor computes at a time: a vector, or half of one. What takes most of the time is written with registers,
+// since compilers do not keep the halves of a vector in them.
+#if defined(__AVX512F__)
+constexpr int64_t kWidth = 16;
+#else
+constexpr int64_t kWidth = 8;
+#endif
+constexpr int kRegisters = kLanes / kWidth;  // for a vector
+constexpr int64_t kRegisterBytes = kWidth * 4;
+
+typedef float RegF __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+typedef int32_t RegI __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+typedef uint32_t RegU __attribute__((vector_size(kRegisterBytes), aligned(4), may_alias));
+
+template <class R>
+R load_as(const void* from) {
+  R out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+template <class R>
+void store_register(void* to, R x) {
+  std::memcpy(to, &x, sizeof x);
+}
+
+// The same of all registers of vectors.
+template <class F, class... V>
+inline VecF by_registers(const F& f, const V&... x) {
+  VecF out;
+  for (int64_t at = 0; at < static_cast<int64_t>(sizeof out); at += kRegisterBytes)
+    store_register(reinterpret_cast<char*>(&out) + at, f(load_as<RegF>(reinterpret_cast<const char*>(&x) + at)...));
+  return out;
+}
+
 struct bf16 {
   uint16_t bits;
 };
@@ -44,7 +79,22 @@ inline bf16 round_bf16(float x) {
 inline void store(float* to, float x) { *to = x; }
 inline void store(bf16* to, float x) { *to = round_bf16(x); }
 
-inline VecF broadcast(float x) { return VecF{} + x; }
+// x in every lane.
+inline RegF all(float x) {
+#if defined(__AVX512F__)
+  return (RegF)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return (RegF)_mm256_set1_ps(x);
+#else
+  return RegF{} + x;
+#endif
+}
+
+inline VecF broadcast(float x) {
+  VecF out;
+  for (int64_t at = 0; at < kLanes; at += kWidth) store_register(reinterpret_cast<float*>(&out) + at, all(x));
+  return out;
+}
 
 inline VecF load(const float* from) {
   VecF out;
@@ -59,89 +109,67 @@ inline VecF load(const bf16* from) {
   return (VecF)(__builtin_convertvector(half, VecU) << 16);
 }
 
-inline void store(float* to, VecF x) { std::memcpy(to, &x, sizeof x); }
+inline RegF load_register(const float* from) { return load_as<RegF>(from); }
 
-inline void store(bf16* to, VecF x) {
+inline RegF load_register(const bf16* from) {
+  typedef uint16_t Half __attribute__((vector_size(kRegisterBytes / 2)));
+  return (RegF)(__builtin_convertvector(load_as<Half>(from), RegU) << 16);
+}
+
+inline void store_register(bf16* to, RegF x) {
 #if defined(__AVX512BF16__)
   auto packed = _mm512_cvtneps_pbh((__m512)x);
   std::memcpy(to, &packed, sizeof packed);
 #else
-  for (int64_t lane = 0; lane < kLanes; ++lane) to[lane] = round_bf16(x[lane]);
+  typedef uint16_t Half __attribute__((vector_size(kRegisterBytes / 2)));
+  const RegU wide = (RegU)x, even = (wide + 0x7fff + (wide >> 16 & 1)) >> 16, nan = wide >> 16 | 0x40;
+  const RegI is_nan = (RegI)((wide & 0x7fffffff) > 0x7f800000);
+  const Half half = __builtin_convertvector((RegU)(is_nan ? (RegI)nan : (RegI)even), Half);
+  std::memcpy(to, &half, sizeof half);
 #endif
 }
 
-inline VecU load_units(const void* from) {
-  VecU out;
-  std::memcpy(&out, from, sizeof out);
-  return out;
+inline void store(float* to, VecF x) { std::memcpy(to, &x, sizeof x); }
+
+inline void store(bf16* to, VecF x) {
+  for (int64_t at = 0; at < kLanes; at += kWidth)
+    store_register(to + at, load_as<RegF>(reinterpret_cast<const float*>(&x) + at));
 }
 
-inline VecF multiply_add(VecF acc, VecF a, VecF b) {
+inline RegF multiply_add(RegF acc, RegF a, RegF b) {
 #if defined(__AVX512F__)
-  return (VecF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)acc);
+  return (RegF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)acc);
+#elif defined(__FMA__)
+  return (RegF)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)acc);
 #else
   return acc + a * b;
 #endif
 }
 
-// acc += a * b in every lane, `a` a vector of units of T and `b` one unit for all lanes.
-template <class T>
-VecF dot_units(VecF acc, VecU a, uint32_t b);
-
-template <>
-inline VecF dot_units<float>(VecF acc, VecU a, uint32_t b) {
-  return multiply_add(acc, (VecF)a, (VecF)(VecU{} + b));
-}
-
-template <>
-inline VecF dot_units<bf16>(VecF acc, VecU a, uint32_t b) {
-#if defined(__AVX512BF16__)
-  return (VecF)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)(VecU{} + b));
-#else
-  VecU wide = VecU{} + b;
-  acc = multiply_add(acc, (VecF)(a << 16), (VecF)(wide << 16));
-  return multiply_add(acc, (VecF)(a & 0xffff0000u), (VecF)(wide & 0xffff0000u));
-#endif
-}
-
-// acc += the two products of 16-bit numbers in every lane.
-inline VecI dot_pairs(VecI acc, VecU a, uint32_t b) {
-#if defined(__AVX512VNNI__)
-  return (VecI)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, _mm512_set1_epi32(static_cast<int32_t>(b)));
-#else
-  const VecI wide = VecI{} + static_cast<int32_t>(b), left = (VecI)a;
-  return acc + (left << 16 >> 16) * (wide << 16 >> 16) + (left >> 16) * (wide >> 16);
-#endif
-}
-
-// 32 signed bytes as pairs of 16-bit numbers.
-inline VecU load_pairs(const void* from) {
-  typedef int8_t Bytes __attribute__((vector_size(32)));
-  typedef int16_t Shorts __attribute__((vector_size(64)));
-  Bytes bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return (VecU)__builtin_convertvector(bytes, Shorts);
-}
-
-inline VecF select(VecI mask, VecF yes, VecF no) {
+template <class I, class F>
+inline F select(I mask, F yes, F no) {
   return mask ? yes : no;
 }
 
 // The greater one; b where one of them is NaN.
-inline VecF max(VecF a, VecF b) {
+inline RegF max(RegF a, RegF b) {
 #if defined(__AVX512F__)
-  return (VecF)_mm512_max_ps((__m512)a, (__m512)b);
+  return (RegF)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (RegF)_mm256_max_ps((__m256)a, (__m256)b);
 #else
-  return select((VecI)(a > b), a, b);
+  return select((RegI)(a > b), a, b);
 #endif
 }
 
 // The smaller one; b where one of them is NaN.
-inline VecF min(VecF a, VecF b) {
+inline RegF min(RegF a, RegF b) {
 #if defined(__AVX512F__)
-  return (VecF)_mm512_min_ps((__m512)a, (__m512)b);
+  return (RegF)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (RegF)_mm256_min_ps((__m256)a, (__m256)b);
 #else
-  return select((VecI)(a < b), a, b);
+  return select((RegI)(a < b), a, b);
 #endif
 }
 
@@ -167,82 +195,108 @@ inline VecF exchanged(VecF x, int distance) {
 #endif
 }
 
-inline float sum(VecF x) {
+inline float sum(RegF x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)x);
 #else
-  float total = 0;
-  for (int64_t lane = 0; lane < kLanes; ++lane) total += x[lane];
-  return total;
+  for (int64_t width = kWidth / 2; width > 0; width /= 2)
+    for (int64_t lane = 0; lane < width; ++lane) x[lane] += x[lane + width];
+  return x[0];
 #endif
 }
 
-inline float max(VecF x) {
+inline float max(RegF x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps((__m512)x);
 #else
   float most = x[0];
-  for (int64_t lane = 1; lane < kLanes; ++lane) most = x[lane] > most ? x[lane] : most;
+  for (int64_t lane = 1; lane < kWidth; ++lane) most = x[lane] > most ? x[lane] : most;
   return most;
 #endif
 }
 
 // 2^x for x ≤ 0 to about 1.5 ulp: 2^floor(x), and for the rest of it a polynomial of least relative error on [0, 1] that is
 // 1 at 0. Below -126 it is 0 or, with AVX-512, a denormal number.
-inline VecF exp2(VecF x) {
+inline RegF exp2(RegF x) {
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-  const VecF r = (VecF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+  const RegF r = (RegF)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
 #else
-  const VecF given = x;
-  const VecI tiny = (VecI)(x < -126.0f);
-  x = select(tiny, broadcast(-126.0f), x);
-  const VecF magic = broadcast(kRounding);
-  VecF n = (x + magic) - magic;
-  n = n - select((VecI)(n > x), broadcast(1.0f), VecF{});
-  const VecF r = x - n;
+  const RegF given = x;
+  const RegI tiny = (RegI)(x < -126.0f);
+  x = select(tiny, all(-126.0f), x);
+  const RegF magic = all(kRounding);
+  RegF n = (x + magic) - magic;
+  n = n - select((RegI)(n > x), all(1.0f), RegF{});
+  const RegF r = x - n;
 #endif
-  VecF p = broadcast(1.8686067607e-3f);
-  p = multiply_add(broadcast(9.0142106267e-3f), p, r);
-  p = multiply_add(broadcast(5.5801302347e-2f), p, r);
-  p = multiply_add(broadcast(2.4016458078e-1f), p, r);
-  p = multiply_add(broadcast(6.9315114849e-1f), p, r);
-  p = multiply_add(broadcast(1.0f), p, r);
+  RegF p = all(1.8686067607e-3f);
+  p = multiply_add(all(9.0142106267e-3f), p, r);
+  p = multiply_add(all(5.5801302347e-2f), p, r);
+  p = multiply_add(all(2.4016458078e-1f), p, r);
+  p = multiply_add(all(6.9315114849e-1f), p, r);
+  p = multiply_add(all(1.0f), p, r);
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-  return (VecF)_mm512_scalef_ps((__m512)p, (__m512)x);
+  return (RegF)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
-  const VecI exponent = __builtin_convertvector(n, VecI) << 23;
-  const VecF result = select(tiny, VecF{}, (VecF)((VecI)p + exponent));
-  return select((VecI)(given != given), given, result);
+  const RegI exponent = __builtin_convertvector(n, RegI) << 23;
+  const RegF result = select(tiny, RegF{}, (RegF)((RegI)p + exponent));
+  return select((RegI)(given != given), given, result);
 #endif
 }
 
 // e^x to about 2 ulp: x = n ln 2 + r, and the Cephes polynomial for e^r on |r| ≤ ln 2 / 2. 0 when
 // that is nearest, without AVX-512 already below -87. NaN must reach the logits, where it is noticed.
-inline VecF exp(VecF x) {
+inline RegF exp(RegF x) {
 #if defined(__AVX512F__)
-  x = max(broadcast(-104.0f), min(broadcast(88.0f), x));
+  x = max(all(-104.0f), min(all(88.0f), x));
 #else
-  const VecI tiny = (VecI)(x < -87.0f);
-  x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
+  const RegI tiny = (RegI)(x < -87.0f);
+  x = max(all(-87.0f), min(all(88.0f), x));
 #endif
-  const VecF magic = broadcast(kRounding);
-  const VecF shifted = multiply_add(magic, x, broadcast(1.44269504088896341f));
-  const VecF n = shifted - magic;
-  VecF r = multiply_add(x, n, broadcast(-0.693359375f));
-  r = multiply_add(r, n, broadcast(2.12194440e-4f));
-  VecF p = broadcast(1.9875691500e-4f);
-  p = multiply_add(broadcast(1.3981999507e-3f), p, r);
-  p = multiply_add(broadcast(8.3334519073e-3f), p, r);
-  p = multiply_add(broadcast(4.1665795894e-2f), p, r);
-  p = multiply_add(broadcast(1.6666665459e-1f), p, r);
-  p = multiply_add(broadcast(5.0000001201e-1f), p, r);
+  const RegF magic = all(kRounding);
+  const RegF shifted = multiply_add(magic, x, all(1.44269504088896341f));
+  const RegF n = shifted - magic;
+  RegF r = multiply_add(x, n, all(-0.693359375f));
+  r = multiply_add(r, n, all(2.12194440e-4f));
+  RegF p = all(1.9875691500e-4f);
+  p = multiply_add(all(1.3981999507e-3f), p, r);
+  p = multiply_add(all(8.3334519073e-3f), p, r);
+  p = multiply_add(all(4.1665795894e-2f), p, r);
+  p = multiply_add(all(1.6666665459e-1f), p, r);
+  p = multiply_add(all(5.0000001201e-1f), p, r);
   p = multiply_add(r, p, r * r) + 1.0f;
 #if defined(__AVX512F__)
-  return (VecF)_mm512_scalef_ps((__m512)p, (__m512)n);
+  return (RegF)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-  const VecI exponent = ((VecI)shifted - (VecI)magic) << 23;
-  return select((VecI)(x != x), x, select(tiny, VecF{}, (VecF)((VecI)p + exponent)));
+  const RegI exponent = ((RegI)shifted - (RegI)magic) << 23;
+  return select((RegI)(x != x), x, select(tiny, RegF{}, (RegF)((RegI)p + exponent)));
 #endif
 }
+
+#if !defined(__AVX512F__)
+inline float sum(const VecF& x) { return sum(load_as<RegF>(&x) + load_as<RegF>(reinterpret_cast<const float*>(&x) + kWidth)); }
+
+inline float max(const VecF& x) { return max(max(load_as<RegF>(&x), load_as<RegF>(reinterpret_cast<const float*>(&x) + kWidth))); }
+
+inline VecF multiply_add(const VecF& acc, const VecF& a, const VecF& b) {
+  return by_registers([](RegF x, RegF y, RegF z) { return multiply_add(x, y, z); }, acc, a, b);
+}
+
+inline VecF max(const VecF& a, const VecF& b) {
+  return by_registers([](RegF x, RegF y) { return max(x, y); }, a, b);
+}
+
+inline VecF min(const VecF& a, const VecF& b) {
+  return by_registers([](RegF x, RegF y) { return min(x, y); }, a, b);
+}
+
+inline VecF exp2(const VecF& x) {
+  return by_registers([](RegF y) { return exp2(y); }, x);
+}
+
+inline VecF exp(const VecF& x) {
+  return by_registers([](RegF y) { return exp(y); }, x);
+}
+#endif
 
 }  // namespace bw

@@ -1,42 +1,43 @@
-// The two products of attention, for a strip: up to 12 query rows that go through the same chunk of keys side by side.
+// The two products of attention, for a strip: some query rows that go through the same chunk of keys side by side.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 
-#include "simd.h"
+#include "units.h"
 
 namespace bw {
 
 constexpr int64_t kBlock = 16;   // keys in a block: one vector
 constexpr int64_t kChunk = 128;  // keys between two rescalings
-constexpr int64_t kStrip = 12;   // rows: two vectors of sums for each fill the registers
-constexpr int64_t kSums = 24;
-
 // bfloat16 queries over keys and values of 8 bits. Each key and each value of a head has a scale, the greatest of its
 // numbers / 127. Queries and softmax weights are rounded to 16 bits, products are summed exactly.
 struct Int8 {};
 
-// How a cache of T is read. A unit holds the numbers that one multiplication takes for each of 16 lanes. What one head
-// keeps of a block is `units` units and, if kScaled, a float32 scale for each key.
+// Most rows of a strip. With two registers of sums for each nearly all are taken; widening bfloat16 takes some more.
 template <class T>
-struct Cached {
+constexpr int64_t kStrip = kWidth == 16 ? 12 : Units<T>::kParts == 1 ? 6 : 4;
+template <>
+inline constexpr int64_t kStrip<Int8> = kStrip<float>;
+template <class T>
+constexpr int64_t kSums = 2 * kStrip<T>;
+
+// How a cache of T is read. A unit holds the numbers that are multiplied together. What one head keeps of a block is units
+// of `kUnitBytes` for each of 16 lanes and, if kScaled, a float32 scale for each key.
+template <class T>
+struct Cached : Units<T> {
   using Row = T;  // type of queries and outputs
-  using Sum = VecF;
   static constexpr int64_t kPerUnit = 4 / sizeof(T), kUnitBytes = 64;
   static constexpr bool kScaled = false;
-  static VecU load(const char* from) { return load_units(from); }
-  static Sum dot(Sum acc, VecU a, uint32_t b) { return dot_units<T>(acc, a, b); }
+  static RegU load(const char* from) { return load_as<RegU>(from); }
 };
 
 template <>
-struct Cached<Int8> {
+struct Cached<Int8> : Units<Shorts> {
   using Row = bf16;
-  using Sum = VecI;
   static constexpr int64_t kPerUnit = 2, kUnitBytes = 32;
   static constexpr bool kScaled = true;
-  static VecU load(const char* from) { return load_pairs(from); }
-  static Sum dot(Sum acc, VecU a, uint32_t b) { return dot_pairs(acc, a, b); }
+  static RegU load(const char* from) { return load_bytes_as_shorts(from); }
 };
 
 template <class T>
@@ -67,8 +68,8 @@ struct Blocks {
 
 // The scales of what a head keeps of a block, which lie at the end of it.
 template <class T>
-VecF block_scales(const char* block, int64_t head_dim) {
-  return load(reinterpret_cast<const float*>(block + head_bytes<T>(head_dim)) - kBlock);
+const float* block_scales(const char* block, int64_t head_dim) {
+  return reinterpret_cast<const float*>(block + head_bytes<T>(head_dim)) - kBlock;
 }
 
 // scores[r][16·block ..) = query[r] · the 16 keys of a block, for B blocks side by side: a few rows alone would leave the
@@ -76,26 +77,32 @@ VecF block_scales(const char* block, int64_t head_dim) {
 template <class T, int R, int B>
 void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks, float* scores) {
   using C = Cached<T>;
+  constexpr int V = B * kRegisters;
+  constexpr int64_t bytes = C::kUnitBytes / kRegisters;
   const int64_t units = head_dim / C::kPerUnit;
-  typename C::Sum acc[R][B] = {};
+  typename C::Sum acc[R][V] = {};
   const char *keys[B], *later[B];
   for (int b = 0; b < B; ++b) keys[b] = blocks[b].keys, later[b] = blocks.later(b).keys;
   for (int64_t u = 0; u < units; ++u) {
-    VecU k[B];
-    for (int b = 0; b < B; ++b) {
-      k[b] = C::load(keys[b] + u * C::kUnitBytes);
-      __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 3);
+    for (int b = 0; b < B; ++b) __builtin_prefetch(later[b] + u * C::kUnitBytes, 0, 3);
+    for (int part = 0; part < C::kParts; ++part) {
+      typename C::Part k[V];
+      for (int v = 0; v < V; ++v)
+        k[v] = C::part(C::load(keys[v / kRegisters] + u * C::kUnitBytes + v % kRegisters * bytes), part);
+      for (int r = 0; r < R; ++r) {
+        const typename C::Part q = C::part(RegU{} + query[r * units + u], part);
+        for (int v = 0; v < V; ++v) acc[r][v] = C::add(acc[r][v], k[v], q);
+      }
     }
-    for (int r = 0; r < R; ++r)
-      for (int b = 0; b < B; ++b) acc[r][b] = C::dot(acc[r][b], k[b], query[r * units + u]);
   }
-  for (int b = 0; b < B; ++b) {
-    [[maybe_unused]] VecF scales;
-    if constexpr (C::kScaled) scales = block_scales<T>(blocks[b].keys, head_dim);
+  for (int v = 0; v < V; ++v) {
+    [[maybe_unused]] RegF scales;
+    if constexpr (C::kScaled)
+      scales = load_as<RegF>(block_scales<T>(blocks[v / kRegisters].keys, head_dim) + v % kRegisters * kWidth);
     for (int r = 0; r < R; ++r) {
-      float* to = scores + r * kChunk + b * kBlock;
-      if constexpr (C::kScaled) store(to, __builtin_convertvector(acc[r][b], VecF) * scales);
-      else store(to, acc[r][b]);
+      float* to = scores + r * kChunk + v * kWidth;
+      if constexpr (C::kScaled) store_register(to, __builtin_convertvector(acc[r][v], RegF) * scales);
+      else store_register(to, acc[r][v]);
     }
   }
 }
@@ -103,7 +110,7 @@ void score_blocks(const uint32_t* query, int64_t head_dim, const Blocks& blocks,
 template <class T, int R, int B>
 int64_t score_from(const uint32_t* query, int64_t head_dim, const Blocks& blocks, int64_t block, int64_t count,
                    float* scores) {
-  if constexpr (R * B <= kSums)
+  if constexpr (R * B * kRegisters <= kSums<T>)
     for (; block + B <= count; block += B)
       score_blocks<T, R, B>(query, head_dim, blocks.from(block), scores + block * kBlock);
   return block;
@@ -124,17 +131,22 @@ template <class T, int R, int J>
 void add_columns(const uint32_t* weights, const float* scales, const Blocks& blocks, int64_t keys, int64_t head_dim,
                  int64_t column, float* out) {
   using C = Cached<T>;
+  constexpr int V = J * kRegisters;
   constexpr int64_t per = C::kPerUnit, units = kBlock / per, stride = kChunk / per, bytes = C::kUnitBytes;
   const int64_t row_bytes = head_dim / kLanes * bytes, from = column / kLanes * bytes;
-  typename C::Sum acc[R][J] = {};
+  typename C::Sum acc[R][V] = {};
   if constexpr (!C::kScaled)
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < J; ++j) acc[r][j] = load(out + r * head_dim + j * kLanes);
-  const auto add = [&](const char* row, int64_t unit, uint32_t mask) {
-    VecU v[J];
-    for (int j = 0; j < J; ++j) v[j] = C::load(row + j * bytes) & mask;
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < J; ++j) acc[r][j] = C::dot(acc[r][j], v[j], weights[r * stride + unit]);
+      for (int v = 0; v < V; ++v) acc[r][v] = load_as<RegF>(out + r * head_dim + v * kWidth);
+  const auto add = [&](const char* row, int64_t unit, uint32_t mask) __attribute__((always_inline)) {
+    for (int part = 0; part < C::kParts; ++part) {
+      typename C::Part values[V];
+      for (int v = 0; v < V; ++v) values[v] = C::part(C::load(row + v * bytes / kRegisters) & mask, part);
+      for (int r = 0; r < R; ++r) {
+        const typename C::Part w = C::part(RegU{} + weights[r * stride + unit], part);
+        for (int v = 0; v < V; ++v) acc[r][v] = C::add(acc[r][v], values[v], w);
+      }
+    }
   };
   const int64_t whole = keys / per;
   for (int64_t first = 0; first < whole; first += units) {
@@ -148,12 +160,12 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
   }
   if (keys % per) add(blocks[whole / units].values + whole % units * row_bytes + from, whole, 0xffffu);
   for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < J; ++j) {
-      float* to = out + r * head_dim + j * kLanes;
+    for (int v = 0; v < V; ++v) {
+      float* to = out + r * head_dim + v * kWidth;
       if constexpr (C::kScaled)
-        store(to, multiply_add(load(to), __builtin_convertvector(acc[r][j], VecF), broadcast(scales[r])));
+        store_register(to, multiply_add(load_as<RegF>(to), __builtin_convertvector(acc[r][v], RegF), RegF{} + scales[r]));
       else
-        store(to, acc[r][j]);
+        store_register(to, acc[r][v]);
     }
   }
 }
@@ -161,7 +173,7 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
 template <class T, int R>
 void add_values(const uint32_t* weights, const float* scales, const Blocks& blocks, int64_t keys, int64_t head_dim,
                 float* out) {
-  constexpr int J = R > 6 ? 2 : 4;
+  constexpr int most = kSums<T> / (R * kRegisters), J = most >= 4 ? 4 : most >= 2 ? 2 : 1;
   int64_t column = 0;
   for (; column + J * kLanes <= head_dim; column += J * kLanes)
     add_columns<T, R, J>(weights, scales, blocks, keys, head_dim, column, out + column);

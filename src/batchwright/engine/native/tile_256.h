@@ -15,7 +15,7 @@ constexpr int64_t kMostRows = std::is_same_v<E, bf16> ? 6 : 4;
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int16_t Shorts __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int16_t Numbers __attribute__((vector_size(32), aligned(4), may_alias));
 
 inline Floats add_products(Floats acc, Floats a, Floats b) {
 #if defined(__FMA__)
@@ -25,7 +25,7 @@ inline Floats add_products(Floats acc, Floats a, Floats b) {
 #endif
 }
 
-inline Ints add_products(Ints acc, Shorts a, Shorts b) {
+inline Ints add_products(Ints acc, Numbers a, Numbers b) {
 #if defined(__AVX2__)
   return acc + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
@@ -58,8 +58,8 @@ struct Parts<bf16> {
 template <>
 struct Parts<u8> {
   using Acc = Ints;
-  static Shorts first(Ints unit) { return (Shorts)unit << 8 >> 8; }
-  static Shorts second(Ints unit) { return (Shorts)unit >> 8; }
+  static Numbers first(Ints unit) { return (Numbers)unit << 8 >> 8; }
+  static Numbers second(Ints unit) { return (Numbers)unit >> 8; }
   static void widen(uint32_t unit, uint32_t* out) {
     out[0] = unit & 0x00ff00ffu;
     out[1] = unit >> 8 & 0x00ff00ffu;

@@ -1,6 +1,8 @@
 // Tiles for processors that multiply pairs of bfloat16, and four bytes at a time, in vectors of 512 bits.
 #pragma once
 
+#include "units.h"
+
 namespace bw {
 
 constexpr bool kHasProducts = true;
@@ -13,10 +15,10 @@ const uint32_t* tile_inputs(const uint32_t* rows, int64_t, int64_t, std::vector<
   return rows;
 }
 
-template <class E>
-typename Sum<E>::Vec add_products(typename Sum<E>::Vec acc, VecU weights, uint32_t input) {
-  if constexpr (std::is_same_v<E, bf16>) return dot_units<bf16>(acc, weights, input);
-  else return (VecI)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32(static_cast<int32_t>(input)), (__m512i)weights);
+inline VecF add_products(VecF acc, VecU weights, VecU inputs) { return Units<bf16>::add(acc, weights, inputs); }
+
+inline VecI add_products(VecI acc, VecU weights, VecU inputs) {
+  return (VecI)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)inputs, (__m512i)weights);
 }
 
 // sums[r] = row r · panel. Meanwhile `ahead`, what is needed next, is fetched `step` bytes a unit.
@@ -25,12 +27,12 @@ void multiply_tile(const uint32_t* rows, int64_t units, const uint32_t* panel, c
                    typename Sum<E>::Vec* sums) {
   typename Sum<E>::Vec low[R] = {}, high[R] = {};
   for (int64_t u = 0; u < units; ++u) {
-    const VecU left = load_units(panel + u * kPanel), right = load_units(panel + u * kPanel + kLanes);
+    const VecU left = load_as<VecU>(panel + u * kPanel), right = load_as<VecU>(panel + u * kPanel + kLanes);
     __builtin_prefetch(ahead + u * step, 0, 2);
     for (int r = 0; r < R; ++r) {
-      const uint32_t input = rows[r * units + u];
-      low[r] = add_products<E>(low[r], left, input);
-      high[r] = add_products<E>(high[r], right, input);
+      const VecU input = VecU{} + rows[r * units + u];
+      low[r] = add_products(low[r], left, input);
+      high[r] = add_products(high[r], right, input);
     }
   }
   for (int r = 0; r < R; ++r) {
