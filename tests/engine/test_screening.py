@@ -1,0 +1,240 @@
+"""Likeliest tokens found through the head in 8 bits, against all logits: ties and the worst weights included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from batchwright import Engine, SamplingParams
+from batchwright.engine.attention import KVShape, choose_attention
+from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
+from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.bodies.screening import screen_for, turned
+from batchwright.engine.drawing import row_maxima
+from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.native.packing import PANEL, quantize_rows
+from batchwright.engine.native.pages import Arena
+from batchwright.scheduling import Chunk
+from batchwright.scheduling import Sequence as Tokens
+
+from .support import STORY
+
+BF16 = torch.bfloat16
+CPU = torch.device("cpu")
+_HEAD_DIM = 32
+_FOUND = load_kernels(BF16)
+_COMPILED = isinstance(_FOUND, NativeKernels) and _FOUND.has_decoder and not torch.cpu._is_amx_tile_supported()
+needs_decoder = pytest.mark.skipif(not _COMPILED, reason="no compiled layers for this processor")
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads compute, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def head_alone(head: Tensor, norm: Tensor) -> CompiledStack:
+    """A model that consists of a norm with the weight `norm`, and `head`: its one layer adds nothing."""
+    hidden = head.shape[1]
+    shape = HeadShape(1, 1, _HEAD_DIM)
+    backend = choose_attention("native", KVShape(400, 16, 1, _HEAD_DIM, BF16, CPU))
+
+    def nothing(outputs: int, inputs: int) -> Projection:
+        return Projection(torch.zeros(outputs, inputs, dtype=BF16))
+
+    ones = torch.ones(hidden, dtype=BF16)
+    layer = LayerWeights(
+        input_norm=ones,
+        qkv=nothing(3 * _HEAD_DIM, hidden),
+        query_norm=None,
+        key_norm=None,
+        output=nothing(hidden, _HEAD_DIM),
+        post_norm=ones,
+        gate_up=nothing(64, hidden),
+        down=nothing(hidden, 32),
+        window=None,
+    )
+    weights = LlamaWeights(
+        layers=[layer],
+        norm=norm,
+        head=Projection(head),
+        rope=RopeTable(torch.ones(16, _HEAD_DIM // 2), torch.zeros(16, _HEAD_DIM // 2)),
+        shape=shape,
+        hidden=hidden,
+        intermediate=32,
+        eps=0.0,
+        tied=True,
+    )
+    kernels = kernels_for(weights, backend)
+    assert kernels is not None
+    cache = backend.allocate(KVShape(400, 16, 1, _HEAD_DIM, BF16, CPU))
+    return CompiledStack(weights, [cache], kernels, quantized=False)
+
+
+def step(rows: int) -> StepBatch:
+    """So many sequences of one token, the logits of all wanted."""
+    chunks = []
+    for row in range(rows):
+        sequence = Tokens([0], 1, 1)
+        sequence.table.blocks.append(row)
+        chunks.append(Chunk(sequence, 0, 1, True, True))
+    return build_batch(chunks, 16, CPU)
+
+
+def check(head: Tensor, norm: Tensor, x: Tensor, greedy: Sequence[bool]) -> None:
+    """The screen finds for the greedy rows of `x` [rows, hidden] what all logits say, and gives the others' logits."""
+    stack = head_alone(head, norm)
+    assert stack.screens
+    with torch.inference_mode():
+        expected = stack.logits(x.clone(), step(len(x)))
+        output = stack.output(x.clone(), step(len(x)), greedy)
+    best, likeliest = row_maxima(expected)
+    assert list(output.likeliest) == [row for row, wanted in enumerate(greedy) if wanted]
+    for row, token in output.likeliest.items():
+        assert token == (int(likeliest[row]) if math.isfinite(best[row]) else None)
+    others = [row for row, wanted in enumerate(greedy) if not wanted]
+    assert torch.equal(output.logits, expected[others])
+
+
+def scaled_rows(kind: str, rows: int, hidden: int, generator: torch.Generator) -> Tensor:
+    x = torch.randn(rows, hidden, generator=generator)
+    if kind == "outliers":
+        x[:, :: max(1, hidden // 3)] *= 300
+    elif kind == "sparse":
+        x *= torch.rand(rows, hidden, generator=generator) < 0.1
+    elif kind == "few":  # many equal ones: ties, exact and after rounding
+        x = x[torch.randint(0, max(1, rows // 8), (rows,), generator=generator)]
+    elif kind == "near":  # all but equal to one another
+        x = x[:1] + x * 2.0**-9
+    elif kind == "uneven":
+        x *= torch.exp(4 * torch.randn(rows, 1, generator=generator))
+    elif kind == "one direction":  # every logit has the same sign, behind the last column is 0
+        x = x.abs()
+    elif kind == "other direction":
+        x = -x.abs()
+    elif kind == "half":
+        x[:, : hidden // 2] = 0
+    elif kind == "beside":  # and all but orthogonal to any of those
+        x[:, : hidden // 2] *= 1000
+    elif kind == "single":  # which 8 bits hold exactly, so products of many are one only in bfloat16
+        x = torch.zeros(rows, hidden)
+        x[:, 0] = 1 + torch.rand(rows, generator=generator) / 8
+    return x.to(BF16)
+
+
+KINDS = st.sampled_from(["plain", "outliers", "sparse", "few", "near", "uneven", "one direction", "other direction"])
+
+
+@needs_decoder
+@settings(max_examples=120, deadline=None)
+@given(
+    units=st.integers(1, 9),
+    vocab=st.integers(1, 700),
+    heads=KINDS,
+    rows=KINDS,
+    norm=st.sampled_from([1.0, -3.0, 1e-20, 1e-30, 1e20]),
+    greedy=st.lists(st.booleans(), min_size=1, max_size=70).filter(any),
+    seed=st.integers(0, 99),
+)
+def test_as_from_all_logits(
+    units: int, vocab: int, heads: str, rows: str, norm: float, greedy: list[bool], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = 32 * units
+    head = scaled_rows(heads, vocab, hidden, generator)
+    x = scaled_rows(rows, len(greedy), hidden, generator)
+    x[:, 0] += 1  # a row of nothing but zeros has no norm
+    check(head, torch.full((hidden,), norm, dtype=BF16), x, greedy)
+
+
+@needs_decoder
+@pytest.mark.parametrize(("heads", "rows"), [("half", "beside"), ("single", "single"), ("few", "beside")])
+@pytest.mark.parametrize("hidden", [32, 96, 256])
+def test_where_rounding_decides(heads: str, rows: str, hidden: int) -> None:
+    """Products that are small beside their bounds, and products that bfloat16 cannot tell from each other."""
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        head, x = scaled_rows(heads, 500, hidden, generator), scaled_rows(rows, 60, hidden, generator)
+        check(head, torch.ones(hidden, dtype=BF16), x, [True] * 60)
+
+
+@needs_decoder
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 2, 13, 90])
+def test_rows_that_are_not_finite_and_rows_of_zeros(
+    threads: int, rows: int, torch_threads: Callable[[int], None]
+) -> None:
+    torch_threads(threads)
+    generator = torch.Generator().manual_seed(rows)
+    head, x = (scaled_rows("plain", n, 96, generator) for n in (333, rows))
+    x[0, 5] = torch.nan
+    x[rows // 2, 7] = torch.inf
+    check(head, torch.ones(96, dtype=BF16), x, [True] * rows)
+    check(head, torch.zeros(96, dtype=BF16), scaled_rows("plain", rows, 96, generator), [True] * rows)
+
+
+def test_no_screen_for_weights_that_have_no_bounds() -> None:
+    head = torch.randn(40, 64).to(BF16)
+    assert screen_for(Projection(head), Arena(0)) is not None
+    assert screen_for(Projection(head, torch.zeros(40)), Arena(0)) is None
+    assert screen_for(Projection(head.float()), Arena(0)) is None
+    for wrong in (torch.nan, torch.inf, 1e20):
+        spoilt = head.clone()
+        spoilt[3, 4] = wrong
+        assert screen_for(Projection(spoilt), Arena(0)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(units=st.integers(1, 20), vocab=st.integers(1, 80), heads=KINDS, rows=KINDS, seed=st.integers(0, 99))
+def test_no_product_is_farther_than_the_bound(units: int, vocab: int, heads: str, rows: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    head, x = (scaled_rows(kind, n, 32 * units, generator) for kind, n in ((heads, vocab), (rows, 20)))
+    screen = screen_for(Projection(head), Arena(0))
+    assert screen is not None
+    assert screen.rough.scales is not None
+    whole, scales = quantize_rows(turned(x))
+    rounded = whole.double() * scales[:, None]
+    padded = -(-vocab // PANEL) * PANEL
+    columns = screen.rough.panels.transpose(1, 2).reshape(padded, -1)[:vocab]
+    product = rounded @ (columns.double() * screen.rough.scales[:vocab, None]).T
+    bound = x.double().norm(dim=1)[:, None] * screen.errors[:vocab]
+    bound += (turned(x).double() - rounded).norm(dim=1)[:, None] * screen.lengths[:vocab]
+    assert bool(((product - x.double() @ head.double().T).abs() <= bound * (1 + 1e-6)).all())
+    if heads == rows == "plain":
+        assert float(bound.mean()) < 0.05 * float((x.double().norm(dim=1)[:, None] * head.double().norm(dim=1)).mean())
+
+
+@needs_decoder
+def test_the_real_model(smollm2_path: Path) -> None:
+    """Greedy requests beside others: the same tokens as from all logits."""
+    prompts = [STORY, "A list of rivers:", "12 + 30 =", "def main():"] * 4
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    others = [
+        greedy,
+        replace(greedy, logprobs=2),
+        replace(greedy, temperature=1.0, seed=3),
+        replace(greedy, logit_bias={17: 4.0}),
+        replace(greedy, min_tokens=5, ignore_eos=False),
+        replace(greedy, presence_penalty=0.4),
+    ]
+    params = [others[index % len(others)] for index in range(len(prompts))]
+    with Engine(smollm2_path, dtype="bfloat16", device="cpu") as engine:
+        stack = engine.core.body.stack  # type: ignore[attr-defined]
+        assert stack.screens
+        screened = engine.generate(prompts, params)
+        stack.screens = False
+        whole = engine.generate(prompts, params)
+    assert [one.token_ids for one in screened] == [one.token_ids for one in whole]
+    assert [one.error for one in screened] == [None] * len(prompts)
