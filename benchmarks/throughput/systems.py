@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from batchwright.engine.bodies.load import choose_dtype
 from batchwright.errors import DownloadError
 from benchmarks.throughput.gguf_files import gguf_files
 from benchmarks.throughput.process import ROOT, THIS_PYTHON
@@ -82,7 +85,13 @@ def vllm_systems(folder: Path, settings: Mapping[str, str]) -> list[System]:
         return []
     common = {"VLLM_LOGGING_LEVEL": "WARNING", **_preload(folder)}
     ways = [{}] if _THREADS in settings else _ways(sorted(os.sched_getaffinity(0)))
-    return [System(VLLM, python, {**common, **way, **settings}) for way in ways]
+    precision = _vllm_precision()
+    return [System(VLLM, python, {**common, **way, **settings}, precision) for way in ways]
+
+
+def _vllm_precision() -> str:
+    """bfloat16, or float32 on a processor that does not multiply it: there it is four times as fast."""
+    return "bf16" if choose_dtype("auto", torch.device("cpu")) is torch.bfloat16 else "f32"
 
 
 def _ways(cores: list[int]) -> list[dict[str, str]]:

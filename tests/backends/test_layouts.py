@@ -12,6 +12,7 @@ from batchwright.backends import layouts
 from batchwright.backends.attention import Attention, NativeAttention, TorchAttention
 from batchwright.backends.layouts import Cells
 from batchwright.backends.native import load_bidirectional
+from batchwright.engine.native import load_kernels
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 
@@ -87,6 +88,12 @@ def test_attention_keeps_sequences_apart(dtype: torch.dtype, heads: int, head_di
         got = way.attend(qkv, torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths))
         tolerance = 1e-5 if dtype is torch.float32 else 0.03
         assert (got.double() - expected).abs().max() < tolerance, way.name
+
+
+@pytest.mark.skipif(isinstance(load_kernels(torch.float32), str), reason="no compiled kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_there_is_a_compiler_the_kernel_is_compiled(dtype: torch.dtype) -> None:
+    assert not isinstance(load_bidirectional(dtype), str)
 
 
 def test_a_token_that_is_not_finite_spoils_its_own_sequence_only() -> None:

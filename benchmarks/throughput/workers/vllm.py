@@ -11,9 +11,10 @@ from benchmarks.throughput.workers.protocol import Answer, Job, Options, Ready, 
 
 def load(options: Options) -> tuple[Ready, Answer]:
     vllm: Any = importlib.import_module("vllm")  # the environment that checks types has none
+    dtype = "bfloat16" if options["precision"] == "bf16" else "float32"
     llm = vllm.LLM(
         model=options["model"],
-        dtype="bfloat16",
+        dtype=dtype,
         enable_prefix_caching=True,
         max_num_seqs=options["max_num_seqs"],
         kv_cache_memory_bytes=options["kv_gib"] * 2**30,
@@ -30,7 +31,7 @@ def load(options: Options) -> tuple[Ready, Answer]:
     place = "one process" if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0" else "own scheduler process"
     return {
         "version": vllm.__version__,
-        "settings": f"compiled, bfloat16, {place}, threads {binding}, {openmp}",
+        "settings": f"compiled, {dtype}, {place}, threads {binding}, {openmp}",
     }, timed(generate)
 
 

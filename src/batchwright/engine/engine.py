@@ -36,9 +36,9 @@ class Engine:
     512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
     together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
     the free memory). `quantization="int8"` multiplies weights and activations in 8 bits; where whole layers are
-    compiled (avx512_bf16, `dtype` bfloat16) keys and values have 8 bits too. `body` and `attention` choose an
-    implementation; "auto" is the fastest that is right. `drafting` lets steps of few rows also compute guesses at the
-    next tokens of greedy requests, which change no token.
+    compiled (a C++ compiler, AVX2 without AMX, `dtype` bfloat16) keys and values have 8 bits too. `body` and
+    `attention` choose an implementation; "auto" is the fastest that is right. `drafting` lets steps of few rows also
+    compute guesses at the next tokens of greedy requests, which change no token.
 
     `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
     what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn
@@ -80,7 +80,9 @@ class Engine:
         pace = Pace(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
         folder = resolve(str(model))
         self.model_name = str(model)
-        loaded = load_body(folder, body=body, dtype=dtype, device=device, quantization=quantization)
+        loaded = load_body(
+            folder, body=body, dtype=dtype, device=device, quantization=quantization, attention=attention
+        )
         length = _checked("max_model_len", max_model_len, loaded.max_model_len)
         if length > loaded.max_model_len:
             raise ValueError(f"max_model_len={length}: this model takes {loaded.max_model_len} tokens at most")

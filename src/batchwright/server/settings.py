@@ -81,7 +81,9 @@ class Settings(BaseSettings):
     backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
 
-    dtype: Text = _setting("Engine", "auto", "auto, float32, bfloat16 or float16.")
+    dtype: Text = _setting(
+        "Engine", "auto", "auto, float32, bfloat16 or float16. auto: bfloat16 where that is fast, else float32."
+    )
     quantization: Literal["int8"] | None = _setting(
         "Engine", None, "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says."
     )

@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-#include "simd.h"
+#include "units.h"
 
 namespace bw {
 namespace {
@@ -131,7 +131,7 @@ class Head {
       for (int64_t d = 0; d < p_.head_dim; d += kLanes) {
         VecU both = {};
         if constexpr (kPerUnit<T> == 1) {
-          if (key < length_) both = load_units(values + key * 3 * width_ + d);
+          if (key < length_) both = load_as<VecU>(values + key * 3 * width_ + d);
         } else {
           if (key < length_) both = low_halves(values + key * 3 * width_ + d);
           if (key + 1 < length_) both |= high_halves(values + (key + 1) * 3 * width_ + d);
@@ -161,19 +161,28 @@ class Head {
     return (block * kBlock / kGroup * kRows + row) * kStride + block * kBlock % kGroup;
   }
 
+  // acc[r][v] += a register of units · a unit of each row, `stride` apart.
+  template <class U, int R, int V>
+  static void add_units(RegF (&acc)[R][V], int v, const uint32_t* units, const uint32_t* rows, int64_t stride) {
+    const RegU all = load_as<RegU>(units);
+    for (int part = 0; part < Units<U>::kParts; ++part) {
+      const auto own = Units<U>::part(all, part);
+      for (int r = 0; r < R; ++r)
+        acc[r][v] = Units<U>::add(acc[r][v], own, Units<U>::part(RegU{} + rows[r * stride], part));
+    }
+  }
+
   template <int R, int B>
   void score(int64_t block) {
-    VecF acc[R][B] = {};
+    RegF acc[R][B * kRegisters] = {};
     const uint32_t* keys = keys_.data() + block * kBlock * units_;
-    for (int64_t u = 0; u < units_; ++u) {
-      for (int b = 0; b < B; ++b) {
-        const VecU k = load_units(keys + (b * units_ + u) * kBlock);
-        for (int r = 0; r < R; ++r) acc[r][b] = dot_units<T>(acc[r][b], k, queries_[r * kQueryStride + u]);
-      }
-    }
+    for (int64_t u = 0; u < units_; ++u)
+      for (int v = 0; v < B * kRegisters; ++v)
+        add_units<T>(acc, v, keys + (v / kRegisters * units_ + u) * kBlock + v % kRegisters * kWidth,
+                        queries_ + u, kQueryStride);
     float* scores = scores_.data() + place(0, block);
     for (int r = 0; r < R; ++r)
-      for (int b = 0; b < B; ++b) bw::store(scores + r * kStride + b * kBlock, acc[r][b]);
+      for (int v = 0; v < B * kRegisters; ++v) store_register(scores + r * kStride + v * kWidth, acc[r][v]);
   }
 
   // Weights e^(scale * (score - highest)) of a row's keys, and their sum; after the last key the weight is as good as 0.
@@ -197,21 +206,19 @@ class Head {
 
   template <int R, int C>
   void mix(int64_t row, int64_t d, const float* shares) {
-    VecF acc[R][C] = {};
+    RegF acc[R][C * kRegisters] = {};
     const uint32_t* values = values_.data() + d;
     for (int64_t block = 0; block < blocks_; block += kGroup / kBlock) {
       const auto* weights = reinterpret_cast<const uint32_t*>(weights_.data() + place(0, block));
       const int64_t units = std::min(kGroup, (blocks_ - block) * kBlock) / kPerUnit<T>;
       for (int64_t u = 0; u < units; ++u, values += p_.head_dim) {
-        for (int c = 0; c < C; ++c) {
-          const VecU v = load_units(values + c * kLanes);
-          for (int r = 0; r < R; ++r)
-            acc[r][c] = dot_units<T>(acc[r][c], v, weights[r * (kStride / kPerUnit<T>) + u]);
-        }
+        for (int v = 0; v < C * kRegisters; ++v)
+          add_units<T>(acc, v, values + v * kWidth, weights + u, kStride / kPerUnit<T>);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) bw::store(out_ + (row + r) * width_ + d + c * kLanes, acc[r][c] * shares[r]);
+      for (int v = 0; v < C * kRegisters; ++v)
+        store_register(out_ + (row + r) * width_ + d + v * kWidth, acc[r][v] * spread(shares[r]));
   }
 
   const Problem& p_;

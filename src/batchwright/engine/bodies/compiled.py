@@ -12,9 +12,10 @@ from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.bodies.ops import HeadShape
 from batchwright.engine.bodies.screening import screen_for, screened_bytes
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
-from batchwright.engine.native.kernels import NativeKernels
+from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
 from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack, packed_bytes
 from batchwright.engine.native.pages import Arena
 
@@ -32,11 +33,10 @@ class CompiledStack:
         self.seconds: DecoderSeconds | None = None
         """Set it to have the time of each step added."""
         self._quantized = quantized
-        screened = weights.tied and not quantized
         size = sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights))
-        self._arena = Arena(size + (screened_bytes(weights.head) if screened else 0))
+        self._arena = Arena(size + (screened_bytes(weights.head) if weights.tied else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
-        screen = screen_for(weights.head, self._arena) if screened else None
+        screen = screen_for(weights.head, self._arena) if weights.tied else None
         self.screens = screen is not None
         """Whether `output` finds likeliest tokens without logits."""
         self._decoder: NativeDecoder = kernels.decoder(
@@ -90,18 +90,28 @@ class CompiledStack:
 
 def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:
     """The kernels with which a `CompiledStack` can run `weights`, or None."""
-    if not isinstance(attention, NativeAttention) or not attention.kernels.has_decoder:
+    if not isinstance(attention, NativeAttention) or not _usable(attention.kernels):
         return None
-    if torch.cpu._is_amx_tile_supported():  # noqa: SLF001
-        return None  # torch's products use the tiles, which ours do not
-    shape = weights.shape
-    whole = (
-        weights.hidden % PANEL == 0
-        and weights.intermediate % PANEL == 0
-        and (shape.heads + 2 * shape.kv_heads) * shape.head_dim % PANEL == 0
-    )
-    summable = shape.head_dim <= _MOST_HEAD_DIM
-    return attention.kernels if whole and summable and not weights.biased_mlp else None
+    suitable = _fits(weights.shape, weights.hidden, weights.intermediate, biased_mlp=weights.biased_mlp)
+    return attention.kernels if suitable else None
+
+
+def compiles(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
+    """Whether a bfloat16 model of these sizes runs in a `CompiledStack` on this machine, with native attention."""
+    kernels = load_kernels(torch.bfloat16)
+    usable = isinstance(kernels, NativeKernels) and _usable(kernels)
+    return usable and shape.head_dim % LANES == 0 and _fits(shape, hidden, intermediate, biased_mlp=biased_mlp)
+
+
+def _fits(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
+    """Whether the compiled layers can have these sizes."""
+    widths = (hidden, intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    return all(width % PANEL == 0 for width in widths) and shape.head_dim <= _MOST_HEAD_DIM and not biased_mlp
+
+
+def _usable(kernels: NativeKernels) -> bool:
+    # With AMX torch's products use its tiles, which ours do not.
+    return kernels.has_decoder and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
 
 
 def _projections(weights: LlamaWeights) -> list[Projection]:

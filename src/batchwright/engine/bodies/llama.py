@@ -18,7 +18,7 @@ from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.bodies.body import ModelBody, StepOutput
-from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
+from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
@@ -47,8 +47,7 @@ class LlamaBody(ModelBody):
         self.dtype, self.device, self.quantized = dtype, device, quantized
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._shape = HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
+        self._shape = _head_shape(config)
         self._embedding = weights.take("model.embed_tokens.weight")
         tied = config.tie_word_embeddings or not weights.has("lm_head.weight")
         self._weights = LlamaWeights(
@@ -90,7 +89,7 @@ class LlamaBody(ModelBody):
             self.stack = ComposedStack(self._weights, self.caches, self.attention, quantized=self.quantized)
         else:
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
-            self.free_rows = kernels.product_rows
+            self.free_rows = kernels.product_rows(quantized=self.quantized)
         if self.device.type == "cuda" and self.attention.name == "triton":
             self._graphs = self._decode_graphs(num_blocks, block_size)
 
@@ -130,6 +129,12 @@ class LlamaBody(ModelBody):
         return None  # compiled products sum each output in one order
 
 
+def compiles_here(config: Any) -> bool:
+    """Whether the layers of a model with this config, which is not `unsuitable`, are compiled here for bfloat16."""
+    biased = bool(getattr(config, "mlp_bias", False))
+    return compiles(_head_shape(config), config.hidden_size, config.intermediate_size, biased_mlp=biased)
+
+
 def unsuitable(config: Any) -> str | None:
     """Why the fused body cannot run a model with this transformers config, or None if it can."""
     if config.model_type not in FAMILY:
@@ -144,6 +149,11 @@ def unsuitable(config: Any) -> str | None:
     if getattr(config, "quantization_config", None) is not None:
         return "the weights are quantized"
     return None
+
+
+def _head_shape(config: Any) -> HeadShape:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return HeadShape(config.num_attention_heads, config.num_key_value_heads, head_dim)
 
 
 def _layer(config: Any, weights: Weights, index: int) -> LayerWeights:
@@ -197,6 +207,6 @@ def _rope_frequencies(config: Any) -> tuple[Tensor, float]:
     if kind != "default":
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config)
         return frequencies.float(), float(scaling)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = _head_shape(config).head_dim
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0

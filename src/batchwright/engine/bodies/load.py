@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.llama import LlamaBody, unsuitable
+from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
 from batchwright.engine.bodies.stated import stated_config
 from batchwright.engine.bodies.transformers import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
@@ -19,11 +19,14 @@ BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization: str | None = None) -> ModelBody:
+def load_body(
+    folder: Path, *, body: str, dtype: str, device: str, quantization: str | None = None, attention: str = "auto"
+) -> ModelBody:
     """The model in `folder` (transformers format).
 
-    `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. Raises ValueError
-    for an unknown name, `UnsupportedModel` for a model that cannot be run correctly.
+    `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. `dtype="auto"` is
+    as in `choose_dtype`, and bfloat16 where the layers are compiled for it, which needs native attention. Raises
+    ValueError for an unknown name, `UnsupportedModel` for a model that cannot be run correctly.
     """
     if body not in get_args(BodyName):
         raise ValueError(f"body={body!r}: must be one of {', '.join(get_args(BodyName))}")
@@ -41,6 +44,8 @@ def load_body(folder: Path, *, body: str, dtype: str, device: str, quantization:
             why = reason or "body='transformers' was asked for"
             raise UnsupportedModel(f"quantization={quantization!r} needs the fused body, which cannot be used: {why}")
         return TransformersBody(folder, config if stated is None else read_config(folder), kind, where)
+    if dtype == "auto" and where.type == "cpu" and attention in ("auto", "native") and compiles_here(config):
+        kind = torch.bfloat16
     return LlamaBody(config, Weights(folder, kind, where), kind, where, quantized=quantization is not None)
 
 

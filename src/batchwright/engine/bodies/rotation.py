@@ -51,6 +51,7 @@ def rotate(weights: LlamaWeights, embedding: Tensor) -> Tensor:
         weights.layers[index] = _rotated(layer, rotation, weights.mix)
     weights.head = _reading(weights.head, weights.norm, rotation)
     weights.norm = torch.ones_like(weights.norm)
+    weights.tied = False
     return rotation.turn(embedding)
 
 

@@ -17,7 +17,7 @@ _MOST_MIXED = 8
 _ROUNDED_UP = 1 + 1e-4
 _MOST_LENGTH = 1e15
 """The bounds of longer columns could overflow."""
-_AT_A_TIME = 8192
+_AT_A_TIME = 4096
 """Columns."""
 
 
@@ -43,9 +43,9 @@ def screened_bytes(head: Projection) -> int:
 
 
 def turned(x: Tensor) -> Tensor:
-    """`x` [rows, dim] in float32, each `_mixed` vectors multiplied with a Hadamard matrix: no product changes."""
+    """`x` [rows, dim] in float64, each `_mixed` vectors multiplied with a Hadamard matrix: no product changes."""
     size = _mixed(x.shape[1]) * LANES
-    mixed: Tensor = x.float().view(-1, size) @ hadamard(size)
+    mixed: Tensor = x.double().view(-1, size) @ hadamard(size).double()
     return mixed.view(x.shape)
 
 
@@ -58,8 +58,8 @@ def _rounded(columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """In 8 bits with scales; its lengths; and how far a product with a row of length 1 can be from the true one."""
     exact = turned(columns)
     whole, scales = quantize_rows(exact)
-    rounded = whole * scales[:, None]
-    lengths, lost, own = (x.double().norm(dim=1) for x in (rounded, exact - rounded, exact))
-    in_sums = (columns.shape[1] + 64) * 2.0**-22  # sums of so many in float32, of their turning too
+    rounded = whole.double() * scales[:, None]
+    lengths, lost, own = (x.norm(dim=1) for x in (rounded, exact - rounded, exact))
+    in_sums = (columns.shape[1] + 64) * 2.0**-22  # sums of so many in float32, of turning the row too
     errors = (lost + own * in_sums) * _ROUNDED_UP
     return whole, scales, (lengths * _ROUNDED_UP).float(), errors.float()

@@ -219,9 +219,9 @@ class Tile {
     const VecF change = select((VecI)(load(old) == nothing), nothing, load(old) - load(highest));
     store(shrink, exp2(change * load(factor)));  // exactly 1 where the maximum stays
     for (int64_t r = 0; r < count; ++r) {
-      RegF total = load_register(&sums_[(row + r) * kWidth]) * all(shrink[r]);
+      RegF total = load_register(&sums_[(row + r) * kWidth]) * spread(shrink[r]);
       for (int64_t k = r * kChunk; k < r * kChunk + blocks * kBlock; k += kWidth) {
-        const RegF w = exp2(multiply_add(all(-base[r]), load_register(&scores_[k]), all(factor[r])));
+        const RegF w = exp2(multiply_add(spread(-base[r]), load_register(&scores_[k]), spread(factor[r])));
         total += w;
         if constexpr (C::kScaled) store_register(&scores_[k], w);
         else store_register(reinterpret_cast<T*>(weights_.data()) + k, w);
@@ -229,7 +229,7 @@ class Tile {
       store_register(&sums_[(row + r) * kWidth], total);
       if (shrink[r] != 1.0f) {
         float* out = &out_[(row + r) * p_.head_dim];
-        for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(out + d, load_register(out + d) * all(shrink[r]));
+        for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(out + d, load_register(out + d) * spread(shrink[r]));
       }
     }
   }
@@ -255,7 +255,7 @@ class Tile {
   }
 
   void write(int64_t r) {
-    const RegF inverse = all(1.0f / sum(load_register(&sums_[r * kWidth])));
+    const RegF inverse = spread(1.0f / sum(load_register(&sums_[r * kWidth])));
     const float* out = &out_[r * p_.head_dim];
     for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(to_[r] + d, load_register(out + d) * inverse);
   }

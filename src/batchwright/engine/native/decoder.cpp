@@ -95,7 +95,8 @@ class Decoder {
     const Problem all = attention();
     const AttentionPlan plan = attention_plan(all, threads);
     AttentionPlan last_plan;
-    Screening screening(m_.screen, reinterpret_cast<bf16*>(scratch_.input) + num_plain_ * m_.hidden, num_greedy_, threads);
+    const bf16* greedy_rows = reinterpret_cast<bf16*>(scratch_.input) + num_plain_ * m_.hidden;
+    Screening screening(m_.screen, greedy_rows, num_greedy_, threads);
 #pragma omp parallel num_threads(threads)
     {
       lap(kRest);
@@ -117,7 +118,7 @@ class Decoder {
       }
       Tile<Cache> last_tile(attention(), last_plan);
       attend_all(m_.layers[last], last_tile, last_plan, threads);
-      finish(m_.layers[last], m_.head, threads);
+      finish(m_.layers[last], num_plain_ > 0 || num_greedy_ == 0 ? m_.head : m_.screen->rough, threads);
       logits(screening, threads);
     }
   }
@@ -201,7 +202,10 @@ class Decoder {
 #pragma omp for schedule(static)
     for (size_t r = 0; r < logit_rows_.size(); ++r) norm_row(logit_rows_[r], m_.norm, places_[r]);
     const Linear& next = m_.layers[0].qkv;
-    if (num_plain_ > 0) product(m_.head, input(num_plain_), next, threads, writer(s_.logits, s_.logits_stride));
+    if (num_plain_ > 0) {
+      const Linear& then = num_greedy_ > 0 ? m_.screen->rough : next;
+      product(m_.head, input(num_plain_), then, threads, writer(s_.logits, s_.logits_stride));
+    }
     if (num_greedy_ > 0) choose(screening, next, threads);
   }
 
@@ -353,13 +357,12 @@ int64_t scratch_bytes(const Model& model, int64_t rows) {
 }  // namespace
 }  // namespace bw
 
-// How many rows are multiplied at a time; 0: this processor has no products.
-extern "C" int64_t bw_product_rows() { return bw::kHasProducts ? bw::kMostRows<bw::bf16> : 0; }
-
 #define BW_DECODER(NAME, E)                                                                          \
   extern "C" int64_t bw_scratch_bytes_##NAME(const bw::Model* model, int64_t rows) {                 \
     return bw::scratch_bytes<E>(*model, rows);                                                       \
   }                                                                                                  \
+  /* How many rows are multiplied at a time; 0: this processor has no products. */               \
+  extern "C" int64_t bw_product_rows_##NAME() { return bw::kHasProducts ? bw::kMostRows<E> : 0; }    \
   extern "C" void bw_decode_##NAME(const bw::Model* model, const bw::Step* step) {                   \
     bw::decode<E>(*model, *step);                                                                    \
   }

@@ -57,12 +57,11 @@ class NativeKernels:
     @property
     def has_decoder(self) -> bool:
         """Whether whole layers were compiled for this dtype and processor."""
-        return self._dtype is torch.bfloat16 and self.product_rows > 0
+        return self._dtype is torch.bfloat16 and self.product_rows(quantized=False) > 0
 
-    @property
-    def product_rows(self) -> int:
-        """Rows that the compiled layers multiply at a time, in bfloat16; 0 where there are none for this processor."""
-        rows: int = self._library.bw_product_rows()
+    def product_rows(self, *, quantized: bool) -> int:
+        """Rows that the compiled layers multiply at a time; 0 where there are none for this processor."""
+        rows: int = self._library.bw_product_rows_int8() if quantized else self._library.bw_product_rows_bf16()
         return rows
 
     def decoder(self, model: DecoderModel) -> NativeDecoder:

@@ -25,7 +25,7 @@ Quantization quantization_of(const T* x, int64_t dim, float most) {
   for (int64_t d = 0; d < dim; d += kWidth) {
     const RegF v = load_register(x + d);
     largest = max(largest, max(v, -v));
-    spoilt += v * all(0.0f);
+    spoilt += v * spread(0.0f);
   }
   return {max(largest), sum(spoilt), most};
 }

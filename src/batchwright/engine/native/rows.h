@@ -19,13 +19,13 @@ void rms_norm(const T* x, const T* weight, Out* out, int64_t dim, float eps) {
     const RegF v = load_register(x + d);
     squares = multiply_add(squares, v, v);
   }
-  const RegF scale = all(inverse_rms(sum(squares), dim, eps));
+  const RegF scale = spread(inverse_rms(sum(squares), dim, eps));
   for (int64_t d = 0; d < dim; d += kWidth)
     store_register(out + d, load_register(x + d) * scale * load_register(weight + d));
 }
 
 inline VecF silu(const VecF& x) {
-  return by_registers([](RegF y) { return y / (exp(-y) + all(1.0f)); }, x);
+  return by_registers([](RegF y) { return y / (exp(-y) + spread(1.0f)); }, x);
 }
 
 struct HeadShape {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "product.h"
-#include "units.h"
 
 namespace bw {
 
@@ -37,7 +36,7 @@ inline VecF mix_lanes(VecF x) {
 }
 
 // Which columns can be the likeliest of a row, of those that a thread has gone through.
-struct Candidates {
+struct alignas(64) Candidates {
   struct Column {
     int32_t number;
     float upper;
@@ -85,7 +84,8 @@ class Screening {
   void find(const Linear& next, int threads, int thread) {
     Candidates* found = found_.data() + thread * count_;
     multiply(screen_->rough, Rows<u8>{values_.data(), scales_.data(), count_}, next, threads,
-             [this, found](int64_t row, int64_t column, VecF low, VecF high) {
+             [this, found](int64_t row, int64_t column, const VecF& low, const VecF& high) {
+               if (!has_bounds(row)) return;
                consider(row, column, low, found[row]);
                consider(row, column + kLanes, high, found[row]);
              });
@@ -95,16 +95,15 @@ class Screening {
   void choose(int64_t row, float* greatest, int64_t* likeliest) {
     *greatest = -std::numeric_limits<float>::infinity();
     *likeliest = 0;
-    if (scales_[row] != scales_[row]) return void(*greatest = scales_[row]);
     std::vector<int32_t> numbers;
-    if (lengths_[row] > kLeastLength && lengths_[row] < kMostLength) {
+    if (has_bounds(row)) {
       float least = found_[row].least;
       for (int t = 0; t < threads_; ++t) least = std::max(least, found_[t * count_ + row].least);
       for (int t = 0; t < threads_; ++t)
         for (const Candidates::Column& column : found_[t * count_ + row].columns)
           if (column.upper >= least) numbers.push_back(column.number);
       std::sort(numbers.begin(), numbers.end());
-    } else {  // squares too small or too large for a float: no bounds
+    } else {
       numbers.resize(screen_->rough.outputs);
       for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i);
     }
@@ -113,18 +112,23 @@ class Screening {
   }
 
  private:
+  // Not with NaN or infinity, nor where squares are too small or too large for a float.
+  bool has_bounds(int64_t row) const { return lengths_[row] > kLeastLength && lengths_[row] < kMostLength; }
+
   static constexpr float kRoundedUp = 1.0f + 1e-4f;
   static constexpr float kLeastLength = 1e-12f, kMostLength = 1e15f;
   // Two numbers that become one in bfloat16 differ by less than this part of either.
   static constexpr float kBf16Step = 0.0079f;
+  // What is smaller may be taken for 0; many times over, for the products of a sum.
+  static constexpr float kTiny = 1e-30f;
 
-  void consider(int64_t row, int64_t column, VecF product, Candidates& found) {
+  void consider(int64_t row, int64_t column, const VecF& product, Candidates& found) {
     const VecF slack = multiply_add(load(screen_->errors + column) * lengths_[row], load(screen_->lengths + column),
                                     broadcast(errors_[row]));
     const VecF upper = product + slack;
     if (!reaches(upper, found.least)) return;
     const float lower = max(product - slack);
-    found.least = std::max(found.least, lower - std::abs(lower) * kBf16Step - std::numeric_limits<float>::min());
+    found.least = std::max(found.least, lower - std::abs(lower) * kBf16Step - kTiny);
     for (int64_t lane = 0; lane < kLanes; ++lane)
       if (upper[lane] >= found.least) found.columns.push_back({static_cast<int32_t>(column + lane), upper[lane]});
   }

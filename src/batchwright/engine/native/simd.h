@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -80,7 +80,7 @@ inline void store(float* to, float x) { *to = x; }
 inline void store(bf16* to, float x) { *to = round_bf16(x); }
 
 // x in every lane.
-inline RegF all(float x) {
+inline RegF spread(float x) {
 #if defined(__AVX512F__)
   return (RegF)_mm512_set1_ps(x);
 #elif defined(__AVX2__)
@@ -92,7 +92,7 @@ inline RegF all(float x) {
 
 inline VecF broadcast(float x) {
   VecF out;
-  for (int64_t at = 0; at < kLanes; at += kWidth) store_register(reinterpret_cast<float*>(&out) + at, all(x));
+  for (int64_t at = 0; at < kLanes; at += kWidth) store_register(reinterpret_cast<float*>(&out) + at, spread(x));
   return out;
 }
 
@@ -178,9 +178,16 @@ inline bool reaches(VecF x, float least) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GE_OQ) != 0;
 #else
-  bool any = false;
-  for (int64_t lane = 0; lane < kLanes; ++lane) any |= x[lane] >= least;
-  return any;
+  RegI any = {};
+  for (int64_t at = 0; at < kLanes; at += kWidth)
+    any |= (RegI)(load_as<RegF>(reinterpret_cast<const float*>(&x) + at) >= spread(least));
+#if defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)any, (__m256i)any);
+#else
+  bool found = false;
+  for (int64_t lane = 0; lane < kWidth; ++lane) found |= any[lane] != 0;
+  return found;
+#endif
 #endif
 }
 
@@ -223,18 +230,18 @@ inline RegF exp2(RegF x) {
 #else
   const RegF given = x;
   const RegI tiny = (RegI)(x < -126.0f);
-  x = select(tiny, all(-126.0f), x);
-  const RegF magic = all(kRounding);
+  x = select(tiny, spread(-126.0f), x);
+  const RegF magic = spread(kRounding);
   RegF n = (x + magic) - magic;
-  n = n - select((RegI)(n > x), all(1.0f), RegF{});
+  n = n - select((RegI)(n > x), spread(1.0f), RegF{});
   const RegF r = x - n;
 #endif
-  RegF p = all(1.8686067607e-3f);
-  p = multiply_add(all(9.0142106267e-3f), p, r);
-  p = multiply_add(all(5.5801302347e-2f), p, r);
-  p = multiply_add(all(2.4016458078e-1f), p, r);
-  p = multiply_add(all(6.9315114849e-1f), p, r);
-  p = multiply_add(all(1.0f), p, r);
+  RegF p = spread(1.8686067607e-3f);
+  p = multiply_add(spread(9.0142106267e-3f), p, r);
+  p = multiply_add(spread(5.5801302347e-2f), p, r);
+  p = multiply_add(spread(2.4016458078e-1f), p, r);
+  p = multiply_add(spread(6.9315114849e-1f), p, r);
+  p = multiply_add(spread(1.0f), p, r);
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
   return (RegF)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
@@ -248,22 +255,22 @@ inline RegF exp2(RegF x) {
 // that is nearest, without AVX-512 already below -87. NaN must reach the logits, where it is noticed.
 inline RegF exp(RegF x) {
 #if defined(__AVX512F__)
-  x = max(all(-104.0f), min(all(88.0f), x));
+  x = max(spread(-104.0f), min(spread(88.0f), x));
 #else
   const RegI tiny = (RegI)(x < -87.0f);
-  x = max(all(-87.0f), min(all(88.0f), x));
+  x = max(spread(-87.0f), min(spread(88.0f), x));
 #endif
-  const RegF magic = all(kRounding);
-  const RegF shifted = multiply_add(magic, x, all(1.44269504088896341f));
+  const RegF magic = spread(kRounding);
+  const RegF shifted = multiply_add(magic, x, spread(1.44269504088896341f));
   const RegF n = shifted - magic;
-  RegF r = multiply_add(x, n, all(-0.693359375f));
-  r = multiply_add(r, n, all(2.12194440e-4f));
-  RegF p = all(1.9875691500e-4f);
-  p = multiply_add(all(1.3981999507e-3f), p, r);
-  p = multiply_add(all(8.3334519073e-3f), p, r);
-  p = multiply_add(all(4.1665795894e-2f), p, r);
-  p = multiply_add(all(1.6666665459e-1f), p, r);
-  p = multiply_add(all(5.0000001201e-1f), p, r);
+  RegF r = multiply_add(x, n, spread(-0.693359375f));
+  r = multiply_add(r, n, spread(2.12194440e-4f));
+  RegF p = spread(1.9875691500e-4f);
+  p = multiply_add(spread(1.3981999507e-3f), p, r);
+  p = multiply_add(spread(8.3334519073e-3f), p, r);
+  p = multiply_add(spread(4.1665795894e-2f), p, r);
+  p = multiply_add(spread(1.6666665459e-1f), p, r);
+  p = multiply_add(spread(5.0000001201e-1f), p, r);
   p = multiply_add(r, p, r * r) + 1.0f;
 #if defined(__AVX512F__)
   return (RegF)_mm512_scalef_ps((__m512)p, (__m512)n);

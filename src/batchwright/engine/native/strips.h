@@ -14,14 +14,6 @@ constexpr int64_t kChunk = 128;  // keys between two rescalings
 // numbers / 127. Queries and softmax weights are rounded to 16 bits, products are summed exactly.
 struct Int8 {};
 
-// Most rows of a strip. With two registers of sums for each nearly all are taken; widening bfloat16 takes some more.
-template <class T>
-constexpr int64_t kStrip = kWidth == 16 ? 12 : Units<T>::kParts == 1 ? 6 : 4;
-template <>
-inline constexpr int64_t kStrip<Int8> = kStrip<float>;
-template <class T>
-constexpr int64_t kSums = 2 * kStrip<T>;
-
 // How a cache of T is read. A unit holds the numbers that are multiplied together. What one head keeps of a block is units
 // of `kUnitBytes` for each of 16 lanes and, if kScaled, a float32 scale for each key.
 template <class T>
@@ -39,6 +31,12 @@ struct Cached<Int8> : Units<Shorts> {
   static constexpr bool kScaled = true;
   static RegU load(const char* from) { return load_bytes_as_shorts(from); }
 };
+
+// Most rows of a strip. With two registers of sums for each nearly all are taken; widening bfloat16 takes some more.
+template <class T>
+constexpr int64_t kStrip = kWidth == 16 ? 12 : Cached<T>::kParts == 1 ? 6 : 4;
+template <class T>
+constexpr int64_t kSums = 2 * kStrip<T>;
 
 template <class T>
 constexpr int64_t kPerUnit = Cached<T>::kPerUnit;
@@ -163,7 +161,7 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
     for (int v = 0; v < V; ++v) {
       float* to = out + r * head_dim + v * kWidth;
       if constexpr (C::kScaled)
-        store_register(to, multiply_add(load_as<RegF>(to), __builtin_convertvector(acc[r][v], RegF), RegF{} + scales[r]));
+        store_register(to, multiply_add(load_as<RegF>(to), __builtin_convertvector(acc[r][v], RegF), spread(scales[r])));
       else
         store_register(to, acc[r][v]);
     }

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "simd.h"
+#include "units.h"
 
 namespace bw {
 
@@ -30,10 +30,10 @@ struct Sum<u8> {
 
 }  // namespace bw
 
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(BW_BFLOAT16)
 #include "tile_512.h"
 #else
-#include "tile_256.h"
+#include "tile_widened.h"
 #endif
 
 namespace bw {

@@ -1,7 +1,12 @@
-// Units, what 32 bits hold, multiplied in registers. A unit has one part or two; parts are multiplied one after the other.
+// Units, what 32 bits hold, multiplied in registers. A unit has one or two parts, multiplied one after the other.
 #pragma once
 
 #include "simd.h"
+
+// The processor multiplies pairs of bfloat16, and four bytes at a time, in vectors of 512 bits.
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define BW_BFLOAT16
+#endif
 
 namespace bw {
 
@@ -22,7 +27,7 @@ struct Units<float> {
 template <>
 struct Units<bf16> {
   using Sum = RegF;
-#if defined(__AVX512BF16__)
+#if defined(BW_BFLOAT16)
   using Part = RegU;
   static constexpr int kParts = 1;
   static Part part(RegU units, int) { return units; }
