@@ -24,6 +24,7 @@ from batchwright.engine.native.build import BuildError, library_path
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
 
+from .heads import check, scaled_rows
 from .paged import Case, Paged, Problem, textbook
 
 CPU = torch.device("cpu")
@@ -276,3 +277,14 @@ def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: 
         torch.testing.assert_close(
             Paged("native", case).run(problem).double(), textbook(problem), rtol=tolerance, atol=tolerance
         )
+    kernels = load_kernels(torch.bfloat16)
+    assert isinstance(kernels, NativeKernels)
+    if not kernels.has_decoder or torch.cpu._is_amx_tile_supported():
+        return
+    generator = torch.Generator().manual_seed(2)
+    head, rows = (scaled_rows("plain", count, 96, generator) for count in (300, 40))
+    logits = check(head, torch.ones(96, dtype=torch.bfloat16), rows, [index % 3 > 0 for index in range(40)])
+    normed = rows.double() * rows.double().pow(2).mean(1, keepdim=True).rsqrt()
+    torch.testing.assert_close(
+        logits.double(), normed.to(torch.bfloat16).double() @ head.double().T, rtol=0.02, atol=0.2
+    )

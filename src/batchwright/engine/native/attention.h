@@ -208,7 +208,8 @@ class Tile {
     float old[kLanes] = {}, highest[kLanes] = {}, factor[kLanes] = {}, base[kLanes], shrink[kLanes];
     for (int64_t r = 0; r < count; ++r) {
       RegF most = load_register(&scores_[r * kChunk]);
-      for (int64_t k = kWidth; k < blocks * kBlock; k += kWidth) most = max(most, load_register(&scores_[r * kChunk + k]));
+      for (int64_t k = kWidth; k < blocks * kBlock; k += kWidth)
+        most = max(most, load_register(&scores_[r * kChunk + k]));
       old[r] = highest_[row + r];
       highest_[row + r] = highest[r] = std::max(max(most), old[r]);
       factor[r] = p_.softcap > 0 ? kLog2E : factors_[row + r] * kLog2E;
@@ -229,7 +230,8 @@ class Tile {
       store_register(&sums_[(row + r) * kWidth], total);
       if (shrink[r] != 1.0f) {
         float* out = &out_[(row + r) * p_.head_dim];
-        for (int64_t d = 0; d < p_.head_dim; d += kWidth) store_register(out + d, load_register(out + d) * spread(shrink[r]));
+        for (int64_t d = 0; d < p_.head_dim; d += kWidth)
+          store_register(out + d, load_register(out + d) * spread(shrink[r]));
       }
     }
   }

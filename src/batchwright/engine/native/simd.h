@@ -281,9 +281,15 @@ inline RegF exp(RegF x) {
 }
 
 #if !defined(__AVX512F__)
-inline float sum(const VecF& x) { return sum(load_as<RegF>(&x) + load_as<RegF>(reinterpret_cast<const float*>(&x) + kWidth)); }
+inline float sum(const VecF& x) {
+  const float* lanes = reinterpret_cast<const float*>(&x);
+  return sum(load_register(lanes) + load_register(lanes + kWidth));
+}
 
-inline float max(const VecF& x) { return max(max(load_as<RegF>(&x), load_as<RegF>(reinterpret_cast<const float*>(&x) + kWidth))); }
+inline float max(const VecF& x) {
+  const float* lanes = reinterpret_cast<const float*>(&x);
+  return max(max(load_register(lanes), load_register(lanes + kWidth)));
+}
 
 inline VecF multiply_add(const VecF& acc, const VecF& a, const VecF& b) {
   return by_registers([](RegF x, RegF y, RegF z) { return multiply_add(x, y, z); }, acc, a, b);

@@ -161,7 +161,7 @@ void add_columns(const uint32_t* weights, const float* scales, const Blocks& blo
     for (int v = 0; v < V; ++v) {
       float* to = out + r * head_dim + v * kWidth;
       if constexpr (C::kScaled)
-        store_register(to, multiply_add(load_as<RegF>(to), __builtin_convertvector(acc[r][v], RegF), spread(scales[r])));
+        store_register(to, multiply_add(load_register(to), __builtin_convertvector(acc[r][v], RegF), spread(scales[r])));
       else
         store_register(to, acc[r][v]);
     }
