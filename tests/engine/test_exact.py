@@ -40,7 +40,8 @@ def test_all_together(make_engine: MakeEngine, prompts: list[list[int]], expecte
 
 def test_alone(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
     engine = make_engine(prefix_caching=False)
-    assert [outputs(engine, [prompt])[0] for prompt in prompts] == expected
+    # Every other one: each takes as many steps as all of them together.
+    assert [outputs(engine, [prompt])[0] for prompt in prompts[::2]] == expected[::2]
     assert engine.stats.occupancy_peak == 1
 
 
