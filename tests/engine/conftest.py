@@ -78,3 +78,11 @@ def engine(shared_engine: Engine) -> Iterator[Engine]:
     """One engine for the tests of a module, each of which must leave nothing behind in it."""
     yield shared_engine
     assert nothing_left(shared_engine)
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    """Sets how many threads compute, for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from batchwright import Engine, InferenceResponse, SamplingParams, StreamEvent
+from batchwright.engine.native import NativeKernels, load_kernels
+
+_FOUND = load_kernels(torch.bfloat16)
+COMPILED = isinstance(_FOUND, NativeKernels) and _FOUND.has_decoder and not torch.cpu._is_amx_tile_supported()
+"""Whether whole layers are compiled for this processor."""
+needs_decoder = pytest.mark.skipif(not COMPILED, reason="no compiled layers for this processor")
 
 NEW_TOKENS = 20
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)

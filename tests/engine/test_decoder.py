@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +24,18 @@ from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.linear import make_quantized_linear
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.rotation import Rotation
-from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.native import load_kernels
 from batchwright.engine.native.packing import PANEL, interleaved, pack, quantize_rows
 from batchwright.engine.native.pages import Arena
 from batchwright.errors import NonFiniteLogits
 from batchwright.scheduling import Chunk, Sequence
 
-from .support import TINY, only, tiny_model
+from .support import COMPILED, TINY, needs_decoder, only, tiny_model
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
 _FOUND = load_kernels(BF16)
-_COMPILED = isinstance(_FOUND, NativeKernels) and _FOUND.has_decoder and not torch.cpu._is_amx_tile_supported()
 needs_kernels = pytest.mark.skipif(isinstance(_FOUND, str), reason=f"no compiled kernels: {_FOUND}")
-needs_decoder = pytest.mark.skipif(not _COMPILED, reason="no compiled layers for this processor")
 
 _WIDE = TINY | {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 1, "num_key_value_heads": 1}
 CASES = [
@@ -52,14 +50,6 @@ CASES = [
     pytest.param("mistral", TINY | {"sliding_window": 9}, id="mistral"),
 ]
 both_precisions = pytest.mark.parametrize("quantized", [False, True], ids=["bfloat16", "int8"])
-
-
-@pytest.fixture
-def torch_threads() -> Iterator[Callable[[int], None]]:
-    """Sets how many threads compute, for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def saved_model(folder: Path, model_type: str, config: dict[str, Any]) -> Any:
@@ -420,7 +410,7 @@ def test_quantized_linear(rows: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(
     ("config", "products"),
-    [({}, "compiled" if _COMPILED else "torch"), ({"hidden_size": 48, "head_dim": 16}, "torch")],
+    [({}, "compiled" if COMPILED else "torch"), ({"hidden_size": 48, "head_dim": 16}, "torch")],
     ids=["own", "torch"],
 )
 def test_a_request_with_nan_fails_alone(tmp_path: Path, config: dict[str, Any], products: str, value: float) -> None:

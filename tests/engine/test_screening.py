@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,26 +14,13 @@ from hypothesis import strategies as st
 from batchwright import Engine, SamplingParams
 from batchwright.engine.bodies.layers import Projection
 from batchwright.engine.bodies.screening import screen_for, turned
-from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.native.packing import PANEL, quantize_rows
 from batchwright.engine.native.pages import Arena
 
 from .heads import check, scaled_rows
-from .support import STORY
+from .support import STORY, needs_decoder
 
 BF16 = torch.bfloat16
-_FOUND = load_kernels(BF16)
-_COMPILED = isinstance(_FOUND, NativeKernels) and _FOUND.has_decoder and not torch.cpu._is_amx_tile_supported()
-needs_decoder = pytest.mark.skipif(not _COMPILED, reason="no compiled layers for this processor")
-
-
-@pytest.fixture
-def torch_threads() -> Iterator[Callable[[int], None]]:
-    """Sets how many threads compute, for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
 
 KINDS = st.sampled_from(["plain", "outliers", "sparse", "few", "near", "uneven", "one direction", "other direction"])
 

@@ -299,10 +299,6 @@ inline VecF max(const VecF& a, const VecF& b) {
   return by_registers([](RegF x, RegF y) { return max(x, y); }, a, b);
 }
 
-inline VecF min(const VecF& a, const VecF& b) {
-  return by_registers([](RegF x, RegF y) { return min(x, y); }, a, b);
-}
-
 inline VecF exp2(const VecF& x) {
   return by_registers([](RegF y) { return exp2(y); }, x);
 }
