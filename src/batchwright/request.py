@@ -105,6 +105,24 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Whose share of an engine a request takes, where several share one.
+
+    Owners (API keys, customers) get equal shares, or shares in proportion to their weights; and so do, within the share
+    of an owner, its requests. Raises `InvalidRequest` for a weight that is not a finite number above 0.
+    """
+
+    owner: str
+    request: str
+    """Requests that came as one, such as the prompts of one call, have the same."""
+    weight: float = 1.0
+    """Of the owner."""
+
+    def __post_init__(self) -> None:
+        _require_real("weight", self.weight, low=0.0, above_low=True)
+
+
 @dataclass(frozen=True)
 class InferenceRequest(SamplingParams):
     """One prompt with its sampling parameters and its place in the queue."""
@@ -115,6 +133,8 @@ class InferenceRequest(SamplingParams):
     """Lower is sooner, among requests of the same `traffic`."""
     traffic: Traffic = field(default="online", kw_only=True)
     """Requests of a batch fill what online ones leave, whatever the priorities."""
+    flow: Flow | None = field(default=None, kw_only=True)
+    """Whose share of the engine it takes. Requests that say nothing share one among them, first come, first served."""
     deadline: float | None = field(default=None, kw_only=True)
     """Seconds from submission after which an answer is of no use, or None."""
     created_at: float = field(default_factory=time.time, kw_only=True)

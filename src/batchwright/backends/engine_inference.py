@@ -11,23 +11,20 @@ from batchwright.backends.calls import Held, all_of, chosen_model, merged, time_
 from batchwright.backends.inference import Call
 from batchwright.backends.off_loop import TrafficThreads
 from batchwright.engine.async_engine import AsyncEngine
-from batchwright.errors import BatchwrightError, InvalidRequest, Overloaded
+from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 
 _WANTED = 2
 """Sequences held for each place in the engine, so that none stays empty while the next lines are fetched."""
-_LEARNING = 0.1
-"""Weight of the newest latency in their mean."""
 
 
 class EngineInference:
     """Serves one generating model.
 
     The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
-    first stands in answers to bodies that name none (default: the engine's own name). More than `max_waiting`
-    completions that wait, batch lines left out, are refused with `Overloaded`.
+    first stands in answers to bodies that name none (default: the engine's own name).
     """
 
     endpoints = frozenset({CHAT_URL, COMPLETION_URL})
@@ -37,19 +34,15 @@ class EngineInference:
         engine: AsyncEngine,
         names: Sequence[str] = (),
         *,
-        max_waiting: int = 1000,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         self.engine = engine
         self._names = tuple(names) or (engine.model_name,)
-        self._max_waiting = max_waiting
         self._unix_time = unix_time
         self._places = engine.stats.max_num_seqs
         self._context = min(engine.max_model_len, engine.stats.kv_blocks * engine.stats.block_size)
         self._threads = TrafficThreads()
         self._held = Held()
-        self._seconds: float | None = None
-        """Mean latency of late; None until something was answered."""
 
     @property
     def models(self) -> Sequence[str]:
@@ -68,7 +61,7 @@ class EngineInference:
         return max(0, self.room)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        body = self._read(call)
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
         head = self._head(call, body)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
@@ -76,7 +69,7 @@ class EngineInference:
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        body = self._read(call)
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
         head = self._head(call, body)
         chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
@@ -98,18 +91,6 @@ class EngineInference:
         self._threads.close()
         await self.engine.close()
 
-    def _read(self, call: Call) -> GenerationBody:
-        """The body, if there is room for what it asks for."""
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
-        waiting = self._held.online + len(body.prompts) * body.n - self._places
-        if call.traffic == "online" and self._held.online and waiting > self._max_waiting:
-            after = None if self._seconds is None else self._seconds * waiting / self._places
-            raise Overloaded(
-                f"{waiting} completions would wait, the limit is {self._max_waiting}: try again later",
-                retry_after=after,
-            )
-        return body
-
     def _head(self, call: Call, body: GenerationBody) -> Head:
         model = chosen_model(body.model, self._names)
         return Head(call.request_id.removeprefix("req_"), int(self._unix_time()), model, body.chat, body.n)
@@ -117,7 +98,8 @@ class EngineInference:
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """With ids of their own, since a line may be computed anew before its first try has left the engine."""
         left = time_left(call, body.deadline)
-        encoded = await self._threads.run(call.traffic, lambda: [self._encoded(prompt) for prompt in body.prompts])
+        # One at a time: between them prompts of other requests have their turn on the thread.
+        encoded = [await self._threads.run(call.traffic, self._encoded, prompt) for prompt in body.prompts]
         return [
             InferenceRequest.of(
                 ids,
@@ -125,6 +107,7 @@ class EngineInference:
                 priority=body.priority,
                 deadline=left,
                 traffic=call.traffic,
+                flow=call.flow,
             )
             for ids in encoded
         ]
@@ -151,6 +134,4 @@ class EngineInference:
         """Raises its error, if it has one."""
         if response.error is not None:
             raise response.error
-        seconds = response.latency_ms / 1e3
-        self._seconds = seconds if self._seconds is None else self._seconds + _LEARNING * (seconds - self._seconds)
         return response

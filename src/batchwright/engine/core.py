@@ -93,6 +93,7 @@ class EngineCore:
                 deadline=deadline,
                 arrived_at=since,
                 traffic=request.traffic,
+                flow=request.flow,
             )
             generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:

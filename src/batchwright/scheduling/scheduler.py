@@ -20,6 +20,9 @@ prefix cache. The most urgent sequence is never preempted, so something always e
 computes anything is not preempted any more once a block of the step is published, so nobody shares a block that this
 step drops.
 
+Where sequences of several requests with a `Flow` are there, `fairness.py` has a say in all of this: whose turn a place
+and a prompt's tokens are, who gives up a place, and which decodes go along with the prompt of a newcomer.
+
 Within its class nothing waits for ever: a sequence that arrived `promote_after` seconds ago goes before all priorities,
 and such sequences are served in order of arrival.
 
@@ -36,13 +39,15 @@ from collections.abc import Container, Iterable
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
+from batchwright.scheduling import fairness
+from batchwright.scheduling.fairness import FairShares
 from batchwright.scheduling.filling import add_drafts
 from batchwright.scheduling.pace import BatchRoom, Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 from batchwright.scheduling.share import BatchShare
 from batchwright.scheduling.timetable import Timetable
-from batchwright.scheduling.waiting import WaitingQueue
+from batchwright.scheduling.waiting import FairQueue
 
 _STEPS_BEFORE_REGROWTH = 64
 
@@ -81,11 +86,17 @@ class Scheduler:
         """By urgency, so online ones first."""
         self._num_online = 0
         """Of them, how many are online."""
-        self._waiting: dict[Traffic, WaitingQueue] = {"online": WaitingQueue(), "batch": WaitingQueue()}
+        self._waiting: dict[Traffic, FairQueue] = {
+            "online": FairQueue(promote_after),
+            "batch": FairQueue(promote_after, by_priority=False),
+        }
+        self._shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
         self._share = BatchShare(batch_share, max_batch_tokens)
         self._timetable = Timetable(promote_after)
         self._isolated: deque[Sequence] = deque()
         self._ordinal = 0
+        self._now = 0.0
+        """Time of the plan that is being made."""
         self._turns = 0
         self._steps_since_shrink = 0
 
@@ -128,6 +139,7 @@ class Scheduler:
         sequence.ordinal = self._ordinal
         self._ordinal += 1
         self._timetable.add(sequence)
+        self._shares[sequence.traffic].enter(sequence)
         self._waiting[sequence.traffic].add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -140,13 +152,20 @@ class Scheduler:
             self.blocks.retract(sequence.table, sequence.num_computed)
             self._drop(sequence)
         elif sequence.status is Status.WAITING and sequence.queue_entry >= 0:
-            self._waiting[sequence.traffic].left()
+            self._waiting[sequence.traffic].left(sequence)
+        if sequence.status is not Status.FINISHED and sequence.share is not None:
+            self._shares[sequence.traffic].leave(sequence)
         sequence.status = Status.FINISHED
         self._sweep()
 
     def schedule(self, now: float) -> StepPlan:
         """Plan one step. A plan without chunks means that there is nothing to do."""
         plan = StepPlan()
+        self._now = now
+        for traffic, shares in self._shares.items():
+            self._waiting[traffic].begin(now)
+            if shares.contended:
+                shares.begin(each for each in self.running if each.traffic == traffic)
         self._expire(now, plan)
         self._promote(now)
         alone = self._next_isolated()
@@ -271,15 +290,26 @@ class Scheduler:
 
     def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
         """The online part of the step; what it leaves of `budget`. `closed`: nobody is admitted."""
+        contended = self._shares["online"].contended
         if not closed:
             self._place_urgent("online", plan)
-        for sequence in self.running[: self._num_online]:
+            if contended:
+                self._place_fairly(plan, budget)
+        online = self.running[: self._num_online]
+        planned = set[int]()
+        for sequence in fairness.decodes(online, budget) if contended else online:
             if budget < 1:
                 break
-            if sequence.remaining == 1 and sequence.status is Status.RUNNING and self._make_room(sequence, plan):
+            if (
+                sequence.remaining == 1
+                and sequence.status is Status.RUNNING
+                and self._make_room(sequence, plan, planned if contended else ())
+            ):
                 self._plan(sequence, 1, plan)
+                planned.add(sequence.ordinal)
                 budget -= 1
-        for sequence in self.running[: self._num_online]:
+        online = self.running[: self._num_online]
+        for sequence in sorted(online, key=fairness.by_turn) if contended else online:
             if budget < 1:
                 break
             if sequence.remaining > 1:
@@ -296,6 +326,27 @@ class Scheduler:
             self._plan(waiting, count, plan)
             budget -= count
         return budget
+
+    def _place_fairly(self, plan: StepPlan, budget: int) -> None:
+        """Admit online sequences at the cost of shares that have more places, and before prompts of those served more.
+
+        No more of them than this step, of `budget` tokens, can begin.
+        """
+        queue, claimed = self._waiting["online"], 0
+        while claimed < budget and (waiting := queue.peek()) is not None and waiting not in plan.preempted:
+            if not self._fits(waiting):
+                lower = fairness.placeable(waiting, self.running[: self._num_online])
+                if not self._clear(waiting, plan, lower + self._removable()):
+                    return
+            elif not self._goes_first(waiting):
+                return
+            self._place(waiting)
+            claimed += waiting.remaining
+
+    def _goes_first(self, waiting: Sequence) -> bool:
+        """Whether its prompt would have its turn before those of all running sequences."""
+        turn = fairness.by_turn(waiting)
+        return all(fairness.by_turn(each) > turn for each in self.running[: self._num_online] if each.remaining > 1)
 
     def _removable(self) -> list[Sequence]:
         """Batch sequences that give way to online ones."""
@@ -376,13 +427,27 @@ class Scheduler:
                 return
             if claimed and claimed + self.running_of(traffic) >= self.token_budget:
                 return
-            if not self._fits(urgent):
-                rank = urgent.rank
-                lower = [each for each in self.running if each.rank > rank and not (each.kept and not urgent.is_batch)]
-                if not self._clear(urgent, plan, lower):
-                    return
+            if not self._fits(urgent) and not self._clear(urgent, plan, self._outranked(urgent)):
+                return
             self._place(urgent)
             claimed += urgent.remaining
+
+    def _outranked(self, urgent: Sequence) -> list[Sequence]:
+        """Running sequences of a lower rank. Over those of another request promotion gives none, nor over those of
+        another batch its priority.
+        """
+        rank, share = urgent.rank, urgent.share
+        return [
+            each
+            for each in self.running
+            if each.rank > rank
+            and not (each.kept and not urgent.is_batch)
+            and (
+                each.share is share
+                or each.traffic != urgent.traffic
+                or (each.priority > urgent.priority and not urgent.is_batch)
+            )
+        ]
 
     def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
         """Preempt as many of `lower` as it takes. False, and nobody preempted, when all would not be enough."""
@@ -417,7 +482,8 @@ class Scheduler:
             sequence.admitted = True
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
         sequence.status = Status.RUNNING
-        self._waiting[sequence.traffic].left()
+        self._waiting[sequence.traffic].left(sequence)
+        self._shares[sequence.traffic].place(sequence, self._now)
         sequence.started = False
         insort(self.running, sequence, key=_urgency)
         self._num_online += not sequence.is_batch
@@ -426,6 +492,9 @@ class Scheduler:
         start = sequence.num_computed
         samples = start + count == len(sequence.tokens)
         plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples))
+        shares = self._shares[sequence.traffic]
+        if shares.contended:
+            shares.serve(sequence, count)
         if count > 1:
             self.blocks.publish(sequence.table, sequence.tokens, start + count)
 
@@ -446,7 +515,10 @@ class Scheduler:
 
     def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
         """Who gives its blocks up: the least urgent of which this step computes nothing, `lacking` at the latest."""
-        for sequence in reversed(self.running):
+        candidates: Iterable[Sequence] = reversed(self.running)
+        if self._shares["online"].contended:
+            candidates = sorted(self.running, key=fairness.by_burden, reverse=True)
+        for sequence in candidates:
             if sequence.ordinal not in planned and (lacking.is_batch or not sequence.kept):
                 return sequence
         return lacking
@@ -464,6 +536,7 @@ class Scheduler:
 
     def _drop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
+        self._shares[sequence.traffic].drop(sequence)
         self._num_online -= not sequence.is_batch
         self.blocks.close(sequence.table)
 

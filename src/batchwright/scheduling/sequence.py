@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from batchwright.kv import BlockTable
-from batchwright.request import Traffic
+from batchwright.request import Flow, Traffic
 from batchwright.scheduling.drafting import Drafter
+
+if TYPE_CHECKING:
+    from batchwright.scheduling.fairness import Share
 
 Urgency: TypeAlias = tuple[bool, bool, int, float, int]
 
@@ -42,6 +45,8 @@ class Sequence:
     arrived_at: float = 0.0
     traffic: Traffic = "online"
     """Online sequences go before those of a batch, whatever the priorities."""
+    flow: Flow | None = None
+    """Whose share of the engine it takes."""
     drafter: Drafter | None = None
     """Guesses its next tokens, where its caller can tell from all their logits at once which are right."""
     ordinal: int = 0
@@ -63,6 +68,8 @@ class Sequence:
     """Time of the first plan after its first token."""
     last_turn: int = 0
     """Serial number of the last chunk of it that was computed."""
+    share: Share | None = None
+    """The account of its request."""
     queue_entry: int = -1
     """Serial number of its valid entry in the waiting queue."""
     table: BlockTable = field(default_factory=BlockTable)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from batchwright.request import Flow
 from batchwright.server.services import Services
 
 
@@ -27,6 +28,14 @@ def request_id_of(request: Request) -> str:
     return request_id
 
 
+def flow_of(request: Request) -> Flow:
+    """Whose share of the model a request takes: that of its key; where no keys are used, one of its own."""
+    request_id = request_id_of(request)
+    key = getattr(request.state, "key", None)
+    return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
+
+
 ServicesOf = Annotated[Services, Depends(services_of)]
 Tenant = Annotated[str, Depends(tenant_of)]
 RequestId = Annotated[str, Depends(request_id_of)]
+FlowOf = Annotated[Flow, Depends(flow_of)]

@@ -59,7 +59,7 @@ async def _endpoint(settings: Settings) -> Inference:
         settings.backend,
         None if key is None else key.get_secret_value(),
         max_concurrency=settings.backend_concurrency,
-        max_waiting=settings.max_online_requests,
+        max_waiting=settings.max_online_sequences,
     )
     try:
         await endpoint.discover()
@@ -79,7 +79,7 @@ async def _models(settings: Settings) -> Inference:
     from batchwright.backends.routing import RoutedInference
 
     engine, encoder = await asyncio.to_thread(_loaded, settings)
-    generating = EngineInference(engine, max_waiting=settings.max_online_requests)
+    generating = EngineInference(engine)
     return RoutedInference([generating] if encoder is None else [generating, EmbeddingInference(encoder)])
 
 

@@ -22,6 +22,7 @@ from batchwright.jobs.store import Store, open_store
 from batchwright.jobs.webhooks.allowed import AllowList
 from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
+from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.live import Live
 from batchwright.server.loading import load_inference
@@ -32,7 +33,7 @@ from batchwright.server.observability.measured import MeasuredInference
 from batchwright.server.observability.metrics import Scrape, StoreCounts
 from batchwright.server.observability.timed_store import StoreFigures, timed_store
 from batchwright.server.observability.traces import Tracing, configured
-from batchwright.server.online import OnlineDoor
+from batchwright.server.online import OnlineCalls
 from batchwright.server.settings import Settings
 
 _BLOBS = "files"
@@ -57,7 +58,7 @@ class Services:
     keys: ApiKeys
     sender: Sender
     inference: MeasuredInference
-    online: OnlineDoor
+    online: OnlineCalls
     worker: Worker
     live: Live
     http: HttpFigures
@@ -185,7 +186,11 @@ async def open_services(
             keys=keys,
             sender=sender,
             inference=measured,
-            online=OnlineDoor(measured, settings.max_online_requests, clock),
+            online=OnlineCalls(
+                measured,
+                AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)),
+                clock,
+            ),
             worker=worker,
             live=Live(measured, clock, unix_time),
             http=HttpFigures(),

@@ -120,10 +120,16 @@ class Settings(BaseSettings):
         "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
         "a step carries. Default: none.",
     )
-    max_online_requests: Count = _setting(
+    max_online_sequences: Annotated[int, Field(ge=2)] = _setting(
         "Two classes of traffic",
-        1024,
-        "Most online requests waiting or running; more are answered with 429 and Retry-After.",
+        4096,
+        "Most completions and embeddings of online requests, waiting or being computed. One key may hold as many as "
+        "are left free, times its weight; more are answered with 429 and Retry-After.",
+    )
+    max_online_tokens: Annotated[int, Field(ge=2)] = _setting(
+        "Two classes of traffic",
+        16_777_216,
+        "Most tokens of their prompts, estimated, a prompt with n completions counted n times; shared out likewise.",
     )
     batch_concurrency: Count | None = _setting(
         "Two classes of traffic", None, "Most batch lines under way at once. Default: what keeps the batches full."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from batchwright.backends.inference import Call, Inference
@@ -47,7 +48,7 @@ class MeasuredInference:
         if not asked:
             options = call.body.get("stream_options") or {}
             body = {**call.body, "stream_options": {**options, "include_usage": True}}
-            call = Call(call.endpoint, body, call.request_id, call.traffic, call.timeout)
+            call = replace(call, body=body)
         with self._counted(call) as figures:
             started, first, last, usage = self._clock.now(), None, 0.0, None
             try:

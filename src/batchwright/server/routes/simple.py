@@ -22,7 +22,8 @@ from batchwright.errors import (
 from batchwright.jobs.service.ids import new_id
 from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
 from batchwright.jobs.store.records import ENDED, BatchRecord
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.request import Flow
+from batchwright.server.context import FlowOf, ServicesOf, Tenant
 from batchwright.server.errors import as_http
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
@@ -98,7 +99,7 @@ class SimpleStats(BaseModel):
 
 
 @router.post("/sync")
-async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf) -> SyncAnswer:
+async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf) -> SyncAnswer:
     """Compute prompts and wait for all of them. A prompt that fails has an entry in `errors`; the others are answered.
 
     When the client hangs up, what is not finished is cancelled.
@@ -107,7 +108,7 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf) 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    results = await while_connected(request.receive, _computed(services, prompts, batch_id))
+    results = await while_connected(request.receive, _computed(services, prompts, batch_id, flow))
     seconds = services.clock.now() - started
     failures = [result for result in results if isinstance(result, BatchwrightError)]
     if len(failures) == len(results) and isinstance(failures[0], _CONCERNS_ALL):
@@ -183,10 +184,12 @@ def _prompts(body: SimpleBatch) -> Prompts:
     )
 
 
-async def _computed(services: Services, prompts: Prompts, batch_id: str) -> list[Mapping[str, Any] | BatchwrightError]:
-    """The answer to each prompt, or why there is none. It counts as one request at the door."""
+async def _computed(
+    services: Services, prompts: Prompts, batch_id: str, flow: Flow
+) -> list[Mapping[str, Any] | BatchwrightError]:
+    """The answer to each prompt, or why there is none."""
     calls = [
-        Call(COMPLETION_URL, body, f"req_{batch_id.removeprefix('batch_')}_{place}")
+        Call(COMPLETION_URL, body, f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
         for place, body in enumerate(prompts.bodies())
     ]
 
@@ -196,7 +199,7 @@ async def _computed(services: Services, prompts: Prompts, batch_id: str) -> list
         except BatchwrightError as error:
             return error
 
-    with services.online.entered():
+    with services.online.admitted(calls):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(call)) for call in calls]
         return [task.result() for task in tasks]

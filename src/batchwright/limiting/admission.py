@@ -1,0 +1,118 @@
+"""Who is let in when capacity is short.
+
+The rule is that of dynamic thresholds (Choudhury and Hahne 1998): an owner may hold as much as is left free, times its
+weight. A lone owner gets half of the capacity, two get a third each; and whatever others hold, something is always
+left for one who holds nothing. A second rule of the same kind holds within an owner: a further request may take half of
+what the owner may still have, so that its large requests leave room for its small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from batchwright.errors import InvalidRequest, Overloaded
+from batchwright.request import Flow
+
+_RATE_SECONDS = 60.0
+"""Over which the rate of departures is averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a request takes of the capacity for as long as it is inside."""
+
+    sequences: int
+    """Completions, or texts to embed."""
+    tokens: int
+    """Of prompts, estimated, once for each sequence."""
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.sequences + other.sequences, self.tokens + other.tokens)
+
+    def __sub__(self, other: Size) -> Size:
+        return Size(self.sequences - other.sequences, self.tokens - other.tokens)
+
+    def covers(self, other: Size, times: float = 1.0) -> bool:
+        """Whether `times` this is at least `other`, in both respects."""
+        return other.sequences <= times * self.sequences and other.tokens <= times * self.tokens
+
+
+_NOTHING = Size(0, 0)
+
+
+class AdmissionController:
+    """Shares a capacity out among owners. Times are in seconds of a monotonic clock."""
+
+    def __init__(self, capacity: Size) -> None:
+        self.capacity = capacity
+        self.held = _NOTHING
+        self._held_by: defaultdict[Hashable, Size] = defaultdict(lambda: _NOTHING)
+        self._left = 0.0
+        """Sequences that left, and in how many seconds; older ones fade out over `_RATE_SECONDS`."""
+        self._seconds = 0.0
+        self._last: float | None = None
+
+    def held_by(self, owner: Hashable) -> Size:
+        """What the requests of an owner hold together."""
+        return self._held_by.get(owner, _NOTHING)
+
+    def admit(self, flow: Flow, size: Size, now: float) -> None:
+        """Take `size` of the capacity for a request of `flow`; `release` gives it back.
+
+        Raises `InvalidRequest` for what is too large ever to be let in, `Overloaded` for what is too large now.
+        """
+        self._require_possible(size)
+        mine = self.held_by(flow.owner) + size
+        free = self.capacity - self.held - size
+        is_first = mine == size
+        # An owner that holds nothing may hold as much as is left, however small its weight: else its large requests
+        # could never be let in.
+        may_have = max(1.0, flow.weight) if is_first else flow.weight
+        if not free.covers(mine if is_first else mine + size, may_have):
+            raise Overloaded(
+                f"{self.held.sequences:,} completions and embeddings are waiting or being computed, "
+                f"{self.held_by(flow.owner).sequences:,} of them for you: there is no room for {size.sequences:,} more "
+                "of yours; try again later",
+                retry_after=self._seconds_for(max(1, size.sequences), now),
+            )
+        self.held += size
+        self._held_by[flow.owner] = mine
+
+    def release(self, flow: Flow, size: Size, now: float) -> None:
+        """The request that was admitted with this size has left."""
+        self.held -= size
+        left = self._held_by[flow.owner] - size
+        if left == _NOTHING:
+            del self._held_by[flow.owner]
+        else:
+            self._held_by[flow.owner] = left
+        self._fade(now)
+        self._left += size.sequences
+
+    def _require_possible(self, size: Size) -> None:
+        most = Size(self.capacity.sequences // 2, self.capacity.tokens // 2)
+        if size.sequences > most.sequences:
+            raise InvalidRequest(
+                f"the request asks for {size.sequences:,} completions or embeddings, the most is "
+                f"{most.sequences:,}: send several requests"
+            )
+        if size.tokens > most.tokens:
+            raise InvalidRequest(
+                f"the prompts of the request have some {size.tokens:,} tokens, those of a prompt with n completions "
+                f"counted n times; the most is {most.tokens:,}: send several requests"
+            )
+
+    def _seconds_for(self, sequences: int, now: float) -> float | None:
+        """How long it took of late until so many had left; None while nothing is known."""
+        self._fade(now)
+        return sequences * self._seconds / self._left if self._left >= 1.0 else None
+
+    def _fade(self, now: float) -> None:
+        elapsed = 0.0 if self._last is None else max(0.0, now - self._last)
+        self._last = now
+        keep = math.exp(-elapsed / _RATE_SECONDS)
+        self._left *= keep
+        self._seconds = self._seconds * keep + elapsed

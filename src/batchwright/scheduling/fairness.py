@@ -1,0 +1,253 @@
+"""Fair shares of the engine: between owners (API keys), and between the requests of one owner.
+
+Each is a `Share`, in a tree of two levels. Three rules keep one that asks for much from crowding out the others. They
+apply only while sequences of several requests with a `Flow` are there; otherwise nothing here is asked.
+
+- **Tokens.** Waiting sequences and prompts go in the order of the tokens that their share has been served, divided by
+  its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked for, as in
+  the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of its parent,
+  so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
+- **Places.** A waiting sequence may take the place of one whose share has more of them, as long as that share has at
+  least as many afterwards (weighted max-min fairness): so places settle, and never move back and forth.
+- **Rows.** A step that computes the prompt of a request without its first token carries no more decodes of shares with
+  more places than it carries tokens of such prompts. The wait for the first token is at most doubled by them, however
+  many there are; and since they get as many rows as the newcomers, they are not stopped either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from batchwright.request import Flow
+from batchwright.scheduling.sequence import Sequence
+
+_FEW_ROWS = 16
+"""Decodes that cost a step little beside the weights that it reads anyway."""
+_OWNERS_KEPT = 1024
+"""Idle owners whose account is remembered while it is ahead of the virtual time."""
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """The account of one owner, of one request of an owner, or (the root) of all owners together."""
+
+    parent: Share | None
+    key: Hashable = None
+    weight: float = 1.0
+    served: float = 0.0
+    """Tokens computed, divided by the weight; in the virtual time of the parent."""
+    time: float = 0.0
+    """Virtual time of the children: what each of them would have been served, had all been served evenly."""
+    children: dict[Hashable, Share] = field(default_factory=dict)
+    active_weight: float = 0.0
+    """Sum of the weights of the children that have sequences."""
+    sequences: int = 0
+    """Waiting and running."""
+    places: int = 0
+    """Running sequences."""
+    pending: int = 0
+    """Tokens of running sequences that the present plan may still compute, decodes left out."""
+    placed_at: float = 0.0
+    """When a sequence was last given a place; or when the first of those that wait arrived."""
+
+    @property
+    def crowd(self) -> float:
+        """Places in proportion to the weight."""
+        return self.places / self.weight
+
+    @property
+    def turn(self) -> tuple[float, float]:
+        """Smaller is served sooner: first between owners, then between the requests of one."""
+        parent = self.parent
+        above = 0.0 if parent is None else parent.served + parent.pending / parent.weight
+        return above, self.served + self.pending
+
+
+class FairShares:
+    """The shares of all sequences of one class of traffic."""
+
+    def __init__(self) -> None:
+        self._root = Share(None)
+        self._requests = 0
+
+    @property
+    def contended(self) -> bool:
+        """Whether sequences of several requests are there."""
+        return self._requests > 1
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new sequence; one without a flow belongs to a nameless request of a nameless owner."""
+        flow = sequence.flow or _NAMELESS
+        owner = self._root.children.get(flow.owner)
+        if owner is None:
+            owner = self._root.children[flow.owner] = Share(self._root, flow.owner)
+        request = owner.children.get(flow.request)
+        if request is None:
+            request = owner.children[flow.request] = Share(owner, flow.request)
+            self._requests += 1
+        if not owner.sequences:
+            owner.weight = flow.weight
+            self._activate(owner)
+        if not request.sequences:
+            self._activate(request)
+            request.placed_at = sequence.arrived_at
+        owner.sequences += 1
+        request.sequences += 1
+        sequence.share = request
+
+    def leave(self, sequence: Sequence) -> None:
+        """It has ended, whatever its state was."""
+        request, owner = _nodes(sequence)
+        request.sequences -= 1
+        owner.sequences -= 1
+        if not request.sequences:
+            owner.active_weight -= request.weight
+            del owner.children[request.key]
+            self._requests -= 1
+        if not owner.sequences:
+            self._root.active_weight -= owner.weight
+            self._forget(owner)
+
+    def place(self, sequence: Sequence, now: float) -> None:
+        """It was given a place at `now`."""
+        for share in _nodes(sequence):
+            share.places += 1
+            share.pending += sequence.remaining
+            share.placed_at = now
+
+    def drop(self, sequence: Sequence) -> None:
+        """It has lost its place."""
+        for share in _nodes(sequence):
+            share.places -= 1
+
+    def serve(self, sequence: Sequence, tokens: int) -> None:
+        """A step computes so many of its tokens. Need not be told while nothing is `contended`."""
+        request, owner = _nodes(sequence)
+        root = self._root
+        root.time += tokens / root.active_weight
+        owner.served += tokens / owner.weight
+        owner.time += tokens / owner.active_weight
+        request.served += tokens
+        for share in (request, owner):
+            share.pending = max(0, share.pending - tokens)
+
+    def begin(self, running: Iterable[Sequence]) -> None:
+        """A plan begins, with these running sequences: note what of their prompts is left to compute."""
+        for owner in self._root.children.values():
+            owner.pending = 0
+            for request in owner.children.values():
+                request.pending = 0
+        for sequence in running:
+            if sequence.remaining > 1:
+                for share in _nodes(sequence):
+                    share.pending += sequence.remaining
+
+    def _activate(self, share: Share) -> None:
+        parent = share.parent
+        if parent is not None:
+            share.served = max(share.served, parent.time)
+            parent.active_weight += share.weight
+
+    def _forget(self, idle: Share) -> None:
+        """Let go of an owner that has no sequences: later, if it is ahead of the others and would be again."""
+        owners = self._root.children
+        if idle.served <= self._root.time:
+            del owners[idle.key]
+        if len(owners) > _OWNERS_KEPT:
+            self._root.children = {key: owner for key, owner in owners.items() if owner.sequences}
+        if not self._requests:
+            self._root = Share(None)  # nobody is behind anybody, and rounding errors end here
+
+
+def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
+    """Those of `running` (by urgency) whose place `newcomer` may take, the least urgent last.
+
+    Of each share only as many as leave it at least the places that the newcomer's has then; none of a higher rank.
+    """
+    allowed: dict[Share, int] = {}
+    found: list[Sequence] = []
+    for sequence in reversed(running):
+        holder, claimant = _opponents(sequence, newcomer)
+        if holder is claimant or sequence.priority < newcomer.priority:
+            continue
+        if holder not in allowed:
+            # (places - n) / weight ≥ (places of the claimant + 1) / its weight
+            target = (claimant.places + 1) / claimant.weight * holder.weight
+            allowed[holder] = math.floor(holder.places - target + 1e-9)
+        if allowed[holder] > 0:
+            allowed[holder] -= 1
+            found.append(sequence)
+    found.reverse()
+    return found
+
+
+def decodes(running: Items[Sequence], budget: int) -> list[Sequence]:
+    """The sequences of `running` that lack one token only and get it in this step, those of small shares first.
+
+    Where a prompt without its first token is to be computed, `budget` tokens being all that the step has, decodes of
+    shares with more places go along only as far as they do not double it; those that have gone without for longest
+    first.
+    """
+    ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
+    first = [each for each in running if not each.num_generated]
+    if not first:
+        return ready
+    allowed = max(_FEW_ROWS, min(sum(each.remaining for each in first), budget // 2))
+    fewest_of_owners = math.inf
+    fewest_of_requests: defaultdict[Share, float] = defaultdict(lambda: math.inf)
+    for sequence in first:
+        request, owner = _nodes(sequence)
+        fewest_of_owners = min(fewest_of_owners, owner.crowd)
+        fewest_of_requests[owner] = min(fewest_of_requests[owner], request.crowd)
+    light, heavy = [], []
+    for sequence in ready:
+        request, owner = _nodes(sequence)
+        waits = sequence.num_generated and (
+            owner.crowd > fewest_of_owners or request.crowd > fewest_of_requests.get(owner, math.inf)
+        )
+        (heavy if waits else light).append(sequence)
+    heavy.sort(key=_last_turn)
+    return light + heavy[:allowed]
+
+
+def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:
+    """Order of prompts: by priority, then by what their shares have been served, then as they came."""
+    request, owner = _nodes(sequence)
+    return sequence.priority, (owner.served, request.served), sequence.ordinal
+
+
+def by_burden(sequence: Sequence) -> tuple[bool, tuple[float, float], int, float, int]:
+    """Who gives its blocks up, greatest first: batches, then the share with the most places, then the least urgent."""
+    request, owner = _nodes(sequence)
+    crowd = owner.crowd, request.crowd
+    return sequence.is_batch, crowd, sequence.priority, sequence.deadline, sequence.ordinal
+
+
+def _by_crowd(sequence: Sequence) -> tuple[int, float, float, int]:
+    request, owner = _nodes(sequence)
+    return sequence.priority, owner.crowd, request.crowd, sequence.ordinal
+
+
+def _last_turn(sequence: Sequence) -> int:
+    return sequence.last_turn
+
+
+def _opponents(holder: Sequence, newcomer: Sequence) -> tuple[Share, Share]:
+    """The shares of two sequences at the level at which these differ; twice the same where they do not."""
+    (held, held_by), (wanted, wanted_by) = _nodes(holder), _nodes(newcomer)
+    return (held, wanted) if held_by is wanted_by else (held_by, wanted_by)
+
+
+def _nodes(sequence: Sequence) -> tuple[Share, Share]:
+    """The shares of its request and of its owner."""
+    request = sequence.share
+    if request is None or request.parent is None:
+        raise ValueError("the sequence was not entered into the shares")
+    return request, request.parent
+
+
+_NAMELESS = Flow("", "")
