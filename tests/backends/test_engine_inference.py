@@ -21,7 +21,6 @@ from batchwright.errors import (
     EngineClosed,
     InvalidRequest,
     ModelNotFound,
-    Overloaded,
 )
 from batchwright.request import Traffic
 
@@ -216,31 +215,6 @@ def test_deadlines(inference: EngineInference) -> None:
             run(inference.answer(call))
         with pytest.raises(DeadlineExceeded):
             run(collected(inference, call))
-
-
-def test_too_many_that_wait(engine: AsyncEngine) -> None:
-    inference = EngineInference(engine, max_waiting=1)
-
-    async def main() -> tuple[float | None, float | None]:
-        unknown = known = None
-        async with aclosing(streamed(inference, chat(n=4, max_tokens=48, ignore_eos=True))) as chunks:
-            await anext(chunks)
-            with pytest.raises(Overloaded) as caught:
-                await inference.answer(chat(n=2))
-            unknown = caught.value.retry_after
-        await inference.answer(chat(max_tokens=1))
-        async with aclosing(streamed(inference, chat(n=4, max_tokens=48, ignore_eos=True))) as chunks:
-            await anext(chunks)
-            with pytest.raises(Overloaded, match="the limit is 1") as caught:
-                await collected(inference, chat(n=2))
-            known = caught.value.retry_after
-            await inference.answer(chat("batch", max_tokens=1, n=2))
-        return unknown, known
-
-    unknown, known = run(main())
-    assert unknown is None
-    assert known is not None
-    assert known > 0
 
 
 def test_online_requests_that_wait_do_not_keep_out_what_batches_are_owed(engine: AsyncEngine) -> None:

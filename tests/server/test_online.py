@@ -205,7 +205,7 @@ def test_more_than_the_most_are_sent_away_with_a_time(play: Play) -> None:
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
         assert (await service.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
 
-    play(main, max_online_requests=2)
+    play(main, max_online_sequences=3)
 
 
 def test_models_are_listed_and_found_by_name(play: Play) -> None:

@@ -20,11 +20,11 @@ class Call:
     traffic: Traffic = "online"
     timeout: float | None = None
     """Seconds after which the answer is of no use; None: what the body says (`deadline_ms`), or none."""
-    flow: Flow | None = None
-    """Whose share of what computes it takes; None: one that all who say nothing have together."""
     pauses: Callable[[bool], None] | None = None
     """Told that the call failed and waits to be tried again (true), and that it is (false): nothing is lost by giving
     it up in between. Only where what computes tries again by itself."""
+    flow: Flow | None = None
+    """Whose share of what computes it takes; None: one that all who say nothing have together."""
 
 
 class Inference(Protocol):

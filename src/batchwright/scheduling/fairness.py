@@ -203,7 +203,8 @@ def decodes(running: Items[Sequence], budget: int) -> list[Sequence]:
         request, owner = _nodes(sequence)
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
         fewest_of_requests[owner] = min(fewest_of_requests[owner], request.crowd)
-    light, heavy = [], []
+    light: list[Sequence] = []
+    heavy: list[Sequence] = []
     for sequence in ready:
         request, owner = _nodes(sequence)
         waits = sequence.num_generated and (
