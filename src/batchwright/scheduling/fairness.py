@@ -3,12 +3,13 @@
 Each is a `Share`, in a tree of two levels. Three rules keep one that asks for much from crowding out the others. They
 apply only while sequences of several requests with a `Flow` are there; otherwise nothing here is asked.
 
-- **Tokens.** Waiting sequences and prompts go in the order of the tokens that their share has been served, divided by
-  its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked for, as in
-  the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of its parent,
-  so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
-- **Places.** A waiting sequence may take the place of one whose share has more of them, as long as that share has at
-  least as many afterwards (weighted max-min fairness): so places settle, and never move back and forth.
+- **Places.** The next place goes to the share that has the fewest in proportion to its weight. Where none is free, one
+  whose share has more loses its own, as long as that share has at least as many afterwards (weighted max-min fairness):
+  so places settle, and never move back and forth.
+- **Tokens.** Prompts, and places between equals, go in the order of the tokens that their share has been served,
+  divided by its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked
+  for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
+  its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
 - **Rows.** A step that computes the prompt of a request without its first token carries no more decodes of shares with
   more places than it carries tokens of such prompts. The wait for the first token is at most doubled by them, however
   many there are; and since they get as many rows as the newcomers, they are not stopped either.
@@ -17,8 +18,8 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -49,22 +50,19 @@ class Share:
     """Waiting and running."""
     places: int = 0
     """Running sequences."""
-    pending: int = 0
-    """Tokens of running sequences that the present plan may still compute, decodes left out."""
     placed_at: float = 0.0
-    """When a sequence was last given a place; or when the first of those that wait arrived."""
+    """When a sequence was last given a place, or the first one arrived."""
+    priorities: Counter[int] = field(default_factory=Counter)
+    """Of an owner's sequences."""
 
     @property
     def crowd(self) -> float:
         """Places in proportion to the weight."""
         return self.places / self.weight
 
-    @property
-    def turn(self) -> tuple[float, float]:
-        """Smaller is served sooner: first between owners, then between the requests of one."""
-        parent = self.parent
-        above = 0.0 if parent is None else parent.served + parent.pending / parent.weight
-        return above, self.served + self.pending
+    def starves(self, now: float, patience: float) -> bool:
+        """Whether it has no place, and got none for as long as `patience`."""
+        return not self.places and now - self.placed_at >= patience
 
 
 class FairShares:
@@ -91,19 +89,22 @@ class FairShares:
             self._requests += 1
         if not owner.sequences:
             owner.weight = flow.weight
+            owner.placed_at = sequence.arrived_at
             self._activate(owner)
         if not request.sequences:
             self._activate(request)
             request.placed_at = sequence.arrived_at
         owner.sequences += 1
+        owner.priorities[sequence.priority] += 1
         request.sequences += 1
         sequence.share = request
 
     def leave(self, sequence: Sequence) -> None:
         """It has ended, whatever its state was."""
-        request, owner = _nodes(sequence)
+        request, owner = nodes(sequence)
         request.sequences -= 1
         owner.sequences -= 1
+        owner.priorities -= Counter((sequence.priority,))
         if not request.sequences:
             owner.active_weight -= request.weight
             del owner.children[request.key]
@@ -114,37 +115,23 @@ class FairShares:
 
     def place(self, sequence: Sequence, now: float) -> None:
         """It was given a place at `now`."""
-        for share in _nodes(sequence):
+        for share in nodes(sequence):
             share.places += 1
-            share.pending += sequence.remaining
             share.placed_at = now
 
     def drop(self, sequence: Sequence) -> None:
         """It has lost its place."""
-        for share in _nodes(sequence):
+        for share in nodes(sequence):
             share.places -= 1
 
     def serve(self, sequence: Sequence, tokens: int) -> None:
         """A step computes so many of its tokens. Need not be told while nothing is `contended`."""
-        request, owner = _nodes(sequence)
+        request, owner = nodes(sequence)
         root = self._root
         root.time += tokens / root.active_weight
         owner.served += tokens / owner.weight
         owner.time += tokens / owner.active_weight
         request.served += tokens
-        for share in (request, owner):
-            share.pending = max(0, share.pending - tokens)
-
-    def begin(self, running: Iterable[Sequence]) -> None:
-        """A plan begins, with these running sequences: note what of their prompts is left to compute."""
-        for owner in self._root.children.values():
-            owner.pending = 0
-            for request in owner.children.values():
-                request.pending = 0
-        for sequence in running:
-            if sequence.remaining > 1:
-                for share in _nodes(sequence):
-                    share.pending += sequence.remaining
 
     def _activate(self, share: Share) -> None:
         parent = share.parent
@@ -200,13 +187,13 @@ def decodes(running: Items[Sequence], budget: int) -> list[Sequence]:
     fewest_of_owners = math.inf
     fewest_of_requests: defaultdict[Share, float] = defaultdict(lambda: math.inf)
     for sequence in first:
-        request, owner = _nodes(sequence)
+        request, owner = nodes(sequence)
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
         fewest_of_requests[owner] = min(fewest_of_requests[owner], request.crowd)
     light: list[Sequence] = []
     heavy: list[Sequence] = []
     for sequence in ready:
-        request, owner = _nodes(sequence)
+        request, owner = nodes(sequence)
         waits = sequence.num_generated and (
             owner.crowd > fewest_of_owners or request.crowd > fewest_of_requests.get(owner, math.inf)
         )
@@ -217,19 +204,19 @@ def decodes(running: Items[Sequence], budget: int) -> list[Sequence]:
 
 def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:
     """Order of prompts: by priority, then by what their shares have been served, then as they came."""
-    request, owner = _nodes(sequence)
+    request, owner = nodes(sequence)
     return sequence.priority, (owner.served, request.served), sequence.ordinal
 
 
 def by_burden(sequence: Sequence) -> tuple[bool, tuple[float, float], int, float, int]:
     """Who gives its blocks up, greatest first: batches, then the share with the most places, then the least urgent."""
-    request, owner = _nodes(sequence)
+    request, owner = nodes(sequence)
     crowd = owner.crowd, request.crowd
     return sequence.is_batch, crowd, sequence.priority, sequence.deadline, sequence.ordinal
 
 
 def _by_crowd(sequence: Sequence) -> tuple[int, float, float, int]:
-    request, owner = _nodes(sequence)
+    request, owner = nodes(sequence)
     return sequence.priority, owner.crowd, request.crowd, sequence.ordinal
 
 
@@ -239,11 +226,11 @@ def _last_turn(sequence: Sequence) -> int:
 
 def _opponents(holder: Sequence, newcomer: Sequence) -> tuple[Share, Share]:
     """The shares of two sequences at the level at which these differ; twice the same where they do not."""
-    (held, held_by), (wanted, wanted_by) = _nodes(holder), _nodes(newcomer)
+    (held, held_by), (wanted, wanted_by) = nodes(holder), nodes(newcomer)
     return (held, wanted) if held_by is wanted_by else (held_by, wanted_by)
 
 
-def _nodes(sequence: Sequence) -> tuple[Share, Share]:
+def nodes(sequence: Sequence) -> tuple[Share, Share]:
     """The shares of its request and of its owner."""
     request = sequence.share
     if request is None or request.parent is None:

@@ -162,10 +162,8 @@ class Scheduler:
         """Plan one step. A plan without chunks means that there is nothing to do."""
         plan = StepPlan()
         self._now = now
-        for traffic, shares in self._shares.items():
-            self._waiting[traffic].begin(now)
-            if shares.contended:
-                shares.begin(each for each in self.running if each.traffic == traffic)
+        for queue in self._waiting.values():
+            queue.begin(now)
         self._expire(now, plan)
         self._promote(now)
         alone = self._next_isolated()

@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from typing import TypeAlias
 
-from batchwright.scheduling.fairness import Share
+from batchwright.scheduling.fairness import Share, nodes
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 
-_Turn: TypeAlias = tuple[float, tuple[float, float], float, int]
+_Turn: TypeAlias = tuple[float, float, float, bool, float, float, float, int]
 
 ENDED_KEPT = 64
 """Entries of ended sequences that a queue may hold beside twice those that it needs."""
@@ -75,9 +75,9 @@ class WaitingQueue:
 class FairQueue:
     """The waiting sequences of one class of traffic: a queue for each request, and turns between these.
 
-    A request's place among the others is that of its most urgent priority (unless `by_priority` is false), then that
-    of its shares. Promotion puts a sequence before the others of its own request only; unless the request got no place
-    for as long as promotion takes, which puts it before all that did.
+    The order is by priority (unless `by_priority` is false), then by the shares of owners, then by those of requests.
+    Promotion puts a sequence before the others of its own request only. A request that has no place, and got none for as
+    long as promotion takes, goes before the others of its owner, and an owner of which that is true before all others.
     """
 
     def __init__(self, promote_after: float | None, *, by_priority: bool = True) -> None:
@@ -88,7 +88,7 @@ class FairQueue:
         self._now = 0.0
         self._offers = 0
         self._turns: list[tuple[_Turn, int, Share]] | None = None
-        """A heap of the requests, made when it is first needed in a plan. Turns in it only ever become later."""
+        """A heap of the requests, made when it is first needed in a plan. Where a turn comes sooner, it is offered anew."""
 
     def __len__(self) -> int:
         return self._waiting
@@ -158,9 +158,15 @@ class FairQueue:
         first = queue.peek()
         if first is None:
             raise RuntimeError("a queue without waiting sequences was kept")
-        starved = first.promoted and self._now - share.placed_at >= self._promote_after
-        level = -math.inf if starved else queue.best_priority if self._by_priority else 0
-        return level, share.turn, first.deadline, first.ordinal
+        request, owner = nodes(first)
+        settled = not (first.promoted and request.starves(self._now, self._promote_after))
+        level: float = queue.best_priority if self._by_priority else 0
+        if not settled:
+            starves = owner.starves(self._now, self._promote_after)
+            level = -math.inf if starves else min(level, *owner.priorities)
+        return (
+            level, owner.crowd, owner.served, settled, request.crowd, request.served, first.deadline, first.ordinal,
+        )  # fmt: skip
 
 
 def _share(sequence: Sequence) -> Share:
