@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.policies import BySize, Dispatch, FairShare, Item, Order, Policy, Urgency, auto, length_aware
+from batchwright.policies.auto import Goodput
+from batchwright.policies.fair import EvenBatches
 from batchwright.policies.queue import Queue
 
 _QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -162,3 +164,51 @@ def test_tenants_get_their_shares_where_like_lengths_go_together(policy: Policy)
             served[item.tenant] += item.length
         now += 0.01 + 2e-5 * len(decision.items) * max(item.length for item in decision.items)
     assert 0.4 < served["few long"] / served.total() < 0.6
+
+
+def test_an_item_may_have_a_weight_of_its_own() -> None:
+    order = FairShare({"a": 2.0}, weight_of=lambda item: 2.0 ** (5 - item.priority))
+    items = [Item(0.0, 8, tenant="a", priority=6) for _ in range(4)] + [Item(0.0, 8, tenant="b") for _ in range(4)]
+    assert Counter(item.tenant for item in _served(order, items)[:4]) == {"a": 2, "b": 2}
+
+
+@_QUICK
+@given(
+    backlog=st.integers(1, 300),
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
+    own=st.lists(st.integers(1, 200), min_size=1, max_size=4),
+    base=st.floats(0.0, 0.01),
+)
+def test_a_batch_is_not_much_longer_for_a_tenant_of_little_than_it_would_be_alone(
+    backlog: int, lengths: list[int], own: list[int], base: float
+) -> None:
+    by_token = 1e-4
+    policy = Policy(EvenBatches(Goodput(64, 4096)), order=FairShare())
+    for cells in (10, 1000, 4000, 50, 2000, 300):
+        policy.observe(cells, cells, 4, base + by_token * cells)
+    for number in range(backlog):
+        policy.add(Item(0.0, lengths[number % len(lengths)], tenant="much"))
+    assert isinstance(policy.decide(0.0), Dispatch)
+    mine = [Item(1.0, length, tenant="little") for length in own]
+    for item in mine:
+        policy.add(item)
+    left = set(mine)
+    while left:
+        decision = policy.decide(1.0)
+        assert isinstance(decision, Dispatch)
+        tokens = Counter[Hashable]()
+        for item in decision.items:
+            tokens[item.tenant] += item.length
+        if tokens["little"] and decision.items[0].tenant == "little":
+            assert tokens["much"] <= max(tokens["little"], 1.2 * base / by_token + 1)
+        left -= set(decision.items)
+
+
+def test_tenants_of_one_item_each_share_a_batch() -> None:
+    policy = Policy(EvenBatches(Goodput(64, 4096)), order=FairShare())
+    policy.observe(10, 10, 1, 0.001)
+    for number in range(64):
+        policy.add(Item(0.0, 10, tenant=number))
+    decision = policy.decide(0.0)
+    assert isinstance(decision, Dispatch)
+    assert len(decision.items) == 64

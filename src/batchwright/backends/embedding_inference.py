@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,12 @@ from batchwright.backends.off_loop import TrafficThreads
 from batchwright.batcher import Batcher
 from batchwright.errors import InvalidRequest
 from batchwright.padding.rectangle import Ids
-from batchwright.request import Traffic
+from batchwright.policies.auto import Goodput
+from batchwright.policies.fair import EvenBatches, FairShare
+from batchwright.policies.item import Item
+from batchwright.policies.policy import Policy
+from batchwright.request import Flow
+from batchwright.wire.fields import DEFAULT_PRIORITY
 from batchwright.wire.requests import EMBEDDINGS_URL, EmbeddingsBody, read_embeddings
 from batchwright.wire.responses import embeddings_body
 
@@ -25,25 +30,34 @@ _WANTED = 256
 """Batch lines held, so that batches are full while the next lines are fetched."""
 _BATCH_INPUTS = 2048
 """Inputs of batch lines in the batcher at once; the rest of its queue is for online requests."""
-_PATIENCE = 60
-"""By so many steps of priority a batch line is less urgent: each counts as ten seconds, so it waits ten minutes at most
-while online requests keep the model busy.
-"""
-_PRIORITIES = 20
-"""Priorities further from 0 count as this one: no line asks for so much that it goes before an online request."""
+_REQUEST_INPUTS = 64
+"""Inputs of one request in the batcher at once: a batch. So another request of the same owner waits for no more."""
+_BATCH_SIZE = 64
+_BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
+"""Tokens of a batch. Who comes while it is computed waits for its end, and larger ones hardly gain anything."""
+_PIECE = 32
+"""Inputs that are tokenized in one go: between pieces those of other requests have their turn."""
+_LINES = "lines of batches"
+_LINES_WEIGHT = 0.05
+"""What lines of batches get beside an online request that takes all it can, as a share of what that gets."""
+_DOUBLINGS = 5
+"""Each step of priority doubles or halves the weight of an input, by so many steps at most."""
 
 
 class EmbeddingInference:
-    """Serves one embedding model. Inputs of all requests are computed in common batches, online ones first.
+    """Serves one embedding model. Inputs of all requests are computed in common batches.
 
-    `names` as for `EngineInference`. More than `max_waiting` inputs that wait are refused with `Overloaded`.
+    Owners share the model fairly by tokens; lines of batches are one owner of little weight. `names` as for
+    `EngineInference`.
     """
 
     endpoints = frozenset({EMBEDDINGS_URL})
 
-    def __init__(self, encoder: Encoder, names: Sequence[str] = (), *, max_waiting: int = 20_000) -> None:
+    def __init__(self, encoder: Encoder, names: Sequence[str] = ()) -> None:
         self.encoder = encoder
-        self.batcher = Batcher(encoder, max_waiting=max_waiting, length=len)
+        shape = EvenBatches(Goodput(_BATCH_SIZE, _BATCH_TOKENS[encoder.device_type]))
+        policy = Policy(shape, order=FairShare(weight_of=_weight))
+        self.batcher = Batcher(encoder, policy=policy, max_waiting=sys.maxsize, length=len)
         self._names = tuple(names) or (encoder.model_name,)
         self._threads = TrafficThreads()
         self._held = Held()
@@ -73,9 +87,11 @@ class EmbeddingInference:
             )
         left = time_left(call, body.deadline)
         with self._held.hold(call.traffic):
-            sequences = await self._threads.run(call.traffic, self._encoded, body)
-            urgency = _urgency(body.priority, call.traffic)
-            vectors = await all_of([self._vector(call, ids, urgency, left) for ids in sequences])
+            sequences: list[Ids] = []
+            for start in range(0, len(body.inputs), _PIECE):
+                sequences += await self._threads.run(call.traffic, self._encoded, body, start)
+            places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
+            vectors = await all_of([self._vector(call, ids, body.priority, left, places) for ids in sequences])
         return embeddings_body(model, vectors, sum(map(len, sequences)), body.encoding_format)
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -85,20 +101,30 @@ class EmbeddingInference:
         self._threads.close()
         await self.batcher.close(drain=False)
 
-    async def _vector(self, call: Call, ids: Ids, urgency: int, left: float | None) -> npt.NDArray[np.float32]:
-        async with self._batch_inputs if call.traffic == "batch" else nullcontext():
-            vector: npt.NDArray[np.float32] = await self.batcher.compute(ids, priority=urgency, deadline=left)
+    async def _vector(
+        self, call: Call, ids: Ids, priority: int, left: float | None, places: asyncio.Semaphore
+    ) -> npt.NDArray[np.float32]:
+        flow = call.flow or Flow(call.request_id, call.request_id)
+        tenant = (_LINES, _LINES_WEIGHT) if call.traffic == "batch" else (flow.owner, flow.weight)
+        async with places:
+            vector: npt.NDArray[np.float32] = await self.batcher.compute(
+                ids, priority=priority, deadline=left, tenant=tenant
+            )
         return vector
 
-    def _encoded(self, body: EmbeddingsBody) -> list[Ids]:
-        """Token ids of the inputs."""
+    def _encoded(self, body: EmbeddingsBody, start: int) -> list[Ids]:
+        """Token ids of a piece of the inputs."""
         sequences: list[Ids] = []
-        for position, ids in enumerate(self.encoder.tokenizer.encode_many(body.inputs)):
+        for position, ids in enumerate(self.encoder.tokenizer.encode_many(body.inputs[start : start + _PIECE]), start):
             if isinstance(ids, InvalidRequest):
                 raise type(ids)(f"input[{position}]: {ids}", param="input") from ids
             sequences.append(ids)
         return sequences
 
 
-def _urgency(priority: int, traffic: Traffic) -> int:
-    return max(-_PRIORITIES, min(priority, _PRIORITIES)) + (_PATIENCE if traffic == "batch" else 0)
+def _weight(item: Item) -> float:
+    owner, weight = cast("tuple[str, float]", item.tenant)
+    # No line asks for so much that it outweighs an online request.
+    most = 0 if owner == _LINES else _DOUBLINGS
+    steps = max(-_DOUBLINGS, min(DEFAULT_PRIORITY - item.priority, most))
+    return weight * 2.0**steps

@@ -98,6 +98,8 @@ class Encoder:
         self.description = f"{self._body.description}, {layout}, {str(kind).removeprefix('torch.')} on {where}"
         self._pooling = settings.pooling
         self._normalize = settings.normalize if normalize is None else normalize
+        self.device_type = where.type
+        """cpu or cuda."""
         self._room = _ROOM[where.type]
         # transformers' own code would only get in its own way, with all its small steps, in several threads at once.
         self._lanes = Lanes.open() if where.type == "cpu" and self._body.name == "fused" else None

@@ -9,10 +9,14 @@ is given in tokens differs from its share by no more than a request of each, how
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from batchwright.policies.checks import check_time
 from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.policy import Shape
 
 _CLOCKS_KEPT = 1024
 
@@ -20,12 +24,16 @@ _CLOCKS_KEPT = 1024
 class FairShare:
     """Order: tenants take turns by their weights (1 where none is given); as they came within one.
 
-    Raises ValueError, naming the tenant, for a weight that is not a finite number above 0.
+    With `weight_of` a tenant's weight is multiplied by one that each of its items has. Raises ValueError, naming the
+    tenant, for a weight that is not a finite number above 0.
     """
 
-    def __init__(self, weights: Mapping[Hashable, float] | None = None) -> None:
+    def __init__(
+        self, weights: Mapping[Hashable, float] | None = None, *, weight_of: Callable[[Item], float] | None = None
+    ) -> None:
         if weights is not None and not isinstance(weights, Mapping):
             raise TypeError(f"weights of type {type(weights).__name__}: must map each tenant to its weight")
+        self._weight_of = weight_of
         self.weights = dict(weights or {})
         for tenant, weight in self.weights.items():
             check_time(f"weights[{tenant!r}]", weight, above_zero=True)
@@ -70,4 +78,51 @@ class FairShare:
             self._clocks.clear()
 
     def _cost(self, item: Item) -> float:
-        return max(item.length, 1) / self.weights.get(item.tenant, 1.0)
+        weight = self.weights.get(item.tenant, 1.0)
+        if self._weight_of is not None:
+            weight *= self._weight_of(item)
+        return max(item.length, 1) / weight
+
+
+class EvenBatches:
+    """Shape: what another shape chose, without what would make a tenant wait for others' larger parts of its batch.
+
+    Tenants with more tokens in the batch than the one whose turn it is may together at most double its part; or add as
+    many tokens as cost no more than any batch does.
+    """
+
+    def __init__(self, inner: Shape) -> None:
+        self.inner = inner
+        self.keeps_order = inner.keeps_order
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.inner.max_batch_size
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        return self.inner.max_batch_tokens
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        batch, full = self.inner.choose(items, now, latency)
+        tokens: Counter[Hashable] = Counter()
+        for item in batch:
+            tokens[item.tenant] += item.length
+        if len(tokens) <= 1:
+            return batch, full
+        ordered = sorted(batch, key=_place)
+        own = tokens[ordered[0].tenant]
+        base, by_token, _ = latency.coefficients
+        allowed = max(float(own), base / by_token if latency.batches and by_token > 0.0 else math.inf)
+        kept: list[Item] = []
+        for item in ordered:
+            if tokens[item.tenant] > own:
+                if item.length > allowed:
+                    continue
+                allowed -= item.length
+            kept.append(item)
+        return kept, full or len(kept) < len(batch)
+
+
+def _place(item: Item) -> tuple[float, int]:
+    return item.key, item.ordinal

@@ -76,8 +76,8 @@ class FairQueue:
     """The waiting sequences of one class of traffic: a queue for each request, and turns between these.
 
     The order is by priority (unless `by_priority` is false), then by the shares of owners, then by those of requests.
-    Promotion puts a sequence before the others of its own request only. A request that has no place, and got none for as
-    long as promotion takes, goes before the others of its owner, and an owner of which that is true before all others.
+    Promotion puts a sequence before the others of its own request only. A request that has no place, and got none for
+    as long as promotion takes, goes before the others of its owner; an owner of which that is true, before all others.
     """
 
     def __init__(self, promote_after: float | None, *, by_priority: bool = True) -> None:
@@ -88,7 +88,7 @@ class FairQueue:
         self._now = 0.0
         self._offers = 0
         self._turns: list[tuple[_Turn, int, Share]] | None = None
-        """A heap of the requests, made when it is first needed in a plan. Where a turn comes sooner, it is offered anew."""
+        """A heap of the requests, made when a plan first needs it. One whose turn comes sooner now is offered anew."""
 
     def __len__(self) -> int:
         return self._waiting
@@ -163,7 +163,7 @@ class FairQueue:
         level: float = queue.best_priority if self._by_priority else 0
         if not settled:
             starves = owner.starves(self._now, self._promote_after)
-            level = -math.inf if starves else min(level, *owner.priorities)
+            level = -math.inf if starves else min(level, *owner.priorities) if self._by_priority else level
         return (
             level, owner.crowd, owner.served, settled, request.crowd, request.served, first.deadline, first.ordinal,
         )  # fmt: skip
