@@ -33,6 +33,7 @@ from batchwright.errors import (
 )
 from batchwright.request import (
     Choice,
+    Flow,
     InferenceRequest,
     InferenceResponse,
     Prompt,
@@ -95,6 +96,7 @@ __all__ = [
     "Engine",
     "EngineClosed",
     "EngineStats",
+    "Flow",
     "GenerationError",
     "InferenceRequest",
     "InferenceResponse",

@@ -26,7 +26,7 @@ def prompt_tokens_of(body: Mapping[str, Any]) -> int:
     """
     tokens = 0
     for name in ("prompt", "input", "messages"):
-        given = body.get(name)
+        given = body.get(name, [])
         tokens += sum(map(_tokens, given)) if isinstance(given, list) else _tokens(given)
     return tokens * _completions(body)
 
