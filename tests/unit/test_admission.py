@@ -35,9 +35,8 @@ class Admissions(RuleBasedStateMachine):
         except InvalidRequest:
             capacity = self.admission.capacity
             assert sequences > capacity.sequences // 2 or tokens > capacity.tokens // 2
-        except Overloaded as error:
+        except Overloaded:
             assert self.inside
-            assert error.retry_after is None or error.retry_after >= 0.0
         else:
             self.inside.append((flow, size))
 
@@ -104,10 +103,11 @@ def test_a_greater_weight_may_hold_more() -> None:
     def most(weight: float) -> int:
         admission = AdmissionController(Size(1000, 10**9))
         flow = Flow("a", "", weight)
-        with pytest.raises(Overloaded):
-            for _ in range(1001):
+        while True:
+            try:
                 admission.admit(flow, Size(1, 1), 0.0)
-        return admission.held.sequences
+            except Overloaded:
+                return admission.held.sequences
 
     assert abs(most(1.0) - 500) <= 2
     assert abs(most(4.0) - 800) <= 4
