@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from batchwright.errors import InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.jobs.store.interface import Store
@@ -34,7 +35,7 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
 def store_exists(url: str | Path) -> bool:
     """Whether there is a store at `url` already, or `open_store` would make one. Blocks, and makes nothing.
 
-    Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
+    An empty file is none. Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
     """
     path = _path(str(url))
     if path is None:
@@ -44,6 +45,12 @@ def store_exists(url: str | Path) -> bool:
     except ImportError as error:
         raise _needs_sqlite(error) from error
     return holds_a_store(path)
+
+
+def shown_url(url: str | Path) -> str:
+    """`url` for people to read: without the password that the address of a server may have."""
+    parts = urlsplit(str(url))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else str(url)
 
 
 def _has_schema(url: str) -> bool:
