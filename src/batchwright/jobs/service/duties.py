@@ -39,6 +39,8 @@ class Duties:
         self._limits = limits
         self._custody = Custody(store, blobs)
         self._sweeper = Sweeper(store, blobs, self._custody)
+        self._estranged = False
+        """It was logged that files are not removed."""
         self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
         self._duties = [
             _Duty(self._expire, 1.0),
@@ -107,8 +109,9 @@ class Duties:
 
     async def _sweep(self, now: float) -> bool:
         swept = await self._sweeper.sweep(now)
-        if swept.estranged:
+        if swept.estranged and not self._estranged:
             _log.warning(ESTRANGED, self._blobs.folder)
+        self._estranged = swept.estranged
         for count, what in (
             (swept.temporary, "removed %d temporary files that a crash had left behind"),
             (swept.quarantined, "put %d files that no record names into quarantine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from batchwright.errors import StoreMismatch
@@ -41,13 +42,13 @@ def require_database(database: str, data: Path) -> bool:
     return exists
 
 
-async def open_with_files(database: str, data: Path) -> tuple[Store, Blobs]:
+async def open_with_files(database: str, data: Path, *, now: Callable[[], float] | None = None) -> tuple[Store, Blobs]:
     """The store at `database` and the files in the data folder `data`; both are made where there is neither.
 
-    Raises `StoreMismatch` when they do not belong together, and what `open_store` raises.
+    `now` as for `open_store`. Raises `StoreMismatch` when they do not belong together, and what `open_store` raises.
     """
     require_database(database, data)
-    store = open_store(database)
+    store = open_store(database, now=now)
     try:
         return store, await joined(store, data, shown_url(database))
     except BaseException:

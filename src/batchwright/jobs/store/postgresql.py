@@ -27,7 +27,7 @@ from psycopg import errors
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.store.statements import migrations, statements
-from batchwright.jobs.store.transaction import P, R, Row, Tx
+from batchwright.jobs.store.transaction import DAMAGED, P, R, Row, Tx
 
 _THREADS = 8
 _PATIENCE = 15.0
@@ -57,7 +57,6 @@ class _ForNow(Exception):
 
 _HOPELESS = (errors.InsufficientResources, errors.SystemError, errors.QueryCanceled)
 _DAMAGE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName, psycopg.InternalError)
-_DAMAGED = "the database is damaged: the operator finds the details in the log of the service"
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction, _ForNow)
 
 
@@ -178,7 +177,7 @@ class PostgresqlDriver:
             raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its disk") from error
         except _DAMAGE as error:
             raise StoreUnavailable(
-                f"PostgreSQL has not what batchwright made there: {error}; restore a backup into it", told=_DAMAGED
+                f"PostgreSQL has not what batchwright made there: {error}; restore a backup into it", told=DAMAGED
             ) from error
         except psycopg.IntegrityError as error:
             raise Conflict(f"what is to be added is already there: {error}") from error

@@ -25,32 +25,27 @@ import apsw
 
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
-from batchwright.jobs.store.sqlite_file import APPLICATION_ID, DAMAGED, SqliteFile, holds_a_store, is_a_store
+from batchwright.jobs.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
 from batchwright.jobs.store.statements import migrations, statements
-from batchwright.jobs.store.transaction import P, R, Row, Tx
+from batchwright.jobs.store.transaction import DAMAGED, P, R, Row, Tx
 
 _BUSY_MS = 20_000
 _UNAVAILABLE = (
     apsw.BusyError,
     apsw.CantOpenError,
-    apsw.CorruptError,
     apsw.FullError,
     apsw.IOError,
     apsw.LockedError,
     apsw.NoMemError,
-    apsw.NotADBError,
     apsw.ProtocolError,
     apsw.ReadOnlyError,
-    apsw.SQLError,
-    UnicodeDecodeError,
+    *DAMAGE,
 )
-"""Our statements are right for our tables: where SQLite finds none, or text that is none, something overwrote them."""
-_DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
 
 _REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
     ((apsw.FullError,), "make room on its disk", "the disk of the database is full: make room on its disk"),
     ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
-    (_DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
+    (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
 )
 """Kinds of errors, what to do, and what callers are told."""
 _OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")

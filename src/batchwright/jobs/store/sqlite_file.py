@@ -15,12 +15,15 @@ from pathlib import Path
 import apsw
 
 from batchwright.errors import StoreUnavailable
+from batchwright.jobs.store.transaction import DAMAGED
 
 APPLICATION_ID = 0x62776A73
 """In the header of the file; stores made by earlier versions have 0 there."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
 _BUSY_MS = 2_000
-DAMAGED = "the database is damaged: the operator finds the details in the log of the service"
+DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
+"""What is raised for pages that something has overwritten. Our statements are right for our tables: an error of SQL says
+that these are not there any more."""
 
 
 def holds_a_store(path: Path) -> bool:
@@ -38,8 +41,17 @@ def holds_a_store(path: Path) -> bool:
         raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
     if path.is_dir():
         raise StoreUnavailable(f"the database {path} cannot be opened: {os.strerror(errno.EISDIR)}")
-    with _reading(path) as connection:
-        return is_a_store(connection, path)
+    try:
+        with _reading(path) as connection:
+            return is_a_store(connection, path)
+    except DAMAGE as error:
+        raise StoreUnavailable(
+            f"the database {path} is damaged, or no database at all: {error}; put back a backup, or name another file "
+            "with --database",
+            told=DAMAGED,
+        ) from error
+    except apsw.Error as error:
+        raise StoreUnavailable(f"the database {path} cannot be read: {error}; see to its permissions") from error
 
 
 def is_a_store(connection: apsw.Connection, path: Path) -> bool:
@@ -110,26 +122,19 @@ class SqliteFile:
                     [(told,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
                     if told != "ok":
                         raise self._damaged(str(told))
-        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        except DAMAGE as error:
             raise self._damaged(str(error)) from error
+        except apsw.Error as error:
+            raise StoreUnavailable(f"the database {self._path} cannot be read: {error}; see to its disk") from error
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[apsw.Connection]:
-    """A connection that reads. Raises `StoreUnavailable` for a file that is no database, or cannot be read."""
+    """A connection that only reads."""
+    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
-        connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            connection.set_busy_timeout(_BUSY_MS)
-            connection.pragma("query_only", True)
-            yield connection
-        finally:
-            connection.close()
-    except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
-        raise StoreUnavailable(
-            f"the database {path} is damaged, or no database at all: {error}; put back a backup, or name another file "
-            "with --database",
-            told=DAMAGED,
-        ) from error
-    except apsw.Error as error:
-        raise StoreUnavailable(f"the database {path} cannot be read: {error}; see to its permissions") from error
+        connection.set_busy_timeout(_BUSY_MS)
+        connection.pragma("query_only", True)
+        yield connection
+    finally:
+        connection.close()

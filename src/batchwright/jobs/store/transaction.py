@@ -8,6 +8,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 Row: TypeAlias = tuple[Any, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
+DAMAGED = "the database is damaged: its operator finds the details in the log of the service"
+"""What callers are told of it."""
 
 
 class Tx(Protocol):
