@@ -17,7 +17,6 @@ from structlog.typing import EventDict
 from tests.server.conftest import Play, Service
 
 from batchwright.errors import StoreUnavailable
-from batchwright.jobs.service import blobs
 from batchwright.wire.errors import error_body
 
 _Usage = namedtuple("_Usage", ["total", "used", "free"])
@@ -80,7 +79,7 @@ def test_a_disk_that_is_almost_full_takes_no_new_work_and_goes_on_with_what_it_h
     play: Play, logged: list[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 2**30
-    monkeypatch.setattr(blobs.shutil, "disk_usage", lambda path: _Usage(2**40, 2**40 - free, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(2**40, 2**40 - free, free))
 
     async def main(service: Service) -> None:
         nonlocal free

@@ -6,7 +6,7 @@ import asyncio
 import random
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from batchwright.jobs.service.duties import Duties
 from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.service.opening import open_with_files
 from batchwright.jobs.service.service import JobService
+from batchwright.jobs.service.sweeper import Sweeper
 from batchwright.jobs.store import Store, open_store
 
 DAY = 86_400.0
@@ -194,8 +195,14 @@ def test_no_file_of_a_live_record_is_ever_gone(tmp_path: Path, part: int) -> Non
     assert sum(seen.values()) >= COMBINATIONS / 4
 
 
-def test_a_database_that_lost_everything_takes_two_months_to_remove_what_it_does_not_know(tmp_path: Path) -> None:
-    """Even when somebody has said that it belongs to the files: until then the right one may come back."""
+async def _sweep(store: Store, blobs: Blobs, days: float) -> None:
+    with closing(Sweeper(store, blobs, Custody(store, blobs))) as sweeper:
+        for hour in range(int(24 * days)):
+            await sweeper.sweep(hour * HOUR)
+
+
+def test_what_an_adopted_database_does_not_know_waits_in_quarantine_for_the_right_one(tmp_path: Path) -> None:
+    """Even when somebody has said that the wrong database belongs to the files."""
 
     async def main() -> None:
         world = World(tmp_path, random.Random(0))
@@ -208,14 +215,11 @@ def test_a_database_that_lost_everything_takes_two_months_to_remove_what_it_does
         async with open_store(str(empty), now=lambda: world.time) as store:
             blobs = Blobs(world.data / "files")
             assert await Custody(store, blobs).adopt() == (len(world.contents), 0)
-            await world.live(House(store, blobs, JobService(store, blobs)), 20)
+            await _sweep(store, blobs, 6)
         assert len([*blobs.quarantine.iterdir()]) == len(world.contents)
         async with open_store(world.right, now=lambda: world.time) as store:
             assert await Custody(store, blobs).adopt() == (len(world.contents),) * 2
         await world.check()
-        async with open_store(str(empty), now=lambda: world.time) as store:
-            await Custody(store, blobs).adopt()
-            await world.live(House(store, blobs, JobService(store, blobs)), 62.5)
         assert not [*blobs.quarantine.iterdir()]
 
     asyncio.run(main())
@@ -227,29 +231,21 @@ def server() -> Iterator[PostgresServer]:
         yield running
 
 
-def _truncate(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("TRUNCATE batchwright.files, batchwright.identity")
-
-
-def _drop_tables(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("DROP TABLE batchwright.files")
-
-
-def _make(url: str) -> None:
+def _spoil(url: str, how: str) -> None:
+    if how == "no schema":
+        return
     asyncio.run(open_store(url).close())
+    with psycopg.connect(url, autocommit=True) as connection:
+        if how == "emptied":
+            connection.execute("TRUNCATE batchwright.files, batchwright.identity")
+        elif how == "without tables":
+            connection.execute("DROP TABLE batchwright.files")
 
 
-@pytest.mark.parametrize(
-    "spoil", [None, _make, lambda url: (_make(url), _truncate(url)), lambda u: (_make(u), _drop_tables(u))]
-)
-def test_a_wrong_database_in_postgresql_is_refused(
-    tmp_path: Path, server: PostgresServer, spoil: Callable[[str], None] | None
-) -> None:
+@pytest.mark.parametrize("how", ["no schema", "new", "emptied", "without tables"])
+def test_a_wrong_database_in_postgresql_is_refused(tmp_path: Path, server: PostgresServer, how: str) -> None:
     right, wrong = server.new_database(), server.new_database()
-    if spoil is not None:
-        spoil(wrong)
+    _spoil(wrong, how)
 
     async def main() -> None:
         world = World(tmp_path, random.Random(1))

@@ -18,7 +18,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.service.blobs import Blobs, mark_recorded, was_recorded
 from batchwright.jobs.service.custody import Custody
 from batchwright.jobs.service.durable import lock_unheld, make_folder, move_file, remove_files, replace_file
@@ -135,9 +134,7 @@ class Sweeper:
 
     def _set_aside(self, path: Path) -> Path:
         target = self._blobs.quarantine / path.name
-        crash_point("sweeper.before_quarantine")
         move_file(path, target, replace=True)
-        crash_point("sweeper.after_quarantine")
         return target
 
     def _is_quarantined(self, path: Path) -> bool:

@@ -22,8 +22,8 @@ APPLICATION_ID = 0x62776A73
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
 _BUSY_MS = 2_000
 DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
-"""What is raised for pages that something has overwritten. Our statements are right for our tables: an error of SQL says
-that these are not there any more."""
+"""What is raised for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
+these are gone."""
 
 
 def holds_a_store(path: Path) -> bool:
