@@ -8,14 +8,13 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import BinaryIO
 
 import msgspec
 
 from batchwright.errors import StoreMismatch, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.service.blobs import Blobs, mark_recorded
-from batchwright.jobs.service.durable import disk_errors, make_folder, replace_file
+from batchwright.jobs.service.durable import lock_file, replace_file
 from batchwright.jobs.service.off_loop import off_loop
 from batchwright.jobs.service.pairing import NO_MARK, DatabaseState, FolderState, is_current, relation
 from batchwright.jobs.store.interface import Store
@@ -209,7 +208,7 @@ class Custody:
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
         """No other process reads or changes the mark meanwhile. Raises `StoreUnavailable` when one takes too long."""
-        file = await off_loop(self._open_lock)
+        file = await off_loop(lock_file, self._blobs.folder / _LOCK)
         with file:
             for _ in range(_LOCK_TRIES):
                 try:
@@ -220,11 +219,6 @@ class Custody:
             else:
                 raise StoreUnavailable(f"another process holds {self._blobs.folder / _LOCK} for too long: end it")
             yield
-
-    def _open_lock(self) -> BinaryIO:
-        with disk_errors():
-            make_folder(self._blobs.folder)
-            return (self._blobs.folder / _LOCK).open("ab", buffering=0)
 
 
 def _agree(note: _Note | None, identity: StoreIdentity | None) -> bool:

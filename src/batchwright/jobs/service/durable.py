@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from batchwright.errors import StoreUnavailable
 
@@ -32,11 +33,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def lock_file(path: Path) -> BinaryIO:
+    """Open a file that is only locked, and made where there is none."""
+    with disk_errors():
+        make_folder(path.parent)
+        return _open(path, os.O_RDWR | os.O_CREAT)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Give a file this content, whole or not at all. One caller at a time."""
     temporary = path.with_name(path.name + TEMPORARY)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with disk_errors(), os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+    with disk_errors(), _open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -92,3 +99,12 @@ def disk_errors() -> Iterator[None]:
             raise
         reason = f"the data folder cannot be written: {error.strerror}; make room on its disk"
         raise StoreUnavailable(reason, told=reason) from error
+
+
+def _open(path: Path, flags: int) -> BinaryIO:
+    """For the owner of its folder alone, also where root makes it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    return os.fdopen(descriptor, "r+b")

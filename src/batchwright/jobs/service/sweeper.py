@@ -20,7 +20,7 @@ import msgspec
 
 from batchwright.jobs.service.blobs import Blobs, mark_recorded, was_recorded
 from batchwright.jobs.service.custody import Custody
-from batchwright.jobs.service.durable import lock_unheld, make_folder, move_file, remove_files, replace_file
+from batchwright.jobs.service.durable import lock_file, lock_unheld, move_file, remove_files, replace_file
 from batchwright.jobs.service.off_loop import off_loop
 from batchwright.jobs.service.retention import Sighting, Watch, judge
 from batchwright.jobs.store.interface import Store
@@ -152,8 +152,7 @@ class Sweeper:
     def _is_in_charge(self) -> bool:
         if self._lock is not None:
             return True
-        make_folder(self._blobs.folder)
-        lock = (self._blobs.folder / _LOCK).open("ab", buffering=0)
+        lock = lock_file(self._blobs.folder / _LOCK)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
