@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from batchwright.backends.inference import Call
-from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.opening import joined
 from batchwright.jobs.service.service import JobService
 from batchwright.jobs.service.worker import Worker, WorkerOptions
 from batchwright.jobs.store import open_store
@@ -119,7 +119,7 @@ async def bare(source: Path, folder: Path, concurrency: int, latency: float) -> 
 async def store(source: Path, folder: Path, concurrency: int, latency: float) -> Outcome:
     """The same file as a batch of the service, on SQLite, with somebody watching."""
     async with open_store(folder / "batches.db") as database:
-        blobs = Blobs(folder / "files")
+        blobs = await joined(database, folder)
         worker = Worker(database, blobs, Stub(concurrency, latency), options=WorkerOptions(limits=_LIMITS))
         jobs = JobService(database, blobs, limits=_LIMITS, on_work=worker.wake)
         with source.open("rb") as file:

@@ -180,9 +180,22 @@ class LeaseLost(BatchwrightError):
 
 
 class StoreUnavailable(BatchwrightError):
-    """The database does not answer, or its disk is full. Nothing that was acknowledged is lost."""
+    """The database does not answer, is damaged, or a disk is full. Nothing that was acknowledged is lost.
+
+    The message is for the operator and may name paths and hosts; `told` says the same to callers without them.
+    """
 
     code = "store_unavailable"
+
+    def __init__(self, message: str, *, told: str = "the database does not answer: try again in a moment") -> None:
+        super().__init__(message)
+        self.told = told
+
+
+class StoreMismatch(InputError):
+    """A database and a data folder that do not belong together, or of which that is not certain."""
+
+    code = "store_mismatch"
 
 
 class EndpointError(BatchwrightError):

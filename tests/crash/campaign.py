@@ -137,7 +137,7 @@ async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIter
         await load.check_messages(outside)
         await load.check(outside)
         assert await service.stop() == 0, service.tail()
-        left = [path for path in (service.data / "files").rglob("*") if path.is_file() and path.suffix]
+        left = [*(service.data / "files").rglob("*.tmp")]
         assert not left, f"temporary files were left behind: {left}"
     finally:
         customers.cancel()

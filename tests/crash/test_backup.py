@@ -71,7 +71,7 @@ async def _scenario(
         finally:
             restored.kill()
         assert outside.calls.total() > before, "nothing was left to do in the backup"
-        left = [path.name for path in (data / "files").rglob("*") if path.suffix]
+        left = [*(data / "files").rglob("*.tmp")]
         assert not left, f"temporary files were left behind: {left}"
 
 

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +17,12 @@ from tests.service.virtual import Patient, play
 from batchwright.backends.inference import Call
 from batchwright.clock import ManualClock
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.custody import Custody
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.opening import blobs_of, joined
 from batchwright.jobs.service.progress import Paces
 from batchwright.jobs.service.service import JobService
+from batchwright.jobs.service.sweeper import Sweeper, Swept
 from batchwright.jobs.service.worker import Worker, WorkerOptions
 from batchwright.jobs.store import open_store
 from batchwright.jobs.store.records import ENDED, BatchRecord
@@ -104,7 +107,7 @@ class House:
         self.store: Any = store
         self.clock = clock
         self.limits = limits
-        self.blobs = Blobs(folder / "files")
+        self.blobs = blobs_of(folder)
         self.paces = Paces()
         self.workers: list[Worker] = []
         self.jobs = JobService(
@@ -174,16 +177,31 @@ class House:
         assert content.endswith(b"\n")
         return [msgspec.json.decode(each) for each in content.splitlines()]
 
+    async def days(self, count: float) -> Swept:
+        """What a process that runs for so long does about files that no record names."""
+        sweeper = Sweeper(self.store, self.blobs, Custody(self.store, self.blobs))
+        done = Swept()
+        for hour in range(round(count * 24)):
+            swept = await sweeper.sweep(hour * 3600.0)
+            done = Swept(
+                **{name: value + getattr(swept, name) for name, value in asdict(done).items() if name != "estranged"},
+                estranged=swept.estranged,
+            )
+        sweeper.close()
+        return done
+
     def files(self) -> list[str]:
-        """Names of all files on disk."""
-        return sorted(path.name for path in (self.folder / "files").rglob("*") if path.is_file())
+        """Names of all files of tenants on disk, and of what else lies among them."""
+        return sorted(path.name for path in (self.folder / "files").glob("[0-9a-f][0-9a-f]/*"))
 
 
 @asynccontextmanager
 async def house(folder: Path, clock: ManualClock, limits: Limits | None = None) -> AsyncIterator[House]:
     """A service in `folder`. Its workers are not started, and not stopped."""
     async with open_store(folder / "batches.db", now=lambda: START + clock.now()) as store:
-        yield House(folder, Patient(store), clock, limits or Limits())
+        patient: Any = Patient(store)
+        await joined(patient, folder)
+        yield House(folder, patient, clock, limits or Limits())
 
 
 def run(folder: Path, main: Callable[[House], Coroutine[Any, Any, T]], limits: Limits | None = None) -> T:

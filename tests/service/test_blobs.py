@@ -16,7 +16,6 @@ from tests.service.support import TENANT, House, line, pieces, run
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
 from batchwright.jobs.service.arrivals import Gauge
 from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.ids import new_id
 from batchwright.jobs.service.limits import Limits
 
 
@@ -159,29 +158,6 @@ def test_an_upload_that_cannot_be_recorded_leaves_nothing(tmp_path: Path) -> Non
         with pytest.raises(StoreUnavailable):
             await house.upload(line("a"))
         assert house.files() == []
-
-    run(tmp_path, main)
-
-
-def test_a_sweep_removes_what_crashes_left_and_nothing_else(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        kept = await house.upload(line("a"))
-        folder = house.blobs.path(kept).parent
-        stray, temporary = new_id("file-"), folder / f"{kept}.0123.tmp"
-        house.blobs.path(stray).parent.mkdir(exist_ok=True)
-        house.blobs.path(stray).write_bytes(b"left over")
-        temporary.write_bytes(b"left over")
-        (folder / "notes.txt").write_bytes(b"somebody's")
-        written = new_id("file-")
-        async with house.blobs.create(written) as writer:
-            writer.write(b"half")
-            assert await house.blobs.sweep(house.store.known_files) == 2
-            writer.keep()
-            # It has its name, and no record yet.
-            assert await house.blobs.sweep(house.store.known_files) == 0
-        assert house.files() == sorted([kept, written, "notes.txt"])
-        assert await house.blobs.sweep(house.store.known_files) == 1
-        assert house.files() == sorted([kept, "notes.txt"])
 
     run(tmp_path, main)
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from batchwright.cli.jobs import SOME_FAILED
 from batchwright.cli.main import app
 from batchwright.cli.store_options import StoreFlags, settings_with
-from batchwright.errors import Conflict, InputError, InvalidRequest, NotFound, StoreUnavailable
+from batchwright.errors import Conflict, InputError, InvalidRequest, NotFound, StoreMismatch, StoreUnavailable
 
 
 class _Endpoint(BaseHTTPRequestHandler):
@@ -194,6 +194,40 @@ def test_a_store_is_made_by_submit_alone_and_that_is_said(tmp_path: Path, data: 
     assert not data.exists()
     assert f"made a new store at {data / 'batchwright.db'}" in jobs("submit", input_file(tmp_path, ["a"])).stderr
     assert "new store" not in jobs("submit", input_file(tmp_path, ["a"])).stderr
+
+
+def test_a_wrong_database_beside_files_is_refused_by_every_command(tmp_path: Path, data: Path, endpoint: str) -> None:
+    batch_id = jobs("submit", input_file(tmp_path, ["a"])).stdout.strip()
+    [file] = (data / "files").glob("??/file-*")
+    other = tmp_path / "other"
+    jobs("submit", input_file(tmp_path, ["b"]), "--data", str(other))
+    commands = (["submit", input_file(tmp_path, ["c"])], ["list"], ["show", batch_id], ["results", batch_id])
+    for command in (*commands, ["work", "--until-idle", "--backend", endpoint]):
+        with pytest.raises(StoreMismatch, match=r"no store at .*typo.db, or it is empty, and .* has files of another"):
+            jobs(*command, "--database", str(tmp_path / "typo.db"))
+        with pytest.raises(StoreMismatch, match="are those of store"):
+            jobs(*command, "--database", str(other / "batchwright.db"))
+    with pytest.raises(StoreMismatch, match="no store at"):
+        CliRunner().invoke(
+            app, ["keys", "create", "x", "--database", str(tmp_path / "typo.db")], catch_exceptions=False
+        )
+    assert not (tmp_path / "typo.db").exists()
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    assert file.exists()
+    assert shown(batch_id)["status"] == "completed"
+
+
+def test_what_was_put_together_on_purpose_is_adopted(tmp_path: Path, data: Path) -> None:
+    batch_id = jobs("submit", input_file(tmp_path, ["a"])).stdout.strip()
+    other = tmp_path / "other"
+    jobs("submit", input_file(tmp_path, ["b"]), "--data", str(other))
+    (other / "batchwright.db").replace(data / "batchwright.db")
+    with pytest.raises(StoreMismatch, match="jobs adopt"):
+        jobs("list")
+    assert "of the 1 files in the folder the database knows 0" in jobs("adopt").stdout
+    assert batch_id not in jobs("list").stdout
+    with pytest.raises(InputError, match="there is no store at"):
+        jobs("adopt", "--database", str(tmp_path / "typo.db"))
 
 
 def test_settings_may_come_from_a_file(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

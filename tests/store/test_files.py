@@ -8,6 +8,7 @@ import pytest
 from tests.store.support import Play, World
 
 from batchwright.errors import Conflict, InvalidRequest, NotFound
+from batchwright.jobs.store.records import StoreIdentity
 
 
 def test_a_file_comes_back_as_it_was_added(play: Play) -> None:
@@ -114,5 +115,38 @@ def test_the_input_of_a_batch_that_has_not_ended_is_not_deleted(play: Play) -> N
         await store.take_validation(worker)
         assert await store.reject(worker, batch.id, [])
         assert await store.delete_file("t", batch.input_file_id)
+
+    play(scenario)
+
+
+def test_an_identity_is_given_once_and_changed_only_by_whoever_knows_it(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        assert await store.identity() is None
+        first, second = StoreIdentity("a", "", "1"), StoreIdentity("a", "1")
+        assert await store.set_identity(None, first)
+        assert not await store.set_identity(None, StoreIdentity("b", "2"))
+        assert await store.identity() == first
+        assert await store.set_identity(first, second)
+        assert not await store.set_identity(first, StoreIdentity("a", "3"))
+        assert not await store.set_identity(StoreIdentity("a", "1", "1"), first)
+        assert await store.identity() == second
+
+    play(scenario)
+
+
+def test_whether_a_file_is_live(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        assert await store.a_live_file() is None
+        expiring = await world.upload(expires_at=world.now + 5)
+        assert await store.a_live_file() == expiring.id
+        world.later(6)
+        assert await store.a_live_file() is None
+        file = await world.upload()
+        assert await store.a_live_file() == file.id
+        await store.delete_file("t", file.id)
+        assert await store.a_live_file() is None
+        await store.verify()
 
     play(scenario)

@@ -53,7 +53,13 @@ def raised_by_client(error: BaseException) -> openai.APIStatusError:
         (DeadlineExceeded("late"), openai.APIStatusError, "deadline_exceeded", None, "timeout_error"),
         (GenerationError("bad"), openai.InternalServerError, "generation_failed", None, "server_error"),
         (EngineClosed("bye"), openai.InternalServerError, "engine_closed", None, "server_error"),
-        (StoreUnavailable("disk"), openai.InternalServerError, "store_unavailable", None, "server_error"),
+        (
+            StoreUnavailable("/var/x", told="disk"),
+            openai.InternalServerError,
+            "store_unavailable",
+            None,
+            "server_error",
+        ),
         (EndpointError("gone"), openai.InternalServerError, "endpoint_error", None, "server_error"),
         (EndpointError("key", status=401), openai.InternalServerError, "endpoint_error", None, "server_error"),
         (EndpointError("busy", status=429), openai.RateLimitError, "endpoint_error", None, "rate_limit_error"),
@@ -65,7 +71,7 @@ def test_each_becomes_the_clients_own_exception(
     raised = raised_by_client(error)
     assert type(raised) is kind
     assert (raised.code, raised.param, raised.type) == (code, param, type_)
-    assert str(error) in raised.message
+    assert (error.told if isinstance(error, StoreUnavailable) else str(error)) in raised.message
 
 
 def test_every_error_has_a_status_and_a_body() -> None:

@@ -19,7 +19,7 @@ from batchwright.cli.store_options import (
     DatabaseOption,
     DataOption,
     StoreFlags,
-    open_local_store,
+    open_local_files,
     settings_with,
 )
 from batchwright.cli.work import HELP as WORK_HELP
@@ -180,6 +180,30 @@ def retry(
     )
 
 
+@app.command("adopt")
+def adopt(data: DataOption = None, database: DatabaseOption = None, config: ConfigOption = None) -> None:
+    """Say that the database and the files of the data folder belong together, after a restore.
+
+    For a database and files that were put together on purpose, and do not recognize each other. What the database does
+    not know stays in the data folder for 61 days, in case that it was the wrong one.
+    """
+    settings = settings_with(StoreFlags(data, database, config))
+
+    from batchwright.jobs.service.custody import Custody
+    from batchwright.jobs.service.opening import blobs_of, database_of
+    from batchwright.jobs.store import open_store, shown_url, store_exists
+
+    async def main() -> tuple[int, int]:
+        named = database_of(settings.database, settings.data)
+        if not store_exists(named):
+            raise InputError(f"there is no store at {shown_url(named)}: see to --data, --database and --config")
+        async with open_store(named) as store:
+            return await Custody(store, blobs_of(settings.data)).adopt()
+
+    total, known = asyncio.run(main())
+    typer.echo(f"they belong together from now on; of the {total} files in the folder the database knows {known}")
+
+
 @app.command("results")
 def results(
     batch_id: BatchArgument,
@@ -259,17 +283,17 @@ def _with_jobs(flags: StoreFlags, work: Callable[[JobService], Awaitable[_T]], *
     """What `work` returns. `create`: a store that is not there yet is made."""
     settings = settings_with(flags)
 
-    from batchwright.jobs.service.blobs import Blobs
     from batchwright.jobs.service.service import JobService
 
     async def main() -> _T:
-        async with open_local_store(settings, create=create) as store:
+        async with open_local_files(settings, create=create) as (store, blobs):
             limits = Limits(
                 max_lines=settings.max_lines,
                 max_file_bytes=settings.max_file_size,
                 max_line_bytes=settings.max_line_size,
+                min_free_disk=settings.min_free_disk,
             )
-            return await work(JobService(store, Blobs(settings.data / "files"), limits=limits))
+            return await work(JobService(store, blobs, limits=limits))
 
     return asyncio.run(main())
 

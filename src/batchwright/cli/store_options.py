@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -16,6 +15,7 @@ from batchwright.errors import BatchwrightError, InputError, MissingExtra
 if TYPE_CHECKING:
     from stamina.instrumentation import RetryDetails
 
+    from batchwright.jobs.service.blobs import Blobs
     from batchwright.jobs.store.interface import Store
     from batchwright.server.settings import Settings
 
@@ -88,15 +88,17 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
     """The store that these settings name, closed at the end.
 
     `create`: where there is none it is made, and that is said on standard error. Otherwise `InputError` is raised: what
-    was named may be mistyped, and in a new store there is nothing to be found. Raises `StoreUnavailable` too.
+    was named may be mistyped, and in a new store there is nothing to be found. Raises `StoreMismatch` where the data
+    folder has files and there is no store, and `StoreUnavailable`.
     """
-    from batchwright.jobs.store import open_store, store_exists
+    from batchwright.jobs.service.opening import database_of, require_database
+    from batchwright.jobs.store import open_store, shown_url
 
-    database = settings.database or str(settings.data / "batchwright.db")
-    is_new = not store_exists(database)
+    database = database_of(settings.database, settings.data)
+    is_new = not require_database(database, settings.data)
     if is_new and not create:
         raise InputError(
-            f"there is no store at {_shown(database)}: see to --data, --database and --config; `batchwright serve`, "
+            f"there is no store at {shown_url(database)}: see to --data, --database and --config; `batchwright serve`, "
             "`keys create` and `jobs submit` make one"
         )
     if settings.database is None:
@@ -104,11 +106,18 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with open_store(database) as store:
         if is_new:
-            typer.echo(f"made a new store at {_shown(database)}", err=True)
+            typer.echo(f"made a new store at {shown_url(database)}", err=True)
         yield store
 
 
-def _shown(database: str) -> str:
-    """Without the password that the address of a server may have."""
-    parts = urlsplit(database)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else database
+@asynccontextmanager
+async def open_local_files(settings: Settings, *, create: bool = False) -> AsyncIterator[tuple[Store, Blobs]]:
+    """The store and the files that these settings name; otherwise as `open_local_store`.
+
+    Raises `StoreMismatch` when they do not belong together.
+    """
+    from batchwright.jobs.service.opening import database_of, joined
+    from batchwright.jobs.store import shown_url
+
+    async with open_local_store(settings, create=create) as store:
+        yield store, await joined(store, settings.data, shown_url(database_of(settings.database, settings.data)))

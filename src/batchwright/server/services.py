@@ -15,10 +15,12 @@ from batchwright.errors import InputError, StoreUnavailable
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.off_loop import off_loop
+from batchwright.jobs.service.opening import database_of, joined, open_with_files
 from batchwright.jobs.service.progress import Paces
 from batchwright.jobs.service.service import JobService
 from batchwright.jobs.service.worker import Worker, WorkerOptions
-from batchwright.jobs.store import Store, open_store
+from batchwright.jobs.store import Store
 from batchwright.jobs.webhooks.allowed import AllowList
 from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
@@ -36,8 +38,6 @@ from batchwright.server.observability.traces import Tracing, configured
 from batchwright.server.online import OnlineCalls
 from batchwright.server.settings import Settings
 
-_BLOBS = "files"
-_DATABASE = "batchwright.db"
 _CHECK_EVERY = 1.0
 """Seconds for which the answer of the database to a check is good."""
 _PATIENCE = 3.0
@@ -54,6 +54,7 @@ class Services:
     started_at: float
     """Unix seconds."""
     store: Store
+    blobs: Blobs
     jobs: JobService
     keys: ApiKeys
     sender: Sender
@@ -66,6 +67,8 @@ class Services:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by `drain`: streams without an end of their own end then."""
     _checked: tuple[float, str | None] | None = None
+    _logged: str | None = None
+    """Why it was not ready at the last check, in the words of the log."""
     _worker_ends: asyncio.Task[None] | None = None
 
     @property
@@ -99,14 +102,20 @@ class Services:
         return self._checked[1]
 
     async def _check(self) -> str | None:
+        """What is told to callers, without paths and hosts; what the operator needs is logged when it changes."""
+        reason = logged = None
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self.store.check()
+                await off_loop(self.blobs.require_room, self.limits.min_free_disk)
         except TimeoutError:
-            return f"the database has not answered for {_PATIENCE:g} s"
+            reason = logged = f"the database has not answered for {_PATIENCE:g} s"
         except StoreUnavailable as error:
-            return str(error)
-        return None
+            reason, logged = error.told, str(error)
+        if logged is not None and logged != self._logged:
+            logger.warning("not_ready", reason=logged)
+        self._logged = logged
+        return reason
 
     async def scrape(self) -> Scrape:
         """Everything for `/metrics`. It comes without what the database would tell while that does not answer."""
@@ -153,8 +162,13 @@ async def open_services(
     store_figures = StoreFigures()
     async with AsyncExitStack() as opened:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        raw_store = store or open_store(settings.database or settings.data / _DATABASE)
-        opened.push_async_callback(raw_store.close)
+        if store is None:
+            raw_store, blobs = await open_with_files(database_of(settings.database, settings.data), settings.data)
+            opened.push_async_callback(raw_store.close)
+        else:
+            raw_store = store
+            opened.push_async_callback(raw_store.close)
+            blobs = await joined(store, settings.data)
         store = timed_store(raw_store, store_figures, clock, tracing)
         keys = ApiKeys(store, clock=clock, now=unix_time)
         await _require_key(settings, keys)
@@ -163,7 +177,7 @@ async def open_services(
         measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
         opened.push_async_callback(measured.close)
         limits = limits_of(settings)
-        blobs, paces = Blobs(settings.data / _BLOBS), Paces()
+        paces = Paces()
         worker = Worker(
             store,
             blobs,
@@ -182,6 +196,7 @@ async def open_services(
             clock=clock,
             started_at=unix_time(),
             store=store,
+            blobs=blobs,
             jobs=jobs,
             keys=keys,
             sender=sender,
@@ -224,6 +239,7 @@ def limits_of(settings: Settings) -> Limits:
         max_line_bytes=settings.max_line_size,
         upload_stall=settings.upload_timeout,
         max_prompts=settings.max_prompts,
+        min_free_disk=settings.min_free_disk,
     )
 
 

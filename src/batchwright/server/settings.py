@@ -41,6 +41,7 @@ Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[ByteSize, Field(ge=1)]
+SizeOrNone = Annotated[ByteSize, Field(ge=0)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -146,6 +147,13 @@ class Settings(BaseSettings):
         None,
         "A SQLite file, or postgresql://user@host/name for several machines with one store. Default: batchwright.db in "
         "the data folder.",
+    )
+
+    min_free_disk: SizeOrNone = _setting(
+        "Storage",
+        ByteSize(256 * 2**20),
+        "Bytes that the disk of the data folder must have free, such as 1GiB; with less, uploads and new batches are "
+        "refused with 503, and running ones go on. 0: any.",
     )
 
     max_lines: Count = _setting("Limits", 50_000, "Most lines in an input file.")

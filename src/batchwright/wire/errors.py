@@ -23,9 +23,12 @@ from batchwright.errors import (
     InputError,
     InvalidRequest,
     LeaseLost,
+    MissingExtra,
+    ModelCacheError,
     ModelNotFound,
     NotFound,
     Overloaded,
+    RunFailed,
     StoreUnavailable,
     UnsupportedModel,
 )
@@ -51,6 +54,8 @@ _STATUSES: tuple[tuple[type[BatchwrightError], int], ...] = (
 """Any other error is the service's own fault: 500."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
+_FOR_THE_OPERATOR = (DownloadError, MissingExtra, ModelCacheError, RunFailed)
+_NO_DETAILS = "an error inside the service; its log has the details"
 _LEAST_WAIT = 1
 _LONGEST_WAIT = 600
 
@@ -71,11 +76,11 @@ def error_body(error: BaseException) -> dict[str, Any]:
     """The body that tells of `error`. Of an error that is not batchwright's own it tells nothing."""
     status = status_of(error)
     if not isinstance(error, BatchwrightError):
-        return _body("an error inside the service; its log has the details", status, None, "internal_error")
+        return _body(_NO_DETAILS, status, None, "internal_error")
     if isinstance(error, EndpointError) and status != BAD_GATEWAY and error.body:
         return _of_endpoint(error, error.body, status)
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
-    return _body(str(error), status, param, error.code)
+    return _body(_told(error), status, param, error.code)
 
 
 def retry_after(error: BaseException) -> int | None:
@@ -84,6 +89,13 @@ def retry_after(error: BaseException) -> int | None:
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         return None
     return min(_LONGEST_WAIT, max(_LEAST_WAIT, math.ceil(seconds)))
+
+
+def _told(error: BatchwrightError) -> str:
+    """What callers are told: no paths and hosts of the machine, which errors for its operator name."""
+    if isinstance(error, StoreUnavailable):
+        return error.told
+    return _NO_DETAILS if isinstance(error, _FOR_THE_OPERATOR) else str(error)
 
 
 def _of_endpoint(error: EndpointError, told: Mapping[str, object], status: int) -> dict[str, Any]:

@@ -1,45 +1,48 @@
 """The bytes of files, on disk: `<folder>/<aa>/<file id>`, where `aa` are the first two hex digits of the id.
 
 A blob is written to a temporary file beside it, made durable, and renamed; so what has the name of a blob is whole.
-Its writer holds a lock on it until the record of the file is in the store. What nobody holds and no record names was
-left by a crash, and `sweep` removes it.
+Its writer holds a lock on it until the record of the file is in the store. Then it takes away the permission to write:
+this marks the blob as one that a database has, or had, a record of. What nobody holds and no record names is seen to by
+`sweeper.py`, which may set it aside in `<folder>/quarantine`; a blob that is asked for comes back from there.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import filecmp
 import os
 import re
 import secrets
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
-from itertools import islice
+import shutil
+import stat
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from batchwright.errors import InputBroken, NotFound, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.service.arrivals import Gauge, in_time
+from batchwright.jobs.service.durable import (
+    TEMPORARY,
+    disk_errors,
+    make_folder,
+    move_file,
+    remove_files,
+    sync_folder,
+)
 from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.service.off_loop import off_loop
 
 _ID = re.compile(r"file-([0-9a-f]{2})[0-9a-f]{22}")
-_TEMPORARY = ".tmp"
+_TEMPORARY_NAME = re.compile(rf"{_ID.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")
+_QUARANTINE = "quarantine"
+_GROUP = 256
 _WRITE_BYTES = 2**20
 _READ_BYTES = 2**20
-_SWEPT_AT_A_TIME = 256
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+_RECORDED = stat.S_IRUSR
+"""The permissions of a blob that has, or had, a record. Copies that keep permissions keep this."""
 
 Span = tuple[int, int]
 """Offset and length, in bytes."""
@@ -56,9 +59,9 @@ class BlobWriter:
 
     def open(self) -> None:
         """Make the temporary file and take its lock."""
-        _make_folder(self._path.parent)
+        make_folder(self._path.parent)
         while True:
-            path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+            path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{TEMPORARY}")
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._temporary = path
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -81,7 +84,12 @@ class BlobWriter:
         self._temporary.rename(self._path)
         self._temporary = None
         crash_point("blobs.after_rename")
-        _sync_folder(self._path.parent)
+        sync_folder(self._path.parent)
+
+    def mark_recorded(self) -> None:
+        """Note on the blob that it has a record. Does nothing without `keep`."""
+        if self._temporary is None and self._descriptor >= 0:
+            os.fchmod(self._descriptor, _RECORDED)
 
     def close(self) -> None:
         """Let go of the lock; without `keep`, nothing is left."""
@@ -98,14 +106,15 @@ class Blobs:
 
     def __init__(self, folder: Path) -> None:
         """`folder`: for blobs alone; it is made with the first one."""
-        self._folder = folder
+        self.folder = folder
+        self.quarantine = folder / _QUARANTINE
 
     def path(self, file_id: str) -> Path:
         """Where the bytes of a file lie. Raises `NotFound` for what is no id, so that no path is made of it."""
         match = _ID.fullmatch(file_id)
         if match is None:
             raise NotFound(f"no file {file_id!r}")
-        return self._folder / match[1] / file_id
+        return self.folder / match[1] / file_id
 
     @asynccontextmanager
     async def create(self, file_id: str) -> AsyncIterator[BlobWriter]:
@@ -114,10 +123,11 @@ class Blobs:
         Raises `StoreUnavailable` for a full disk.
         """
         writer = BlobWriter(self.path(file_id))
-        with _disk_errors():
+        with disk_errors():
             try:
                 await off_loop(writer.open)
                 yield writer
+                writer.mark_recorded()
             finally:
                 writer.close()
 
@@ -143,14 +153,17 @@ class Blobs:
 
     def open(self, file_id: str) -> BinaryIO:
         """For reading, in a thread. Raises `NotFound`."""
+        path = self.path(file_id)
         try:
-            return self.path(file_id).open("rb")
+            self._bring_back(path)
+            return path.open("rb")
         except FileNotFoundError:
             raise NotFound(f"no content of file {file_id!r}: it was deleted, or its blob was lost") from None
 
     async def exists(self, file_id: str) -> bool:
         """Whether there is such a blob."""
-        return await off_loop(self.path(file_id).exists)
+        path = self.path(file_id)
+        return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
 
     async def same(self, old_id: str, new_id: str) -> bool:
         """Whether two blobs have the same bytes. What is gone cannot be told apart, and counts as the same."""
@@ -190,40 +203,65 @@ class Blobs:
         return pieces
 
     async def remove(self, file_ids: Iterable[str]) -> None:
-        """Remove these blobs, durably. One that is not there is well."""
-        paths = [self.path(file_id) for file_id in file_ids]
-        await off_loop(_remove, paths)
+        """Remove these blobs, durably, wherever they are. One that is not there is well."""
+        paths = [path for file_id in file_ids for path in (self.path(file_id), self.quarantine / file_id)]
+        await off_loop(remove_files, paths)
 
-    async def sweep(self, known: Callable[[Sequence[str]], Awaitable[set[str]]]) -> int:
-        """Remove what crashes left behind; how many files. `known` says which ids have a record."""
-        names = iter(await off_loop(self._names))
-        removed = 0
-        while group := [*islice(names, _SWEPT_AT_A_TIME)]:
-            removed += await self._sweep(group, known)
-        return removed
+    def _bring_back(self, path: Path) -> None:
+        """Take a blob out of the quarantine if that is where it is."""
+        if not path.exists() and (self.quarantine / path.name).exists():
+            move_file(self.quarantine / path.name, path)
 
-    async def _sweep(self, group: list[Path], known: Callable[[Sequence[str]], Awaitable[set[str]]]) -> int:
-        ids = [path.name for path in group if path.suffix != _TEMPORARY]
-        suspects = [*{*ids} - await known(ids)] if ids else []
-        wanted = {path for path in group if path.suffix == _TEMPORARY or path.name in suspects}
-        if not wanted:
-            return 0
-        with ExitStack() as held:
-            unheld = await off_loop(_lock_unheld, wanted, held)
-            # Asked again under the locks: a writer adds the record before it lets go.
-            named = await known(suspects) if suspects else set()
-            dead = [path for path in unheld if path.name not in named]
-            await off_loop(_remove, dead)
-            return len(dead)
+    # For those who look after all blobs. These block.
 
-    def _names(self) -> list[Path]:
-        """Of all blobs and temporary files; anything else in the folder is not ours."""
+    def all_blobs(self) -> Iterator[list[Path]]:
+        """Every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
+        for folder in [*self._folders(), self.quarantine]:
+            found = [Path(entry) for entry in _entries(folder) if _ID.fullmatch(entry.name)]
+            yield from (found[start : start + _GROUP] for start in range(0, len(found), _GROUP))
+
+    def temporaries(self) -> list[Path]:
+        """Files that are being written, or were when their writer died."""
         return [
-            path
-            for folder in sorted(self._folder.glob("[0-9a-f][0-9a-f]"))
-            for path in folder.iterdir()
-            if path.suffix == _TEMPORARY or _ID.fullmatch(path.name)
+            Path(entry)
+            for folder in self._folders()
+            for entry in _entries(folder)
+            if _TEMPORARY_NAME.fullmatch(entry.name)
         ]
+
+    def _folders(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9a-f][0-9a-f]"))
+
+    def require_room(self, least: int) -> None:
+        """Raises `StoreUnavailable` when the disk has less than `least` bytes free."""
+        folder = next(each for each in (self.folder, *self.folder.parents) if each.exists())
+        free = shutil.disk_usage(folder).free
+        if free < least:
+            raise StoreUnavailable(
+                f"the disk of {self.folder} has {free:,} bytes free, and min_free_disk is {least:,}: make room on it",
+                told="the disk of the service is almost full: its operator must make room",
+            )
+
+
+def was_recorded(path: Path) -> bool:
+    """Whether a database had a record of this blob at some time. Raises `FileNotFoundError`."""
+    return not path.stat().st_mode & stat.S_IWUSR
+
+
+def mark_recorded(path: Path) -> None:
+    """Note on a blob that a database has a record of it. Does nothing when it is gone."""
+    try:
+        if not was_recorded(path):
+            path.chmod(_RECORDED)
+    except FileNotFoundError:
+        pass
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(folder))
+    except FileNotFoundError:
+        return []
 
 
 def _pread(file: BinaryIO, offset: int, count: int) -> bytes:
@@ -249,52 +287,3 @@ def _together(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
         run.append((offset, length))
     if run:
         yield run[0][0], run
-
-
-def _lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
-    """Take the locks that nobody holds; `held` lets go of them. Their paths."""
-    unheld = []
-    for path in paths:
-        try:
-            file = held.enter_context(path.open("rb", buffering=0))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError):
-            continue
-        unheld.append(path)
-    return unheld
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
-        raise StoreUnavailable(f"the data folder cannot be written: {error.strerror}; make room on its disk") from error
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    folders = set()
-    for path in paths:
-        path.unlink(missing_ok=True)
-        folders.add(path.parent)
-    for folder in folders:
-        if folder.exists():
-            _sync_folder(folder)
-
-
-def _make_folder(folder: Path) -> None:
-    """With those above it, durably."""
-    if not folder.is_dir():
-        _make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

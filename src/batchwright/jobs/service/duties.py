@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.custody import ESTRANGED, Custody
 from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.service.processes import has_ended
+from batchwright.jobs.service.sweeper import Sweeper
 from batchwright.jobs.store.interface import Store
 
 _log = logging.getLogger(__name__)
@@ -22,8 +24,8 @@ _BETWEEN_ROWS = 0.1
 
 @dataclass(slots=True)
 class _Duty:
-    perform: Callable[[], Awaitable[bool]]
-    """Whether it made work for a worker."""
+    perform: Callable[[float], Awaitable[bool]]
+    """Do it, at this time. Whether it made work for a worker."""
     period: float
     due: float = float("-inf")
 
@@ -35,6 +37,10 @@ class Duties:
         self._store = store
         self._blobs = blobs
         self._limits = limits
+        self._custody = Custody(store, blobs)
+        self._sweeper = Sweeper(store, blobs, self._custody)
+        self._estranged = False
+        """It was logged that files are not removed."""
         self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
         self._duties = [
             _Duty(self._expire, 1.0),
@@ -52,7 +58,7 @@ class Duties:
         found = False
         for duty in self._duties:
             if now >= duty.due:
-                found = await duty.perform() or found
+                found = await duty.perform(now) or found
                 duty.due = now + duty.period
         return found
 
@@ -60,15 +66,19 @@ class Duties:
         """When `perform` has something to do."""
         return min(duty.due for duty in self._duties)
 
+    def close(self) -> None:
+        """Leave what one process does for all to another."""
+        self._sweeper.close()
+
     def hasten(self) -> None:
         """Look after dead files, and batches whose time is over, at once."""
         for duty in self._duties[:3]:
             duty.due = float("-inf")
 
-    async def _expire(self) -> bool:
+    async def _expire(self, now: float) -> bool:
         return bool(await self._store.expire_batches())
 
-    async def _reap(self) -> bool:
+    async def _reap(self, now: float) -> bool:
         lines = await self._store.reap()
         if lines:
             _log.warning("took %d lines from workers that did not renew their lease", lines)
@@ -80,20 +90,34 @@ class Duties:
             _log.warning("took %d lines from workers on this machine whose process has ended", left)
         return lines + left > 0
 
-    async def _bury(self) -> bool:
-        while dead := await self._store.take_dead_files(_FILES_AT_A_TIME):
+    async def _bury(self, now: float) -> bool:
+        dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
+        if not dead or not await self._custody.is_current():
+            return False
+        await self._store.verify()
+        while dead:
             await self._blobs.remove(dead)
             await self._store.forget_files(dead)
+            dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
         return False
 
-    async def _remove_lines(self) -> bool:
+    async def _remove_lines(self, now: float) -> bool:
         # Not all at once: meanwhile no batch would expire.
         more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
         self._removal.period = _BETWEEN_ROWS if more else _LOOK_FOR_ROWS
         return False
 
-    async def _sweep(self) -> bool:
-        removed = await self._blobs.sweep(self._store.known_files)
-        if removed:
-            _log.warning("removed %d files that a crash had left behind", removed)
+    async def _sweep(self, now: float) -> bool:
+        swept = await self._sweeper.sweep(now)
+        if swept.estranged and not self._estranged:
+            _log.warning(ESTRANGED, self._blobs.folder)
+        self._estranged = swept.estranged
+        for count, what in (
+            (swept.temporary, "removed %d temporary files that a crash had left behind"),
+            (swept.quarantined, "put %d files that no record names into quarantine"),
+            (swept.restored, "took %d files out of quarantine: they have records"),
+            (swept.removed, "removed %d files from quarantine: no record named them for as long as one might"),
+        ):
+            if count:
+                _log.warning(what, count)
         return False

@@ -25,3 +25,5 @@ class Limits:
     max_prompts: int = 1000
     """Of a simple batch."""
     max_completion_window: float = 30 * DAY
+    min_free_disk: int = 0
+    """Bytes that the disk of the data folder must have free for uploads and new batches."""

@@ -79,6 +79,7 @@ class JobService:
         if not callable(expires_after):
             checks.expiry_of(expires_after, "expires_after")
         filename = checks.filename_of(filename)
+        await self._require_room()
         file_id = new_id("file-")
         async with self._blobs.upload(file_id, chunks, self._limits) as blob:
             asked = expires_after() if callable(expires_after) else expires_after
@@ -166,6 +167,7 @@ class JobService:
             idempotency_key=checks.idempotency_key_of(idempotency_key),
             callback_url=callback_url,
         )
+        await self._require_room()
         file = await self._store.file(tenant, input_file_id)
         # One that is gone may have been there when a batch was made with this key.
         if file is not None and file.purpose != "batch":
@@ -264,6 +266,7 @@ class JobService:
             simple=old.simple,
             idempotency_key=checks.idempotency_key_of(idempotency_key),
         )
+        await self._require_room()
         made = await self._store.retry_batch(tenant, batch_id, new)
         checks.require_same(made, replace(new, parent_id=batch_id))
         self._on_work()
@@ -298,6 +301,10 @@ class JobService:
     async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
         """By status; `simple`: only those, or only the others."""
         return await self._store.count_batches(tenant, simple=simple)
+
+    async def _require_room(self) -> None:
+        """Raises `StoreUnavailable`: batches that run must not find the disk full of what came later."""
+        await off_loop(self._blobs.require_room, self._limits.min_free_disk)
 
     def _new_batch(
         self,

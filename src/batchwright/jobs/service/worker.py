@@ -190,6 +190,7 @@ class Worker:
         if not self._tasks:
             return
         await self._end("feed", "validate", "finish", "duties")
+        self._duties.close()
         self._hand.give_back_waiting()
         self._calls.try_no_more()
         self._loops["commit"].wake()

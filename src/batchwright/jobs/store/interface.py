@@ -48,6 +48,7 @@ from batchwright.jobs.store.records import (
     NewLine,
     Purpose,
     StoredLine,
+    StoreIdentity,
     Webhook,
 )
 
@@ -331,6 +332,27 @@ class Store(Protocol):
 
     async def revoke_key(self, key_id: str) -> bool:
         """It stays on the list, with the time of the first revocation. False: there is no such key."""
+        ...
+
+    # What the store and the folder with its files recognize each other by: `jobs/service/custody.py`.
+
+    async def identity(self) -> StoreIdentity | None:
+        """None: the store was never used with a folder of files."""
+        ...
+
+    async def set_identity(self, old: StoreIdentity | None, new: StoreIdentity) -> bool:
+        """Put `new` in the place of `old`. False: `old` is not what is there, and nothing was changed."""
+        ...
+
+    async def a_live_file(self) -> str | None:
+        """The id of some file that is neither deleted nor expired; None: there is none."""
+        ...
+
+    async def verify(self) -> None:
+        """Raises `StoreUnavailable` when the records of files are damaged, as far as the database can tell.
+
+        Takes time in proportion to the number of files. What removes files asks this first.
+        """
         ...
 
     async def check(self) -> None:

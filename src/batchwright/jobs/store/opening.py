@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from batchwright.errors import InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.jobs.store.interface import Store
@@ -25,7 +26,8 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
             ...
 
     Raises `MissingExtra` where the driver of the database is not installed, `InvalidRequest` for another kind of URL,
-    and `StoreUnavailable` when the database cannot be reached or was written by a newer version.
+    and `StoreUnavailable` when the database cannot be reached, is damaged, or was written by a newer version or another
+    program.
     """
     return SqlStore(_driver(str(url), now))
 
@@ -33,10 +35,22 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
 def store_exists(url: str | Path) -> bool:
     """Whether there is a store at `url` already, or `open_store` would make one. Blocks, and makes nothing.
 
-    Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
+    An empty file is none. Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
     """
     path = _path(str(url))
-    return _has_schema(str(url)) if path is None else path.exists()
+    if path is None:
+        return _has_schema(str(url))
+    try:
+        from batchwright.jobs.store.sqlite_file import holds_a_store
+    except ImportError as error:
+        raise _needs_sqlite(error) from error
+    return holds_a_store(path)
+
+
+def shown_url(url: str | Path) -> str:
+    """`url` for people to read: without the password that the address of a server may have."""
+    parts = urlsplit(str(url))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else str(url)
 
 
 def _has_schema(url: str) -> bool:
@@ -62,8 +76,12 @@ def _driver(url: str, now: Callable[[], float] | None) -> Driver:
     try:
         from batchwright.jobs.store.sqlite import SqliteDriver
     except ImportError as error:
-        raise MissingExtra(f"a store in SQLite needs {error.name}: pip install 'batchwright[server]'") from error
+        raise _needs_sqlite(error) from error
     return SqliteDriver(path, now or time.time)
+
+
+def _needs_sqlite(error: ImportError) -> MissingExtra:
+    return MissingExtra(f"a store in SQLite needs {error.name}: pip install 'batchwright[server]'")
 
 
 def _needs_postgres(error: ImportError) -> MissingExtra:

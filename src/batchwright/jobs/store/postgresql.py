@@ -27,7 +27,7 @@ from psycopg import errors
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.store.statements import migrations, statements
-from batchwright.jobs.store.transaction import P, R, Row, Tx
+from batchwright.jobs.store.transaction import DAMAGED, P, R, Row, Tx
 
 _THREADS = 8
 _PATIENCE = 15.0
@@ -56,6 +56,7 @@ class _ForNow(Exception):
 
 
 _HOPELESS = (errors.InsufficientResources, errors.SystemError, errors.QueryCanceled)
+_DAMAGE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName, psycopg.InternalError)
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction, _ForNow)
 
 
@@ -143,6 +144,9 @@ class PostgresqlDriver:
     async def check(self, operation: Callable[[Tx], None]) -> None:
         await self._in_thread(partial(self._write, operation.__name__, operation, _IMPATIENCE))
 
+    async def verify(self) -> None:
+        """Nothing: the server looks after its own pages, and says what it finds when they are read."""
+
     async def close(self) -> None:
         """Finish what is under way."""
         if self._closed:
@@ -171,6 +175,10 @@ class PostgresqlDriver:
                     return run()
         except _PASSING as error:
             raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its disk") from error
+        except _DAMAGE as error:
+            raise StoreUnavailable(
+                f"PostgreSQL has not what batchwright made there: {error}; restore a backup into it", told=DAMAGED
+            ) from error
         except psycopg.IntegrityError as error:
             raise Conflict(f"what is to be added is already there: {error}") from error
         except psycopg.DataError as error:
@@ -283,6 +291,10 @@ class PostgresqlDriver:
                 raise StoreUnavailable(
                     f"the database was written by a newer batchwright (its schema is {version}, this one knows "
                     f"{len(scripts)}): upgrade batchwright, or name another database"
+                )
+            if version and connection.execute("SELECT to_regclass('batchwright.files')").fetchone() == (None,):
+                raise StoreUnavailable(
+                    "the database lost tables of batchwright: restore a backup into it, or name another database"
                 )
             for number, script in enumerate(scripts[version:], version + 1):
                 connection.execute(script)

@@ -207,3 +207,15 @@ class ApiKey:
     """The first characters of the key, to recognize it by."""
     created_at: float
     revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """By which a store and the folder with its files recognize each other."""
+
+    store_id: str
+    """The same for ever, in backups too."""
+    mark: str
+    """Of the last time that the store and the folder were seen together."""
+    next_mark: str | None = None
+    """The mark that is being written to the folder; None: the folder has `mark`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from batchwright.jobs.store.operations import batches, claims, files, keys, outbox, removal, stages, workers
+from batchwright.jobs.store.operations import batches, claims, files, identity, keys, outbox, removal, stages, workers
 from batchwright.jobs.store.records import (
     ApiKey,
     BatchProblem,
@@ -19,6 +19,7 @@ from batchwright.jobs.store.records import (
     NewLine,
     Purpose,
     StoredLine,
+    StoreIdentity,
     Webhook,
 )
 from batchwright.jobs.store.transaction import Driver
@@ -197,8 +198,20 @@ class SqlStore:
     async def revoke_key(self, key_id: str) -> bool:
         return await self._driver.write(keys.revoke_key, key_id)
 
+    async def identity(self) -> StoreIdentity | None:
+        return await self._driver.read(identity.identity)
+
+    async def set_identity(self, old: StoreIdentity | None, new: StoreIdentity) -> bool:
+        return await self._driver.write(identity.set_identity, old, new)
+
+    async def a_live_file(self) -> str | None:
+        return await self._driver.read(identity.a_live_file)
+
     async def check(self) -> None:
         await self._driver.check(workers.check)
+
+    async def verify(self) -> None:
+        await self._driver.verify()
 
     async def close(self) -> None:
         await self._driver.close()

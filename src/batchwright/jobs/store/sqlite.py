@@ -25,28 +25,30 @@ import apsw
 
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
+from batchwright.jobs.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
 from batchwright.jobs.store.statements import migrations, statements
-from batchwright.jobs.store.transaction import P, R, Row, Tx
+from batchwright.jobs.store.transaction import DAMAGED, P, R, Row, Tx
 
 _BUSY_MS = 20_000
 _UNAVAILABLE = (
     apsw.BusyError,
     apsw.CantOpenError,
-    apsw.CorruptError,
     apsw.FullError,
     apsw.IOError,
     apsw.LockedError,
     apsw.NoMemError,
-    apsw.NotADBError,
     apsw.ProtocolError,
     apsw.ReadOnlyError,
+    *DAMAGE,
 )
 
-_REMEDIES: dict[type[BaseException], str] = {
-    apsw.FullError: "make room on its disk",
-    apsw.BusyError: "another process has held it for too long",
-    apsw.NotADBError: "name another file",
-}
+_REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
+    ((apsw.FullError,), "make room on its disk", "the disk of the database is full: make room on its disk"),
+    ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
+    (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
+)
+"""Kinds of errors, what to do, and what callers are told."""
+_OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")
 
 
 class _SqliteTx:
@@ -99,6 +101,7 @@ class SqliteDriver:
         """Raises `StoreUnavailable` when the file cannot be opened, or is not one of ours."""
         self._path = path
         self._now = now
+        holds_a_store(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # It holds secrets: for its owner only, as are the files that SQLite puts beside it.
@@ -112,6 +115,13 @@ class SqliteDriver:
             self._reader.pragma("query_only", True)
         except apsw.Error as error:
             raise self._unavailable(error) from error
+        self._file = SqliteFile(path)
+        try:
+            self._file.verify()
+        except StoreUnavailable:
+            self._reader.close()
+            self._writer.close()
+            raise
         self._reading = ThreadPoolExecutor(1, "store-reader")
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="store-writer", daemon=True)
@@ -132,8 +142,9 @@ class SqliteDriver:
         return connection
 
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
-        remedy = _REMEDIES.get(type(error), "see to its disk and its permissions")
-        return StoreUnavailable(f"the database {self._path} does not take this: {error}; {remedy}")
+        found = ((remedy, told) for kinds, remedy, told in _REMEDIES if isinstance(error, kinds))
+        remedy, told = next(found, _OTHERWISE)
+        return StoreUnavailable(f"the database {self._path} does not take this: {error}; {remedy}", told=told)
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._require_open()
@@ -148,6 +159,11 @@ class SqliteDriver:
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
         await self.write(operation)
+        await asyncio.get_running_loop().run_in_executor(None, self._file.look)
+
+    async def verify(self) -> None:
+        self._require_open()
+        await asyncio.get_running_loop().run_in_executor(None, self._file.verify)
 
     async def close(self) -> None:
         """Finish what waits."""
@@ -201,7 +217,7 @@ class SqliteDriver:
             with suppress(apsw.Error):
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
-            reason = self._unavailable(error) if isinstance(error, apsw.Error) else error
+            reason = self._unavailable(error) if isinstance(error, (apsw.Error, UnicodeDecodeError)) else error
             for entry in waiting:
                 entry.error = entry.error or reason
 
@@ -255,6 +271,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     scripts = migrations("sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
+        is_a_store(connection, path)
         version = connection.pragma("user_version")
         if version > len(scripts):
             raise StoreUnavailable(
@@ -264,6 +281,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         for script in scripts[version:]:
             connection.execute(script)
         connection.pragma("user_version", len(scripts))
+        connection.pragma("application_id", APPLICATION_ID)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

@@ -8,6 +8,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 Row: TypeAlias = tuple[Any, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
+DAMAGED = "the database is damaged: its operator finds the details in the log of the service"
+"""What callers are told of it."""
 
 
 class Tx(Protocol):
@@ -51,6 +53,10 @@ class Driver(Protocol):
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
         """As `write`, but fails soon where that would wait for the database to come back."""
+        ...
+
+    async def verify(self) -> None:
+        """Raises `StoreUnavailable` when the database can tell that what it says of files is damaged."""
         ...
 
     async def close(self) -> None: ...

@@ -1,0 +1,110 @@
+"""Changes in a folder that survive a power cut once they have returned. All of them block."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from batchwright.errors import StoreUnavailable
+
+TEMPORARY = ".tmp"
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_file(path: Path) -> BinaryIO:
+    """Open a file that is only locked, and made where there is none."""
+    with disk_errors():
+        make_folder(path.parent)
+        return _open(path, os.O_RDWR | os.O_CREAT)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Give a file this content, whole or not at all. One caller at a time."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with disk_errors(), _open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def move_file(source: Path, target: Path, *, replace: bool = False) -> None:
+    """Rename a file within its file system. Nothing happens when it is not there any more.
+
+    `replace`: also where there is a file already; it must have the same contents.
+    """
+    make_folder(target.parent)
+    if target.exists() and not replace:
+        return
+    with suppress(FileNotFoundError):
+        source.rename(target)
+        sync_folder(target.parent)
+        sync_folder(source.parent)
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove files. One that is not there is well."""
+    folders = set()
+    for path in paths:
+        path.unlink(missing_ok=True)
+        folders.add(path.parent)
+    for folder in folders:
+        if folder.exists():
+            sync_folder(folder)
+
+
+def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
+    """Take the locks of those files that nobody holds, and return their paths. `held` lets go of the locks."""
+    unheld = []
+    for path in paths:
+        try:
+            file = held.enter_context(path.open("rb", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        unheld.append(path)
+    return unheld
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise `StoreUnavailable` where the disk is full, or takes no writes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        reason = f"the data folder cannot be written: {error.strerror}; make room on its disk"
+        raise StoreUnavailable(reason, told=reason) from error
+
+
+def _open(path: Path, flags: int) -> BinaryIO:
+    """For the owner of its folder alone, also where root makes it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    return os.fdopen(descriptor, "r+b")

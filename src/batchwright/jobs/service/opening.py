@@ -1,0 +1,63 @@
+"""The one way to open a database together with the files of its data folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from batchwright.errors import StoreMismatch
+from batchwright.jobs.service.blobs import Blobs
+from batchwright.jobs.service.custody import Custody
+from batchwright.jobs.store import Store, open_store, shown_url, store_exists
+
+_FILES = "files"
+_DATABASE = "batchwright.db"
+
+
+def database_of(database: str | None, data: Path) -> str:
+    """Where the database is: as it was named, or else in the data folder."""
+    return database or str(data / _DATABASE)
+
+
+def blobs_of(data: Path) -> Blobs:
+    """The files in a data folder."""
+    return Blobs(data / _FILES)
+
+
+def require_database(database: str, data: Path) -> bool:
+    """Whether there is a store at `database`; False: one may be made there, for the data folder has no files.
+
+    Blocks, and makes nothing. Raises `StoreMismatch` when there is none and there are files, since a new store would
+    know none of them; what `store_exists` raises.
+    """
+    # In this order: another process that makes a store now puts no files there before it has.
+    has_files = next(blobs_of(data).all_blobs(), None) is not None
+    exists = store_exists(database)
+    if has_files and not exists:
+        raise StoreMismatch(
+            f"there is no store at {shown_url(database)}, or it is empty, and {data / _FILES} has files of another "
+            "one: name the database of these files (--database), or restore it from a backup, or name another data "
+            "folder (--data)"
+        )
+    return exists
+
+
+async def open_with_files(database: str, data: Path, *, now: Callable[[], float] | None = None) -> tuple[Store, Blobs]:
+    """The store at `database` and the files in the data folder `data`; both are made where there is neither.
+
+    `now` as for `open_store`. Raises `StoreMismatch` when they do not belong together, and what `open_store` raises.
+    """
+    require_database(database, data)
+    store = open_store(database, now=now)
+    try:
+        return store, await joined(store, data, shown_url(database))
+    except BaseException:
+        await store.close()
+        raise
+
+
+async def joined(store: Store, data: Path, database: str = "that is open") -> Blobs:
+    """The files in `data`, which belong to `store`; `database` is its name in messages. Raises `StoreMismatch`."""
+    blobs = blobs_of(data)
+    await Custody(store, blobs).join(database)
+    return blobs
