@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from os.path import commonprefix
 from weakref import WeakValueDictionary
 
 
@@ -17,7 +16,7 @@ class StopAutomaton:
     """The tables for one set of stop strings. They are read only, so any number of texts can be read with them.
 
     A node stands for a beginning of some stop string, node 0 for the empty one. The node of a text is the longest such
-    beginning that the text ends with, provided that characters are still missing from it: just what has to be held back.
+    beginning that the text ends with and from which characters are still missing: just what has to be held back.
     """
 
     # The strings are added in sorted order, so nodes are numbered depth first and the first child of a node is the next
@@ -59,7 +58,7 @@ class StopAutomaton:
         parents = array("i", [-1])
         path, before = [0], ""
         for stop in sorted(set(stops)):
-            del path[len(commonprefix([before, stop])) + 1 :]
+            del path[_common(before, stop) + 1 :]
             before = stop
             for code in map(ord, stop[len(path) - 1 :]):
                 parent, node = path[-1], len(parents)
@@ -96,6 +95,14 @@ class StopAutomaton:
                 return 0
             node = self._retreats[node]
         return node + 1
+
+
+def _common(first: str, second: str) -> int:
+    """How many characters two texts have in common from the first one on."""
+    for length, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return length
+    return min(len(first), len(second))
 
 
 class StopStrings:

@@ -69,9 +69,8 @@ class Tokenizer:
         if self._inner is None or self._inner.chat_template is None:
             raise InvalidRequest("the model has no chat template: give the prompt as text", param="messages")
         try:
-            text = self._inner.apply_chat_template(
-                [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
-            )
+            messages = _with_known_roles(prompt, self._inner.get_chat_template())
+            text = self._inner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the model's maker and may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -86,6 +85,15 @@ class Tokenizer:
             )
         ids: list[int] = self._inner(text, verbose=False, **options)["input_ids"]
         return ids
+
+
+def _with_known_roles(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:
+    """Messages in which `developer`, the later name of `system`, is called so where the template does not name it."""
+    known = "'developer'" in template or '"developer"' in template
+    return [
+        dict(message) if known or message["role"] != "developer" else {**message, "role": "system"}
+        for message in messages
+    ]
 
 
 def _named_by(folder: Path) -> Any:
