@@ -154,6 +154,7 @@ def test_stop_strings_have_a_number_and_a_length_in_all() -> None:
         (dict.fromkeys(range(10**6)), "(dict of 1,000,000)"),
         (_BEYOND_PRINTING, "(int)"),
     ],
+    ids=["number", "text", "list", "nested", "dict", "beyond printing"],
 )
 def test_values_in_messages_are_short(value: Any, text: str) -> None:
     assert shown(value) == text
