@@ -134,7 +134,7 @@ class Counting(list[int]):
 @pytest.mark.parametrize(
     ("stops", "text"),
     [
-        (["".join(word) for word in product("abcdefghij", repeat=4)], "abcdefghji" * 500),
+        (["".join(word) + "." for word in product("abcdefghij", repeat=4)], "abcdefghji" * 500),
         (["a" * 255 + "b"], "a" * 5000),
         (["a" * (255 - i) + "b" + "c" * i for i in range(16)], ("a" * 254 + "d") * 20),
     ],
