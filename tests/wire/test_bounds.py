@@ -173,6 +173,19 @@ def test_parts_are_counted_in_all_messages_together() -> None:
         read({"messages": [many] * 1366})
 
 
+def test_log_probabilities_are_counted_in_all() -> None:
+    read(chat(logprobs=True, top_logprobs=20, n=12))
+    read(chat(logprobs=True, top_logprobs=20, n=128, max_tokens=390))
+    read({"prompt": ["a"] * 2048, "logprobs": 1, "max_tokens": 256})
+    with pytest.raises(InvalidRequest, match="13 completions of 4,096 tokens with 21 log-probabilities each") as caught:
+        read(chat(logprobs=True, top_logprobs=20, n=13))
+    assert caught.value.param == "top_logprobs"
+    with pytest.raises(InvalidRequest, match="are more than 1,048,576 in all: ask for fewer") as caught:
+        read({"prompt": ["a"] * 2048, "logprobs": 1, "max_tokens": 257})
+    assert caught.value.param == "logprobs"
+    assert isinstance(computed({"prompt": "a", "n": 128, "logprobs": 20, "max_tokens": 391}), BadLine)
+
+
 def test_embeddings_have_the_same_bounds() -> None:
     read_embeddings({"input": ["a"] * 2048, "user": "u" * 512})
     for name, value in {"input": ["a"] * 2049, "user": "u" * 513, "model": "m" * 257, "priority": 2**31}.items():

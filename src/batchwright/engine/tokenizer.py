@@ -28,6 +28,8 @@ class Tokenizer:
             from transformers import AutoTokenizer
 
             self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
+        self._texts: dict[int, str] = {}
+        """Of tokens that were asked for: log-probabilities name 21 of them for each one that is chosen."""
         self._longest = _longest_token(self._inner)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
@@ -56,7 +58,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Text of one token, special ones shown by name."""
-        return "" if self._inner is None else str(self._inner.decode([token_id]))
+        if self._inner is None:
+            return ""
+        text = self._texts.get(token_id)
+        if text is None:
+            self._texts[token_id] = text = str(self._inner.decode([token_id]))
+        return text
 
     def _encode_text(self, prompt: str) -> list[int]:
         if self._inner is None:

@@ -20,7 +20,7 @@ from batchwright.wire.requests import (
     read_messages,
     read_params,
     read_prompts,
-    require_few_completions,
+    require_answer_size,
 )
 
 ID_FIELDS = ("custom_id", "id")
@@ -153,7 +153,7 @@ class LineParser:
         params = read_params(body, self.defaults, chat=chat)
         priority = priority_of(body)
         prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
-        require_few_completions(prompts, params)
+        require_answer_size(prompts, params, chat=chat)
         return Line(number, custom_id, chat, prompts, params, priority, deadline_seconds(body))
 
 

@@ -16,6 +16,8 @@ MAX_FIELDS = 128
 """Fields of a body: twice as many as there are names."""
 MAX_INPUTS = 2048
 """Prompts or texts to embed in one body, and completions that one body may ask for: OpenAI's limit."""
+MAX_LOGPROBS = 2**20
+"""Log-probabilities that one body may ask for: each takes half a kilobyte in the answer."""
 MAX_TEXT = 10_485_760
 """Characters of a prompt or of a message's content: OpenAI's limit. The model's context is far below."""
 MAX_TOKEN_IDS = 524_288

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from batchwright.errors import InvalidRequest, shown
 from batchwright.request import Prompt, SamplingParams
-from batchwright.wire.bounds import MAX_INPUTS, require_size
+from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.fields import (
     MAX_TOKENS,
     check_embedding_names,
@@ -32,6 +32,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
+_TOKENS_COUNTED = 4096
+"""Of a completion, when its log-probabilities are counted: a body without a limit means all that the context holds."""
 _CHAT_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
 _COMPLETION_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=16)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
@@ -157,12 +159,22 @@ def read_messages(messages: object) -> list[Mapping[str, Any]]:
     return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
 
 
-def require_few_completions(prompts: Sequence[Prompt], params: SamplingParams) -> None:
-    """Raises `InvalidRequest` when one body asks for more completions than it may."""
-    if len(prompts) * params.n > MAX_INPUTS:
+def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> None:
+    """Raises `InvalidRequest` when one body asks for more completions, or more log-probabilities, than it may."""
+    completions = len(prompts) * params.n
+    if completions > MAX_INPUTS:
         raise InvalidRequest(
             f"{len(prompts)} prompts with n={params.n} are more than {MAX_INPUTS} completions: send several requests",
             param="prompt" if len(prompts) > 1 else "n",
+        )
+    if params.logprobs is None:
+        return
+    named, tokens = 1 + params.logprobs, min(params.max_tokens, _TOKENS_COUNTED)
+    if completions * named * tokens > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"{completions} completions of {tokens:,} tokens with {named} log-probabilities each are more than "
+            f"{MAX_LOGPROBS:,} in all: ask for fewer",
+            param="top_logprobs" if chat else "logprobs",
         )
 
 
@@ -178,7 +190,7 @@ def _generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
         raise _missing(needed)
     params = read_params(body, _CHAT_DEFAULTS if chat else _COMPLETION_DEFAULTS, chat=chat)
     prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
-    require_few_completions(prompts, params)
+    require_answer_size(prompts, params, chat=chat)
     return GenerationBody(
         chat=chat,
         model=read_model(body),
