@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+_BRANCHES, _ENDS = 1, 2
+
 
 class StopAutomaton:
     """The tables for one set of stop strings. They are read only, so any number of texts can be read with them.
@@ -20,8 +22,8 @@ class StopAutomaton:
     """
 
     # The strings are added in sorted order, so nodes are numbered depth first and the first child of a node is the next
-    # number. Only further children need a dictionary. A table for 16 strings of 256 characters takes 64 kB, which
-    # matters because clients choose them.
+    # number. Only further children need a dictionary. The tables for 16 strings of 256 characters take 86 kB,
+    # which matters because clients choose them.
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.depths = array("i", [0])
@@ -37,6 +39,10 @@ class StopAutomaton:
         """Of each node: the longest other one with children that its text ends with."""
         self._holds = array("i", [0]) * len(parents)
         """Of each node: itself if it has children, else where it retreats to."""
+        self._kinds = bytearray(len(parents))
+        """Of each node: whether it has branches, and whether a stop string ends there. Most have neither: so the larger
+        tables, which do not fit the processor's caches, are seldom read.
+        """
         self._link(parents)
 
     def read(self, node: int, text: str, *, armed: bool) -> tuple[int, int, int]:
@@ -45,12 +51,22 @@ class StopAutomaton:
         Reading ends with the first character that completes a stop string, of which the longest counts; the length is 0
         when there was none. While not `armed`, nothing counts.
         """
-        after, matches, holds = self._next, self._matches, self._holds
+        # As `_next`, which is not called for every character since the call would take as long as the rest.
+        codes, kinds = self._codes, self._kinds
         for position, code in enumerate(map(ord, text), 1):
-            reached = after(node, code)
-            if armed and matches[reached]:
-                return 0, position, matches[reached]
-            node = holds[reached]
+            while codes[node + 1] != code:
+                if kinds[node] & _BRANCHES and (child := self._branches[node].get(code)):
+                    node = child
+                    break
+                if not node:
+                    break
+                node = self._retreats[node]
+            else:
+                node += 1
+            if kinds[node] & _ENDS:
+                if armed:
+                    return 0, position, self._matches[node]
+                node = self._holds[node]
         return node, len(text), 0
 
     def _add_all(self, stops: Sequence[str]) -> array[int]:
@@ -84,6 +100,8 @@ class StopAutomaton:
             self._retreats[node] = self._holds[suffix]
             has_children = self.depths[node + 1] > self.depths[node]
             self._holds[node] = node if has_children else self._retreats[node]
+            self._kinds[node] = _ENDS * bool(self._matches[node]) + _BRANCHES * (node in self._branches)
+        self._kinds[0] = _BRANCHES * (0 in self._branches)
 
     def _next(self, node: int, code: int) -> int:
         """The node after one more character at `node`, which is the root or has children."""
