@@ -6,6 +6,11 @@ name: it is what stands in an error line of a batch output.
 
 from __future__ import annotations
 
+import reprlib
+
+_SHOWN_CHARACTERS = 100
+_SHOWN_ITEMS = 8
+
 
 class BatchwrightError(Exception):
     """Base of every error raised on purpose by batchwright."""
@@ -219,3 +224,23 @@ class EndpointError(BatchwrightError):
         self.status = status
         self.body = body
         self.retry_after = retry_after
+
+
+def shown(value: object) -> str:
+    """A value as it stands in a message: its `repr`, shortened to 100 characters.
+
+    It takes no longer for a large value, and works where `repr` raises (an integer of more than 4300 digits does).
+    """
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > _SHOWN_ITEMS:
+        return f"({type(value).__name__} of {len(value):,})"
+    try:
+        text = repr(value[: _SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _repr.repr(value)
+    except Exception:
+        return f"({type(value).__name__})"
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+_repr = reprlib.Repr()
+_repr.maxlevel = 1  # what lies deeper may be large
+_repr.maxlist = _repr.maxtuple = _repr.maxdict = _repr.maxset = _repr.maxfrozenset = _SHOWN_ITEMS
+_repr.maxstring = _repr.maxlong = _repr.maxother = _SHOWN_CHARACTERS

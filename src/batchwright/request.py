@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
-from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.errors import BatchwrightError, InvalidRequest, shown
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """One chat message: `role`, `content`, and whatever else the model's chat template reads."""
@@ -25,8 +25,13 @@ Traffic: TypeAlias = Literal["online", "batch"]
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 MAX_TOP_LOGPROBS = 20
-
-_SHOWN_CHARACTERS = 100
+MAX_COMPLETIONS = 128
+"""Of one prompt: OpenAI's limit."""
+MAX_DEADLINE = 1e9
+"""Seconds: 30 years, so that sums with a clock keep their microseconds."""
+MAX_STOPS = 65_536
+MAX_STOP_CHARACTERS = 2**20
+"""Of all stop strings of a request together. Their tables take 20 bytes for each and are made within seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class SamplingParams:
     temperature: float = 0.7
     """0 is greedy; at most 10."""
     top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches this, in (0, 1]."""
+    """Smallest set of tokens whose probability reaches this, in [0, 1]; at 0 it is the likeliest token."""
     top_k: int = 0
     """Only the k likeliest tokens; 0 (or -1) is off."""
     min_p: float = 0.0
@@ -57,7 +62,10 @@ class SamplingParams:
     seed: int | None = None
     """With a seed the same request gives the same tokens, whatever else is in the batch (one machine, one dtype)."""
     stop: tuple[str, ...] = ()
-    """Generation ends before the first of these texts, which is not part of the output. A str or list is accepted."""
+    """Generation ends before the first of these texts, which is not part of the output. A str or list is accepted.
+
+    At most 65,536 texts with 1,048,576 characters in all; the time that a token takes does not depend on their number.
+    """
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
     """Completions to generate for the prompt."""
@@ -81,18 +89,24 @@ class SamplingParams:
                 check(name, value)
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
-                f"min_tokens={_shown(self.min_tokens)}: must be ≤ max_tokens={_shown(self.max_tokens)}",
+                f"min_tokens={shown(self.min_tokens)}: must be ≤ max_tokens={shown(self.max_tokens)}",
                 param="min_tokens",
             )
         if self.stop or self.stop_token_ids or self.logit_bias:
             self._check_stops()
 
     def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest(f"stop has {len(self.stop):,} texts, the most is {MAX_STOPS:,}", param="stop")
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(
-                    f"stop={_shown(text)}: each stop must be a text of at least one character", param="stop"
+                    f"stop={shown(text)}: each stop must be a text of at least one character", param="stop"
                 )
+        if (characters := sum(map(len, self.stop))) > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop has {characters:,} characters in all, the most is {MAX_STOP_CHARACTERS:,}", param="stop"
+            )
         for token in self.stop_token_ids:
             _require_int("stop_token_ids", token, low=0)
         for token, bias in self.logit_bias.items():
@@ -102,7 +116,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature == 0.0 or self.top_p == 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +162,15 @@ class InferenceRequest(SamplingParams):
         _check_prompt(self.prompt)
         if not isinstance(self.request_id, str) or not self.request_id:
             raise InvalidRequest(
-                f"request_id={_shown(self.request_id)}: must be a text that is not empty", param="request_id"
+                f"request_id={shown(self.request_id)}: must be a text that is not empty", param="request_id"
             )
         _require_int("priority", self.priority)
         if self.traffic not in ("online", "batch"):
-            raise InvalidRequest(f"traffic={_shown(self.traffic)}: must be online or batch", param="traffic")
+            raise InvalidRequest(f"traffic={shown(self.traffic)}: must be online or batch", param="traffic")
         if self.callback is not None:
             _require_callback(self.callback)
         if self.deadline is not None:
-            _require_real("deadline", self.deadline, low=0.0, high=1e9, above_low=True)
+            _require_real("deadline", self.deadline, low=0.0, high=MAX_DEADLINE, above_low=True)
 
     @classmethod
     def of(cls, prompt: Prompt, params: SamplingParams, **rest: Any) -> InferenceRequest:
@@ -248,41 +262,41 @@ def _as_tuple(name: str, value: Iterable[Any] | None) -> tuple[Any, ...]:
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
-        raise InvalidRequest(f"{name}={_shown(value)}: must be a list", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be a list", param=name)
     return tuple(value)
 
 
 def _require_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name}={_shown(value)}: must be a whole number", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be a whole number", param=name)
     if (low is not None and value < low) or (high is not None and value > high):
-        raise InvalidRequest(f"{name}={_shown(value)}: must be {_range(low, high, '≥')}", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be {_range(low, high, '≥')}", param=name)
 
 
 def _require_real(name: str, value: object, *, low: float, high: float | None = None, above_low: bool = False) -> None:
     # `x - x == 0` is false for NaN and the infinities, and unlike `math.isfinite` takes integers of any size.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value - value != 0:
-        raise InvalidRequest(f"{name}={_shown(value)}: must be a finite number", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be a finite number", param=name)
     if value < low or (above_low and value == low) or (high is not None and value > high):
         raise InvalidRequest(
-            f"{name}={_shown(value)}: must be {_range(low, high, '>' if above_low else '≥')}", param=name
+            f"{name}={shown(value)}: must be {_range(low, high, '>' if above_low else '≥')}", param=name
         )
 
 
 def _require_mapping(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{name}={_shown(value)}: must map token ids to numbers", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must map token ids to numbers", param=name)
 
 
 def _require_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name}={_shown(value)}: must be true or false", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be true or false", param=name)
 
 
 def _require_callback(callback: object) -> None:
     if not callable(callback):
         raise InvalidRequest(
-            f"callback={_shown(callback)}: must be a function that takes the response", param="callback"
+            f"callback={shown(callback)}: must be a function that takes the response", param="callback"
         )
     if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__):
         raise InvalidRequest(
@@ -290,15 +304,6 @@ def _require_callback(callback: object) -> None:
             "the response instead",
             param="callback",
         )
-
-
-def _shown(value: object) -> str:
-    """`repr`, short, and also where `repr` raises (an integer of more than 4300 digits does)."""
-    try:
-        text = repr(value)
-    except Exception:
-        return f"({type(value).__name__})"
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def _range(low: float | None, high: float | None, low_sign: str) -> str:
@@ -326,7 +331,7 @@ def _check_prompt(prompt: object) -> None:
     for position, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(
-                f"messages[{position}]={_shown(message)}: must be an object with a role (and usually content)",
+                f"messages[{position}]={shown(message)}: must be an object with a role (and usually content)",
                 param=f"messages[{position}]",
             )
 
@@ -335,7 +340,7 @@ _RANGES: dict[str, Callable[[str, object], None]] = {
     "max_tokens": partial(_require_int, low=1),
     "min_tokens": partial(_require_int, low=0),
     "temperature": partial(_require_real, low=0.0, high=10.0),
-    "top_p": partial(_require_real, low=0.0, high=1.0, above_low=True),
+    "top_p": partial(_require_real, low=0.0, high=1.0),
     "top_k": partial(_require_int, low=0, high=2**31 - 1),
     "min_p": partial(_require_real, low=0.0, high=1.0),
     "repetition_penalty": partial(_require_real, low=0.01, high=10.0),
@@ -343,7 +348,7 @@ _RANGES: dict[str, Callable[[str, object], None]] = {
     "frequency_penalty": partial(_require_real, low=-2.0, high=2.0),
     "logit_bias": _require_mapping,
     "seed": partial(_require_int, low=-(2**63), high=2**64 - 1),
-    "n": partial(_require_int, low=1, high=128),
+    "n": partial(_require_int, low=1, high=MAX_COMPLETIONS),
     "logprobs": partial(_require_int, low=0, high=MAX_TOP_LOGPROBS),
     "ignore_eos": _require_bool,
 }

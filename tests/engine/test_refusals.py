@@ -86,6 +86,32 @@ def test_a_chat_template_that_refuses(engine: Engine, monkeypatch: pytest.Monkey
     assert "no such role" in str(bad.error)
 
 
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("{% if message.role == 'system' %}", "system"),
+        ("{% if message.role in ('system', 'developer') %}", "developer"),
+        ('{% if message.role == "developer" %}', "developer"),
+    ],
+)
+def test_developers_are_called_system_by_templates_that_do_not_name_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, template: str, role: str
+) -> None:
+    whole = (
+        "{% for message in messages %}" + template + "{% endif %}{{ message.role }}: {{ message.content }}{% endfor %}"
+    )
+    tokenizer = engine.core.tokenizer
+    monkeypatch.setattr(tokenizer._inner, "chat_template", whole)
+    assert tokenizer.decode(tokenizer.encode([{"role": "developer", "content": "x"}])) == f"{role}: x"
+    assert tokenizer.decode(tokenizer.encode([{"role": "user", "content": "x"}])) == "user: x"
+
+
+def test_a_nucleus_of_nothing_is_the_likeliest_token(engine: Engine) -> None:
+    nucleus = SamplingParams(max_tokens=12, temperature=1.5, top_p=0.0)
+    first, second = engine.generate([STORY] * 2, [GREEDY, nucleus])
+    assert first.token_ids == second.token_ids
+
+
 def test_duplicate_ids(engine: Engine) -> None:
     requests = [InferenceRequest(STORY, request_id="same", max_tokens=3) for _ in range(2)]
     with pytest.raises(ValueError, match="request_id"):

@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.errors import BatchwrightError, InvalidRequest
-from batchwright.request import MAX_TOP_LOGPROBS, InferenceRequest, SamplingParams, Usage
+from batchwright.errors import BatchwrightError, InvalidRequest, shown
+from batchwright.request import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+    InferenceRequest,
+    SamplingParams,
+    Usage,
+)
 
 _BEYOND_PRINTING = 10**5000
 """An integer with more digits than Python is willing to print."""
@@ -23,7 +30,7 @@ _ACCEPTED: dict[str, list[Any]] = {
     "max_tokens": [1, 2**40],
     "min_tokens": [0, 256],
     "temperature": [0, 0.0, -0.0, 1e-12, 1, 10.0],
-    "top_p": [1e-9, 0.5, 1],
+    "top_p": [0, 1e-9, 0.5, 1],
     "top_k": [0, 1, 10**9],
     "min_p": [0, 1.0],
     "repetition_penalty": [0.01, 1, 10.0],
@@ -46,7 +53,7 @@ _REFUSED: dict[str, list[Any]] = {
     "max_tokens": [0, -1, 1.0, True, "5", None, math.nan, math.inf],
     "min_tokens": [-1, 257, 0.5, False, None],
     "temperature": [-0.01, 10.01, math.nan, math.inf, -math.inf, True, "0.7", None, _BEYOND_PRINTING, 1j],
-    "top_p": [0, 0.0, -0.5, 1.0001, math.nan, True, None, 10**400],
+    "top_p": [-1e-9, -0.5, 1.0001, math.nan, True, None, 10**400],
     "top_k": [-2, 1.5, True, math.inf, None, -_BEYOND_PRINTING],
     "min_p": [-1e-9, 1.1, math.nan, None],
     "repetition_penalty": [0, -1, 10.5, math.inf, None],
@@ -116,6 +123,8 @@ def test_the_defaults_are_valid() -> None:
     assert (params.max_tokens, params.temperature, params.stop, params.greedy) == (256, 0.7, (), False)
     assert SamplingParams(temperature=0).greedy
     assert SamplingParams(temperature=-0.0).greedy
+    assert SamplingParams(top_p=0).greedy
+    assert not SamplingParams(top_p=1e-9).greedy
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,32 @@ def test_the_defaults_are_valid() -> None:
 )
 def test_stop_may_be_a_text_a_list_or_none(stop: Any, kept: tuple[str, ...]) -> None:
     assert SamplingParams(stop=stop).stop == kept
+
+
+def test_stop_strings_have_a_number_and_a_length_in_all() -> None:
+    most, letters = MAX_STOPS, MAX_STOP_CHARACTERS
+    assert len(SamplingParams(stop=("a",) * most).stop) == most
+    assert SamplingParams(stop=("a" * letters,)).stop
+    with pytest.raises(InvalidRequest, match="stop has 65,537 texts, the most is 65,536"):
+        SamplingParams(stop=("a",) * (most + 1))
+    with pytest.raises(InvalidRequest, match="stop has 1,048,577 characters in all, the most is 1,048,576"):
+        SamplingParams(stop=("a" * letters, "b"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.5"),
+        ("a" * 1000, "'" + "a" * 98 + "…"),
+        ([1] * 9, "(list of 9)"),
+        ([[1] * 9, {"a": 1}], "[[...], {...}]"),
+        (dict.fromkeys(range(10**6)), "(dict of 1,000,000)"),
+        (_BEYOND_PRINTING, "(int)"),
+    ],
+    ids=["number", "text", "list", "nested", "dict", "beyond printing"],
+)
+def test_values_in_messages_are_short(value: Any, text: str) -> None:
+    assert shown(value) == text
 
 
 def test_stop_token_ids_may_be_any_iterable_or_none() -> None:
@@ -142,8 +177,8 @@ def test_min_tokens_above_max_tokens_names_both() -> None:
 
 
 def test_a_range_is_shown_with_both_its_ends() -> None:
-    with pytest.raises(InvalidRequest, match=r"top_p=0: must be > 0\.0 and ≤ 1\.0"):
-        SamplingParams(top_p=0)
+    with pytest.raises(InvalidRequest, match=r"top_p=2: must be ≥ 0\.0 and ≤ 1\.0"):
+        SamplingParams(top_p=2)
 
 
 def test_parameters_are_frozen_and_taken_by_name_only() -> None:

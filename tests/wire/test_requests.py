@@ -149,7 +149,7 @@ def test_forms_of_inputs_to_embed(given_input: Any, inputs: tuple[Any, ...]) -> 
         ({"input": []}, "input", "invalid_request"),
         ({"input": ["a", ""]}, "input", "invalid_request"),
         ({"input": ["a", 1]}, "input", "invalid_request"),
-        ({"input": ["a"] * 2049}, "input", "invalid_request"),
+        ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "invalid_request"),
         ({"input": "a", "dimensions": True}, "dimensions", "invalid_request"),
         ({"input": "a", "dimension": 5}, "dimension", "unknown_parameter"),

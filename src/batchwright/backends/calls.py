@@ -8,9 +8,8 @@ from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from batchwright.backends.inference import Call
-from batchwright.errors import DeadlineExceeded, ModelNotFound
+from batchwright.errors import DeadlineExceeded, ModelNotFound, shown
 from batchwright.request import Traffic
-from batchwright.wire.shown import shown
 
 _T = TypeVar("_T")
 

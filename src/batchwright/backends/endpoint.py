@@ -18,6 +18,7 @@ from batchwright.backends.endpoint_client import EndpointClient, Unreachable
 from batchwright.backends.inference import Call
 from batchwright.errors import DeadlineExceeded, EndpointError, EngineClosed, InvalidRequest, Overloaded
 from batchwright.request import Traffic
+from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model
 
@@ -132,6 +133,7 @@ class EndpointInference:
         """Where to, what (as JSON), and until when by the time of the event loop."""
         if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for {self._client.url} already: try again later")
+        require_sizes(call.body)
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
         body = {name: value for name, value in call.body.items() if name not in _OURS}

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, Protocol
 
 from batchwright.backends.inference import Call, Inference
-from batchwright.errors import InvalidRequest, ModelNotFound
+from batchwright.errors import InvalidRequest, ModelNotFound, shown
 from batchwright.wire.requests import read_model
-from batchwright.wire.shown import shown
 
 
 class Route(Inference, Protocol):

@@ -18,6 +18,8 @@ from torch import Tensor
 from batchwright.engine.drawing import draw, row_maxima
 from batchwright.request import SamplingParams
 
+_TYPES = {"q": np.int64, "f": np.float32}
+
 
 class SamplingState:
     """What the choice of one sequence's tokens depends on besides its logits."""
@@ -28,7 +30,12 @@ class SamplingState:
         self.uniform = self._random.random()
         """Decides the next token; a step that fails and is computed again draws it again."""
         self.generated = 0
-        self.counts: dict[int, int] = {}
+        self._places: dict[int, int] = {}
+        """Of each token that was generated, where it stands in `_generated` and `_counts`: these grow with the output,
+        so a step reads them as they are.
+        """
+        self._generated = array("q")
+        self._counts = array("f")
         self._ends = array("q", sorted(ends))
         self._bias_ids = array("q", params.logit_bias)
         self._bias = array("f", params.logit_bias.values())
@@ -63,7 +70,11 @@ class SamplingState:
         self.generated += 1
         self.uniform = self._random.random()
         if self._penalises:
-            self.counts[token] = self.counts.get(token, 0) + 1
+            place = self._places.setdefault(token, len(self._places))
+            if place == len(self._counts):
+                self._generated.append(token)
+                self._counts.append(0.0)
+            self._counts[place] += 1.0
         if self._repeats and token not in self._seen_set:
             self._seen_set.add(token)
             self._seen.append(token)
@@ -76,12 +87,11 @@ class SamplingState:
             seen = logits[ids]
             penalty = params.repetition_penalty
             logits[ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
-        if self._penalises and self.counts:
-            ids = torch.tensor(list(self.counts), device=logits.device)
-            counts = torch.tensor(list(self.counts.values()), dtype=logits.dtype, device=logits.device)
+        if self._counts:
+            ids, counts = _tensor(self._generated, logits.device), _tensor(self._counts, logits.device)
             logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
         if self._bias_ids:
-            logits[_tensor(self._bias_ids, logits.device)] += torch.tensor(self._bias, device=logits.device)
+            logits[_tensor(self._bias_ids, logits.device)] += _tensor(self._bias, logits.device)
         if self.generated < params.min_tokens and self._ends:
             logits[_tensor(self._ends, logits.device)] = -torch.inf
 
@@ -164,5 +174,5 @@ def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | No
     return RowLogprobs(float(own[token]), ids.tolist(), top.tolist())
 
 
-def _tensor(values: array[int], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.frombuffer(values, np.int64).copy()).to(device)
+def _tensor(values: array[int] | array[float], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.frombuffer(values, _TYPES[values.typecode]).copy()).to(device)

@@ -28,6 +28,8 @@ class Tokenizer:
             from transformers import AutoTokenizer
 
             self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
+        self._texts: dict[int, str] = {}
+        """Of tokens that were asked for: log-probabilities name 21 of them for each one that is chosen."""
         self._longest = _longest_token(self._inner)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
@@ -56,7 +58,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """Text of one token, special ones shown by name."""
-        return "" if self._inner is None else str(self._inner.decode([token_id]))
+        if self._inner is None:
+            return ""
+        text = self._texts.get(token_id)
+        if text is None:
+            self._texts[token_id] = text = str(self._inner.decode([token_id]))
+        return text
 
     def _encode_text(self, prompt: str) -> list[int]:
         if self._inner is None:
@@ -69,9 +76,8 @@ class Tokenizer:
         if self._inner is None or self._inner.chat_template is None:
             raise InvalidRequest("the model has no chat template: give the prompt as text", param="messages")
         try:
-            text = self._inner.apply_chat_template(
-                [dict(message) for message in prompt], add_generation_prompt=True, tokenize=False
-            )
+            messages = _with_known_roles(prompt, self._inner.get_chat_template())
+            text = self._inner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program of the model's maker and may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -86,6 +92,15 @@ class Tokenizer:
             )
         ids: list[int] = self._inner(text, verbose=False, **options)["input_ids"]
         return ids
+
+
+def _with_known_roles(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:
+    """Messages in which `developer`, the later name of `system`, is called so where the template does not name it."""
+    known = "'developer'" in template or '"developer"' in template
+    return [
+        dict(message) if known or message["role"] != "developer" else {**message, "role": "system"}
+        for message in messages
+    ]
 
 
 def _named_by(folder: Path) -> Any:

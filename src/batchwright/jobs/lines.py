@@ -7,12 +7,21 @@ from dataclasses import dataclass
 
 import msgspec
 
-from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.errors import BatchwrightError, InvalidRequest, shown
 from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.template import PromptTemplate
 from batchwright.request import InferenceRequest, Prompt, SamplingParams
 from batchwright.wire.fields import DEFAULT_PRIORITY, check_names, deadline_seconds, priority_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, out_of_range, read_messages, read_params, read_prompts
+from batchwright.wire.lines import MAX_CUSTOM_ID
+from batchwright.wire.requests import (
+    CHAT_URL,
+    COMPLETION_URL,
+    out_of_range,
+    read_messages,
+    read_params,
+    read_prompts,
+    require_answer_size,
+)
 
 ID_FIELDS = ("custom_id", "id")
 
@@ -126,11 +135,11 @@ class LineParser:
             if fields.get(name) is None:
                 raise InvalidRequest(f"{name} is missing", param=name, code="missing_field")
         if fields["method"] != "POST":
-            raise InvalidRequest(f"method={fields['method']!r}: must be POST", param="method")
+            raise InvalidRequest(f"method={shown(fields['method'])}: must be POST", param="method")
         url, body = fields["url"], fields["body"]
         if url not in (CHAT_URL, COMPLETION_URL):
             raise InvalidRequest(
-                f"url={url!r}: must be {CHAT_URL} or {COMPLETION_URL}", param="url", code="unsupported_url"
+                f"url={shown(url)}: must be {CHAT_URL} or {COMPLETION_URL}", param="url", code="unsupported_url"
             )
         if not isinstance(body, Mapping):
             raise InvalidRequest("body must be an object", param="body")
@@ -144,6 +153,7 @@ class LineParser:
         params = read_params(body, self.defaults, chat=chat)
         priority = priority_of(body)
         prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
+        require_answer_size(prompts, params, chat=chat)
         return Line(number, custom_id, chat, prompts, params, priority, deadline_seconds(body))
 
 
@@ -178,6 +188,12 @@ def _custom_id(fields: Mapping[str, object]) -> str | None:
             return str(value)
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{name} must be a text that is not empty, or a whole number", param=name)
+        if len(value) > MAX_CUSTOM_ID:
+            raise InvalidRequest(
+                f"{name} has {len(value):,} characters, the most is {MAX_CUSTOM_ID}",
+                param=name,
+                code="string_above_max_length",
+            )
         return value
     return None
 

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.wire.bounds import MAX_PROMPTS
 
 ENV_PREFIX = "BATCHWRIGHT_"
 DEFAULT_EMBEDDING_MODEL = next(name for name, model in BUILTIN.items() if model.kind is Kind.EMBED)
@@ -165,7 +166,9 @@ class Settings(BaseSettings):
     upload_timeout: Annotated[float, Field(gt=0.0, le=86_400.0)] = _setting(
         "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
     )
-    max_prompts: Count = _setting("Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async.")
+    max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = _setting(
+        "Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async."
+    )
 
     webhook_allow: Names = _setting(
         "Webhooks",

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, shown
+from batchwright.request import MAX_DEADLINE, MAX_TOP_LOGPROBS
+from batchwright.wire.bounds import MAX_TOKEN_DIGITS, require_few_fields, require_size
 
 _AS_THEY_ARE = frozenset({
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -18,14 +20,25 @@ _TRANSLATED = frozenset({
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
-_IGNORED = frozenset({
-    "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
-})  # fmt: skip
-"""Change nothing in the result. `model` is here because whoever chooses the model reads it first."""
+IGNORED: Mapping[str, type] = {
+    "metadata": dict,
+    "model": str,
+    "parallel_tool_calls": bool,
+    "prediction": dict,
+    "prompt_cache_key": str,
+    "prompt_cache_options": dict,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "store": bool,
+    "stream_options": dict,
+    "user": str,
+}
+"""Change nothing in the result, and their types. `model` is here because whoever chooses the model reads it first."""
+_TYPES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
 
 _NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
-_REFUSED: dict[str, tuple[object, ...]] = {
+REFUSED: Mapping[str, tuple[object, ...]] = {
     "add_special_tokens": (),
     "audio": (),
     "best_of": (1,),
@@ -61,7 +74,19 @@ _EMBEDDING_TAKEN = frozenset({"dimensions", "encoding_format", "input", "priorit
 
 DEFAULT_PRIORITY = 5
 
-_LARGEST = 2.0**64
+MAX_TEMPERATURE = 2.0
+"""OpenAI's. `SamplingParams` takes more."""
+MAX_TOKENS = 2**31 - 1
+RANGES: Mapping[str, tuple[int, int]] = {
+    "max_completion_tokens": (1, MAX_TOKENS),
+    "max_tokens": (1, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "priority": (-(2**31), 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+}
+"""Of whole numbers whose range here is not simply that of `SamplingParams`."""
+
 _LONGEST_NAME = 40
 
 
@@ -70,23 +95,56 @@ def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict:
 
     `reserved` are the names that the form of the body itself uses. With `strict` an unknown name is refused; without,
     only one that looks like a slip of the pen for a field that is known, since lines may carry columns of their own.
+    What is too large is refused, too.
     """
+    if strict:
+        require_few_fields(body)
     for name, value in body.items():
-        if value is None or name in reserved or name in _TAKEN or name in _IGNORED:
+        if value is None:
             continue
-        if name in _REFUSED:
-            if value not in _REFUSED[name]:
+        if name in reserved or name in _TAKEN:
+            require_size(name, value)
+        elif name in IGNORED:
+            if strict:
+                _require_ignorable(name, value)
+        elif name in REFUSED:
+            if not any(_is_same(value, neutral) for neutral in REFUSED[name]):
                 raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
-            continue
-        if strict or _meant(name, _TAKEN) is not None:
+        elif strict or _meant(name, _TAKEN) is not None:
             raise _unknown(name, _TAKEN)
 
 
 def check_embedding_names(body: Mapping[str, object]) -> None:
-    """Raises `InvalidRequest` naming the first field of a body for `/v1/embeddings` that cannot be honoured."""
+    """As `check_names`, strictly, for a body for `/v1/embeddings`."""
+    require_few_fields(body)
     for name, value in body.items():
-        if value is not None and name not in _EMBEDDING_TAKEN and name not in _IGNORED:
+        if value is None:
+            continue
+        if name in _EMBEDDING_TAKEN:
+            require_size(name, value)
+        elif name in IGNORED:
+            _require_ignorable(name, value)
+        else:
             raise _unknown(name, _EMBEDDING_TAKEN)
+
+
+def require_type(name: str, value: object, kind: type) -> None:
+    """Raises `InvalidRequest` unless `value` is of a type that JSON has: str, bool, dict or list."""
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{name}={shown(value)}: must be {_TYPES[kind]}", param=name)
+
+
+def _require_ignorable(name: str, value: object) -> None:
+    require_size(name, value)
+    require_type(name, value, IGNORED[name])
+    if name == "metadata" and isinstance(value, dict):
+        for key, text in value.items():
+            require_type(f"metadata.{key}", text, str)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """As JSON has it: Python takes false for 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _unknown(name: str, known: frozenset[str]) -> InvalidRequest:
@@ -110,8 +168,9 @@ def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, o
     that. Raises `InvalidRequest`.
     """
     given = {name: body[name] for name in _TAKEN & body.keys() if body[name] is not None}
-    for name, value in given.items():
-        _require_in_range(name, value)
+    for name in RANGES.keys() & given.keys():
+        _require_whole(name, given[name])
+    _require_temperature(given.get("temperature"))
     overrides = {name: given[name] for name in _AS_THEY_ARE & given.keys()}
     for name in ("max_tokens", "max_completion_tokens"):
         if name in given:
@@ -138,11 +197,12 @@ def deadline_seconds(body: Mapping[str, object]) -> float | None:
     if len(given) == 2:
         raise InvalidRequest("both deadline and deadline_ms are given: give one", param="deadline")
     name, value = given[0], body[given[0]]
-    _require_in_range(name, value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        unit = "seconds" if name == "deadline" else "milliseconds"
-        raise InvalidRequest(f"{name} must be a number of {unit} above 0", param=name)
-    return value / 1000 if name == "deadline_ms" else float(value)
+    unit, a_second = ("milliseconds", 1000) if name == "deadline_ms" else ("seconds", 1)
+    most = MAX_DEADLINE * a_second
+    # Written so that NaN, which Python's own JSON reader lets in, is refused too.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
+        raise InvalidRequest(f"{name} must be a number of {unit} above 0 and ≤ {most:.0e}", param=name)
+    return value / a_second
 
 
 def priority_of(body: Mapping[str, object]) -> int:
@@ -150,16 +210,23 @@ def priority_of(body: Mapping[str, object]) -> int:
     priority = body.get("priority")
     if priority is None:
         return DEFAULT_PRIORITY
-    _require_in_range("priority", priority)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise InvalidRequest("priority must be a whole number", param="priority")
-    return priority
+    return _require_whole("priority", priority)
 
 
-def _require_in_range(name: str, value: object) -> None:
-    # Written so that NaN, which Python's own JSON reader lets in, is out of range too.
-    if isinstance(value, (int, float)) and not abs(value) < _LARGEST:
-        raise InvalidRequest(f"{name} is out of range", param=name)
+def _require_whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name}={shown(value)}: must be a whole number", param=name)
+    low, high = RANGES[name]
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name}={shown(value)}: must be ≥ {low} and ≤ {high}", param=name)
+    return value
+
+
+def _require_temperature(temperature: object) -> None:
+    if isinstance(temperature, (int, float)) and temperature > MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature={shown(temperature)}: must be ≥ 0 and ≤ {MAX_TEMPERATURE:g}", param="temperature"
+        )
 
 
 def _stop(value: object) -> tuple[object, ...]:
@@ -168,17 +235,17 @@ def _stop(value: object) -> tuple[object, ...]:
 
 def _list(name: str, value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise InvalidRequest(f"{name} must be a list", param=name)
+        raise InvalidRequest(f"{name}={shown(value)}: must be a list", param=name)
     return tuple(value)
 
 
 def _logit_bias(value: object) -> dict[int, object]:
     if not isinstance(value, Mapping):
         raise InvalidRequest("logit_bias must be an object of token ids and numbers", param="logit_bias")
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError as error:
-        raise InvalidRequest("logit_bias has a key that is not a token id", param="logit_bias") from error
+    for token in value:
+        if not (token.isascii() and token.isdigit() and len(token) <= MAX_TOKEN_DIGITS):
+            raise InvalidRequest(f"logit_bias has the key {shown(token)}: must be a token id", param="logit_bias")
+    return {int(token): bias for token, bias in value.items()}
 
 
 def _chat_logprobs(given: Mapping[str, object]) -> object:

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from batchwright.wire.shown import shown
+from batchwright.errors import shown
+from batchwright.wire.bounds import MAX_MODEL
 
 MAX_CUSTOM_ID = 512
 """Characters."""
@@ -92,6 +93,12 @@ def _body_problem(body: dict[str, Any], model: str | None) -> LineProblem | None
     own = body.get("model")
     if own is None:
         return None
+    if isinstance(own, str) and len(own) > MAX_MODEL:
+        return LineProblem(
+            "string_above_max_length",
+            f"model has {len(own):,} characters, the most is {MAX_MODEL}.",
+            "body.model",
+        )
     if not isinstance(own, str) or not own or "\0" in own:
         return LineProblem("invalid_type", f"model is {shown(own)}: it must be the name of a model.", "body.model")
     if model is not None and own != model:

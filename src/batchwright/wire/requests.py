@@ -6,33 +6,38 @@ a completion 16. A value that is null is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, shown
 from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.fields import (
+    MAX_TOKENS,
     check_embedding_names,
     check_names,
     deadline_seconds,
     priority_of,
+    require_type,
     sampling_overrides,
 )
-from batchwright.wire.shown import shown
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 
-MAX_INPUTS = 2048
-"""Most texts in one body for embeddings, and most completions that one body may ask for: OpenAI's limit."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Of messages, as OpenAI has them."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
-_TO_THE_END = 2**31 - 1
-_CHAT_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=_TO_THE_END)
+_TOKENS_COUNTED = 4096
+"""Of a completion, when its log-probabilities are counted: a body without a limit means all that the context holds."""
+_CHAT_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
 _COMPLETION_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=16)
+_MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
+"""Of a message, beside its role and content; whatever else it has is the chat template's."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
 
@@ -63,7 +68,7 @@ class GenerationBody:
         """How to choose the tokens. `room`: how many the context holds beside the prompt, for a body without a limit of
         its own. Raises `InvalidRequest` when `min_tokens` are more.
         """
-        if self._params.max_tokens != _TO_THE_END:
+        if self._params.max_tokens != MAX_TOKENS:
             return self._params
         return replace(self._params, max_tokens=max(1, room))
 
@@ -120,6 +125,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
 def read_model(body: Mapping[str, Any]) -> str | None:
     """The name of the model; None where the body names none. Raises `InvalidRequest`."""
     model = body.get("model")
+    require_size("model", model)
     if model is None or (isinstance(model, str) and model and "\0" not in model):
         return model
     raise InvalidRequest(f"model={shown(model)}: must be the name of a model", param="model")
@@ -153,6 +159,25 @@ def read_messages(messages: object) -> list[Mapping[str, Any]]:
     return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
 
 
+def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> None:
+    """Raises `InvalidRequest` when one body asks for more completions, or more log-probabilities, than it may."""
+    completions = len(prompts) * params.n
+    if completions > MAX_INPUTS:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with n={params.n} are more than {MAX_INPUTS} completions: send several requests",
+            param="prompt" if len(prompts) > 1 else "n",
+        )
+    if params.logprobs is None:
+        return
+    named, tokens = 1 + params.logprobs, min(params.max_tokens, _TOKENS_COUNTED)
+    if completions * named * tokens > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"{completions} completions of {tokens:,} tokens with {named} log-probabilities each are more than "
+            f"{MAX_LOGPROBS:,} in all: ask for fewer",
+            param="top_logprobs" if chat else "logprobs",
+        )
+
+
 def out_of_range(error: Exception) -> InvalidRequest:
     """Of a value that passed every check by name and still cannot be converted: numbers of thousands of digits."""
     return InvalidRequest(f"a value is out of range: {error}")
@@ -165,11 +190,7 @@ def _generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
         raise _missing(needed)
     params = read_params(body, _CHAT_DEFAULTS if chat else _COMPLETION_DEFAULTS, chat=chat)
     prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
-    if len(prompts) * params.n > MAX_INPUTS:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with n={params.n} are more than {MAX_INPUTS} completions: send several requests",
-            param="n" if chat else "prompt",
-        )
+    require_answer_size(prompts, params, chat=chat)
     return GenerationBody(
         chat=chat,
         model=read_model(body),
@@ -206,8 +227,6 @@ def _inputs(value: object) -> tuple[str | list[int], ...]:
         raise InvalidRequest(
             "input must be a text, a list of token ids, or a list of either that is not empty", param="input"
         )
-    if len(inputs) > MAX_INPUTS:
-        raise InvalidRequest(f"input has {len(inputs)} texts, the most is {MAX_INPUTS}: split it", param="input")
     if "" in inputs:
         raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
     return inputs
@@ -231,14 +250,19 @@ def _are_token_ids(value: object) -> bool:
 
 
 def _message(where: str, message: object) -> Mapping[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role and content", param=where)
+    if role not in ROLES:
+        raise InvalidRequest(f"{where}.role={shown(role)}: must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    for name, kind in _MESSAGE_FIELDS.items():
+        if message.get(name) is not None:
+            require_type(f"{where}.{name}", message[name], kind)
     content = message.get("content")
     if isinstance(content, str):
         return message
     if isinstance(content, list):
         return {**message, "content": "".join(_text_part(where, part) for part in content)}
-    if content is None and message.get("tool_calls"):
+    if content is None and (message.get("tool_calls") or message.get("function_call")):
         return {**message, "content": ""}
     raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=where)
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import cast, get_args
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, shown
 from batchwright.jobs.store.records import BatchRecord, Endpoint
-from batchwright.wire.shown import shown
+from batchwright.wire.bounds import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
 """Seconds from the creation of a file."""
-_PAIRS, _KEY, _VALUE = 16, 64, 512
 _IDEMPOTENCY_KEY = 255
 _FILENAME = 1024
 _ASKED = (
@@ -50,13 +49,17 @@ def metadata_of(value: object) -> dict[str, str]:
     """Up to 16 pairs of texts."""
     if value is None:
         return {}
-    if not isinstance(value, Mapping) or len(value) > _PAIRS:
-        raise InvalidRequest(f"metadata: must be an object of at most {_PAIRS} pairs", param="metadata")
+    if not isinstance(value, Mapping) or len(value) > MAX_METADATA:
+        raise InvalidRequest(f"metadata: must be an object of at most {MAX_METADATA} pairs", param="metadata")
     for key, text in value.items():
-        if not isinstance(key, str) or not 0 < len(key) <= _KEY:
-            raise InvalidRequest(f"metadata key {shown(key)}: must have 1 to {_KEY} characters", param="metadata")
-        if not isinstance(text, str) or len(text) > _VALUE:
-            raise InvalidRequest(f"metadata[{key!r}]: must be a text of at most {_VALUE} characters", param="metadata")
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_METADATA_KEY:
+            raise InvalidRequest(
+                f"metadata key {shown(key)}: must have 1 to {MAX_METADATA_KEY} characters", param="metadata"
+            )
+        if not isinstance(text, str) or len(text) > MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata[{key!r}]: must be a text of at most {MAX_METADATA_VALUE} characters", param="metadata"
+            )
         if "\0" in key + text:
             raise InvalidRequest(f"metadata[{key!r}]: must not hold the character NUL", param="metadata")
     return dict(value)

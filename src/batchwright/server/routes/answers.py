@@ -1,7 +1,8 @@
 """Bodies of the online endpoints, as the OpenAPI description tells of them.
 
-What a request body means is judged by `wire/`, for online requests and for lines of batches alike; these schemas say
-which fields there are. Answers are made by whatever computes; a client reads of them what is named here.
+What a request body means is judged by `wire/`, for online requests and for lines of batches alike. These schemas say
+the same of each field by itself. What concerns several at once they do not say: `min_tokens` above `max_tokens`,
+prompts times `n`, sizes in all. Answers are made by whatever computes; a client reads of them what is named here.
 """
 
 from __future__ import annotations
@@ -10,103 +11,188 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-_TEXT = {"type": "string"}
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_INPUTS = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        _TOKENS,
-        {"type": "array", "items": _TOKENS, "minItems": 1},
-    ]
+from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
+from batchwright.wire import bounds
+from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
+from batchwright.wire.requests import ROLES
+
+_Schema = dict[str, Any]
+
+_NULL: _Schema = {"type": "null"}
+_FLAG: _Schema = {"type": ["boolean", "null"]}
+
+
+def _text(most: int, **more: Any) -> _Schema:
+    return {"type": "string", "maxLength": most, **more}
+
+
+def _list(items: _Schema, most: int, **more: Any) -> _Schema:
+    return {"type": "array", "items": items, "maxItems": most, **more}
+
+
+def _either(*schemas: _Schema, **more: Any) -> _Schema:
+    return {"anyOf": [*schemas, _NULL], **more}
+
+
+def _number(low: float, high: float, **more: Any) -> _Schema:
+    return {"type": ["number", "null"], "minimum": low, "maximum": high, **more}
+
+
+def _whole(low: int, high: int, **more: Any) -> _Schema:
+    return {**_number(low, high, **more), "type": ["integer", "null"]}
+
+
+def _inputs(**text: Any) -> _Schema:
+    one = _text(bounds.MAX_TEXT, **text)
+    tokens = _list({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, bounds.MAX_TOKEN_IDS, minItems=1)
+    return {"anyOf": [one, tokens, *(_list(each, bounds.MAX_INPUTS, minItems=1) for each in (one, tokens))]}
+
+
+_JSON: dict[type, _Schema] = {
+    str: _text(bounds.MAX_LABEL),
+    bool: {"type": "boolean"},
+    dict: {"type": "object", "maxProperties": bounds.MAX_VALUES - 1},
 }
-_COMMON: dict[str, Any] = {
-    "model": {"type": ["string", "null"], "description": "One of `GET /v1/models`; left out: the first of them."},
-    "priority": {"type": ["integer", "null"], "default": 5, "description": "Lower is sooner. Not OpenAI's."},
+_COMMON: dict[str, _Schema] = {
+    **{name: _either(_JSON[kind], description="Changes nothing.") for name, kind in IGNORED.items()},
+    "metadata": {
+        "type": ["object", "null"],
+        "maxProperties": bounds.MAX_METADATA,
+        "propertyNames": {"maxLength": bounds.MAX_METADATA_KEY},
+        "additionalProperties": _text(bounds.MAX_METADATA_VALUE),
+        "description": "Changes nothing.",
+    },
+    "model": _either(
+        _text(bounds.MAX_MODEL, minLength=1, pattern=r"^[^\x00]+$"),
+        description="One of `GET /v1/models`; left out: the first of them.",
+    ),
+    "priority": _whole(*RANGES["priority"], default=DEFAULT_PRIORITY, description="Lower is sooner. Not OpenAI's."),
     "deadline_ms": {
         "type": ["number", "null"],
         "exclusiveMinimum": 0,
+        "maximum": MAX_DEADLINE * 1000,
         "description": "Milliseconds after which the answer is of no use. Not OpenAI's.",
     },
-    "user": {"type": ["string", "null"]},
 }
-_GENERATION: dict[str, Any] = {
+_STOP = _text(bounds.MAX_STOP, minLength=1)
+_GENERATION: dict[str, _Schema] = {
+    **{name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in REFUSED.items()},
     **_COMMON,
-    "max_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 10, "default": 1},
-    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1, "default": 1},
-    "top_k": {"type": ["integer", "null"], "minimum": 0},
-    "min_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
-    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": 128, "default": 1},
-    "seed": {"type": ["integer", "null"]},
-    "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]},
-    "presence_penalty": {"type": ["number", "null"], "minimum": -2, "maximum": 2},
-    "frequency_penalty": {"type": ["number", "null"], "minimum": -2, "maximum": 2},
-    "repetition_penalty": {"type": ["number", "null"], "minimum": 0.01, "maximum": 10},
-    "logit_bias": {"type": ["object", "null"], "additionalProperties": {"type": "number"}},
-    "stream": {"type": ["boolean", "null"], "default": False},
+    "max_tokens": _whole(*RANGES["max_tokens"]),
+    "max_completion_tokens": _whole(*RANGES["max_completion_tokens"], description="Goes before `max_tokens`."),
+    "min_tokens": _whole(*RANGES["min_tokens"], description="At most `max_tokens`. Not OpenAI's."),
+    "temperature": _number(0, MAX_TEMPERATURE, default=1),
+    "top_p": _number(0, 1, default=1, description="0: the likeliest token."),
+    "top_k": _whole(-1, 2**31 - 1, description="0 and -1: all tokens. Not OpenAI's."),
+    "min_p": _number(0, 1, description="Not OpenAI's."),
+    "n": _whole(1, MAX_COMPLETIONS, default=1),
+    "seed": _whole(*RANGES["seed"]),
+    "stop": _either(_STOP, _list(_STOP, bounds.MAX_STOPS)),
+    "stop_token_ids": _either(
+        _list({"type": "integer", "minimum": 0}, bounds.MAX_STOP_TOKENS), description="Not OpenAI's."
+    ),
+    "ignore_eos": {**_FLAG, "description": "Not OpenAI's."},
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0.01, 10, description="Not OpenAI's."),
+    "logit_bias": {
+        "type": ["object", "null"],
+        "maxProperties": bounds.MAX_BIASES,
+        "propertyNames": {"pattern": f"^[0-9]{{1,{bounds.MAX_TOKEN_DIGITS}}}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    },
+    "stream": {**_FLAG, "default": False},
     "stream_options": {
         "type": ["object", "null"],
-        "properties": {"include_usage": {"type": ["boolean", "null"], "default": False}},
+        "maxProperties": bounds.MAX_VALUES - 1,
+        "properties": {"include_usage": {**_FLAG, "default": False}},
     },
 }
-_MESSAGE = {
+_PART: _Schema = {
     "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": _TEXT,
-        "content": {
-            "anyOf": [
-                _TEXT,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": _TEXT},
-                    },
-                },
-            ]
-        },
-    },
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _text(bounds.MAX_TEXT)},
+    "propertyNames": {"maxLength": bounds.MAX_NAME},
+    "maxProperties": bounds.MAX_MESSAGE_FIELDS,
 }
+_CONTENT = [_text(bounds.MAX_TEXT), _list(_PART, bounds.MAX_PARTS)]
+_MESSAGE: _Schema = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": _either(*_CONTENT),
+        "name": _either(_text(bounds.MAX_NAME)),
+        "tool_calls": _either(_list({}, bounds.MAX_TOOLS)),
+        "tool_call_id": _either(_text(bounds.MAX_LABEL)),
+        "function_call": _either(_JSON[dict]),
+    },
+    "propertyNames": {"maxLength": bounds.MAX_NAME},
+    "maxProperties": bounds.MAX_MESSAGE_FIELDS,
+    "anyOf": [
+        {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        {"required": ["function_call"], "properties": {"function_call": {"type": "object", "minProperties": 1}}},
+    ],
+}
+_TOP_LOGPROBS_NEED_LOGPROBS = [
+    {"properties": {"top_logprobs": {"enum": [None, 0]}}},
+    {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
+]
 
 
-def _object(title: str, required: str, **properties: Any) -> WithJsonSchema:
-    return WithJsonSchema({"title": title, "type": "object", "required": [required], "properties": properties})
+def _body(title: str, needed: str, properties: dict[str, _Schema], **more: Any) -> WithJsonSchema:
+    """Of these fields; one that is not named may be there when it is null."""
+    return WithJsonSchema(
+        {
+            "title": title,
+            "type": "object",
+            "required": [needed],
+            "properties": properties,
+            "additionalProperties": _NULL,
+            "maxProperties": bounds.MAX_FIELDS,
+            **more,
+        }
+    )
 
 
 ChatBody = Annotated[
     dict[str, Any],
-    _object(
+    _body(
         "ChatCompletionRequest",
         "messages",
-        messages={"type": "array", "items": _MESSAGE, "minItems": 1},
-        max_completion_tokens={"type": ["integer", "null"], "minimum": 1},
-        logprobs={"type": ["boolean", "null"]},
-        top_logprobs={"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-        **_GENERATION,
+        {
+            **_GENERATION,
+            "messages": _list(_MESSAGE, bounds.MAX_MESSAGES, minItems=1),
+            "logprobs": _FLAG,
+            "top_logprobs": _whole(0, MAX_TOP_LOGPROBS, description="Needs `logprobs: true`."),
+        },
+        anyOf=_TOP_LOGPROBS_NEED_LOGPROBS,
     ),
 ]
 CompletionBody = Annotated[
     dict[str, Any],
-    _object(
+    _body(
         "CompletionRequest",
         "prompt",
-        prompt=_INPUTS,
-        logprobs={"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-        **_GENERATION,
+        {
+            **_GENERATION,
+            "prompt": _inputs(),
+            "logprobs": {**_whole(0, MAX_TOP_LOGPROBS), "type": ["integer", "boolean", "null"]},
+        },
     ),
 ]
 EmbeddingsBody = Annotated[
     dict[str, Any],
-    _object(
+    _body(
         "EmbeddingsRequest",
         "input",
-        input=_INPUTS,
-        encoding_format={"enum": ["float", "base64", None]},
-        dimensions={"type": ["integer", "null"], "minimum": 1},
-        **_COMMON,
+        {
+            **_COMMON,
+            "input": _inputs(minLength=1),
+            "encoding_format": {"enum": ["float", "base64", None]},
+            "dimensions": _whole(1, 2**31 - 1),
+        },
     ),
 ]
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from batchwright.jobs.store.records import Endpoint
+from batchwright.wire import bounds
+from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
 from batchwright.wire.texts import flaw_of
 
 
@@ -17,8 +19,15 @@ def _whole(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_whole)]
-MetadataKey = Annotated[Text, StringConstraints(max_length=64)]
-MetadataValue = Annotated[Text, StringConstraints(max_length=512)]
+Model = Annotated[Text, StringConstraints(min_length=1, max_length=bounds.MAX_MODEL)]
+Prompt = Annotated[Text, StringConstraints(max_length=bounds.MAX_TEXT)]
+MetadataKey = Annotated[Text, StringConstraints(max_length=bounds.MAX_METADATA_KEY)]
+MetadataValue = Annotated[Text, StringConstraints(max_length=bounds.MAX_METADATA_VALUE)]
+Window = Annotated[
+    str,
+    StringConstraints(max_length=16),
+    Field(description='"24h"; other durations in h, m or d are honoured too: "90m", "7d".', examples=["24h"]),
+]
 
 
 class OutputExpiresAfter(BaseModel):
@@ -37,10 +46,8 @@ class BatchCreate(BaseModel):
 
     input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
     endpoint: Endpoint
-    completion_window: Annotated[
-        str, Field(description='"24h"; other durations in h, m or d are honoured too: "90m", "7d".', examples=["24h"])
-    ]
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    completion_window: Window
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=bounds.MAX_METADATA)] | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
 
@@ -49,7 +56,7 @@ class BatchRetry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    completion_window: str | None = None
+    completion_window: Window | None = None
     """Left out: that of the old batch."""
 
 
@@ -58,11 +65,13 @@ class SimpleBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: Annotated[list[Text], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = 256
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.7
-    model: Text | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, description="Lower is sooner.")] = 5
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=bounds.MAX_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 256
+    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE)] = 0.7
+    model: Model | None = None
+    priority: Annotated[
+        int, Field(ge=RANGES["priority"][0], le=RANGES["priority"][1], description="Lower is sooner.")
+    ] = DEFAULT_PRIORITY
 
 
 class SimpleBatchAsync(SimpleBatch):

@@ -1,0 +1,180 @@
+"""How large the parts of a request body may be: items of lists, characters of texts, members of objects.
+
+They hold for online requests, for lines of batches and for lines of `run` alike. A list is refused by its length,
+before its items are looked at. The types of values, and what they mean, are judged by whoever reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchwright.errors import InvalidRequest
+
+MAX_FIELDS = 128
+"""Fields of a body: twice as many as there are names."""
+MAX_INPUTS = 2048
+"""Prompts or texts to embed in one body, and completions that one body may ask for: OpenAI's limit."""
+MAX_LOGPROBS = 2**20
+"""Log-probabilities that one body may ask for: each takes half a kilobyte in the answer."""
+MAX_TEXT = 10_485_760
+"""Characters of a prompt or of a message's content: OpenAI's limit. The model's context is far below."""
+MAX_TOKEN_IDS = 524_288
+"""Token ids of all prompts of a body together: more than any context, and looked through within 20 ms."""
+MAX_MESSAGES = 2048
+"""Messages of a chat: OpenAI's limit."""
+MAX_PARTS = 4096
+"""Parts of the contents of all messages of a chat together: two for each message."""
+MAX_NAME = 64
+"""Characters of the name of a participant or of a field: OpenAI's limit."""
+MAX_MESSAGE_FIELDS = 32
+"""Fields of a message, or of a part of one: more than any chat template reads."""
+MAX_STOPS = 16
+"""Stop strings: OpenAI takes 4, others 16."""
+MAX_STOP = 256
+"""Characters of a stop string; so many of each stream may be held back."""
+MAX_STOP_TOKENS = 256
+"""Stop tokens: more than the end tokens of any model."""
+MAX_BIASES = 1024
+"""Token ids with a bias, which are added to the logits at every token: OpenAI takes 300."""
+MAX_TOKEN_DIGITS = 10
+"""Digits of a token id as a key of `logit_bias`."""
+MAX_TOOLS = 128
+"""Tools or functions, and calls of them in a message: OpenAI's limit."""
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+"""Pairs of `metadata`, and characters of their keys and values: OpenAI's limits."""
+MAX_LABEL = 512
+"""Characters of a text that names something and is not computed, such as `user`: OpenAI's own are of 64 to 512."""
+MAX_MODEL = 256
+"""Characters of the name of a model: names on the hub have up to 96 after the owner's."""
+MAX_PROMPTS = 65_536
+"""Prompts of a simple batch, however many the settings allow: more belong into a file."""
+MAX_VALUES = 10_000
+"""Values, at all depths, of what is handed on or ignored unread, such as a JSON schema or a prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The largest size of a value, whatever its JSON type."""
+
+    characters: int = MAX_TEXT
+    """Of a text."""
+    items: int | None = None
+    """Of a list. None: a list and all that is in it have at most `MAX_VALUES` values."""
+    numbers: int | None = None
+    """Of a list whose first item is a whole number, in place of `items`. Such items are not looked at."""
+    members: int | None = None
+    """Of an object. None: an object and all that is in it have at most `MAX_VALUES` values."""
+    key: int = MAX_NAME
+    """Characters of each key of an object that has `members`."""
+    each: Bound | None = None
+    """Of each item of a list, and of each value of an object. None: as large as anything may be."""
+    fields: Mapping[str, Bound] = field(default_factory=dict)
+    """Of the values of an object that have another bound than `each`, by key."""
+
+    def check(self, name: str, value: object) -> None:
+        """Raises `InvalidRequest` naming what is too large: `name`, or something in it such as `stop[3]`."""
+        if isinstance(value, str):
+            _require(name, len(value), self.characters, "characters", "string_above_max_length")
+        elif isinstance(value, list):
+            self._check_list(name, value)
+        elif isinstance(value, Mapping):
+            self._check_object(name, value)
+
+    def _check_list(self, name: str, value: list[Any]) -> None:
+        if self.numbers is not None and value and isinstance(value[0], int):
+            _require(name, len(value), self.numbers, "entries", "array_above_max_length")
+        elif self.items is None:
+            _require_values(name, value)
+        else:
+            _require(name, len(value), self.items, "entries", "array_above_max_length")
+            each = self.each or _ANYTHING
+            for position, item in enumerate(value):
+                each.check(f"{name}[{position}]", item)
+
+    def _check_object(self, name: str, value: Mapping[str, Any]) -> None:
+        if self.members is None:
+            _require_values(name, value)
+            return
+        _require(name, len(value), self.members, "members", "object_above_max_properties")
+        each = self.each or _ANYTHING
+        for key, item in value.items():
+            _require(name, len(key), self.key, "characters", "string_above_max_length", what=f"a key of {name}")
+            self.fields.get(key, each).check(f"{name}.{key}", item)
+
+
+_ANYTHING = Bound()
+_LABEL = Bound(characters=MAX_LABEL)
+_PROMPT = Bound(items=MAX_TOKEN_IDS, numbers=MAX_TOKEN_IDS)
+_PROMPTS = Bound(items=MAX_INPUTS, numbers=MAX_TOKEN_IDS, each=_PROMPT)
+_TOOLS = Bound(characters=MAX_NAME, items=MAX_TOOLS)
+_MESSAGE = Bound(
+    members=MAX_MESSAGE_FIELDS,
+    fields={
+        "role": Bound(characters=MAX_NAME),
+        "name": Bound(characters=MAX_NAME),
+        "content": Bound(items=MAX_PARTS, each=Bound(members=MAX_MESSAGE_FIELDS)),
+        "tool_calls": _TOOLS,
+        "tool_call_id": _LABEL,
+    },
+)
+_BOUNDS: Mapping[str, Bound] = {
+    "functions": _TOOLS,
+    "input": _PROMPTS,
+    "logit_bias": Bound(members=MAX_BIASES, key=MAX_TOKEN_DIGITS),
+    "messages": Bound(items=MAX_MESSAGES, each=_MESSAGE),
+    "metadata": Bound(members=MAX_METADATA, key=MAX_METADATA_KEY, each=Bound(characters=MAX_METADATA_VALUE)),
+    "model": Bound(characters=MAX_MODEL),
+    "prompt": _PROMPTS,
+    "prompt_cache_key": _LABEL,
+    "prompt_cache_retention": _LABEL,
+    "safety_identifier": _LABEL,
+    "service_tier": _LABEL,
+    "stop": Bound(characters=MAX_STOP, items=MAX_STOPS, each=Bound(characters=MAX_STOP)),
+    "stop_token_ids": Bound(items=MAX_STOP_TOKENS),
+    "tools": _TOOLS,
+    "user": _LABEL,
+}
+"""Of the fields that have a bound of their own."""
+
+
+def require_size(name: str, value: object) -> None:
+    """Raises `InvalidRequest` when the field `name` of a body, or something in it, is larger than it may be."""
+    _BOUNDS.get(name, _ANYTHING).check(name, value)
+    if name == "messages" and isinstance(value, list):
+        contents = [message.get("content") for message in value if isinstance(message, Mapping)]
+        parts = sum(len(content) for content in contents if isinstance(content, list))
+        _require(name, parts, MAX_PARTS, "parts in all", "array_above_max_length")
+    elif name in ("prompt", "input") and isinstance(value, list):
+        ids = sum(len(prompt) for prompt in value if isinstance(prompt, list))
+        _require(name, ids, MAX_TOKEN_IDS, "token ids in all", "array_above_max_length")
+
+
+def require_sizes(body: Mapping[str, object]) -> None:
+    """Raises `InvalidRequest` naming the first field of `body` that is larger than it may be."""
+    require_few_fields(body)
+    for name, value in body.items():
+        require_size(name, value)
+
+
+def require_few_fields(body: Mapping[str, object]) -> None:
+    """Raises `InvalidRequest` when `body` has more fields than it may."""
+    _require("", len(body), MAX_FIELDS, "fields", "object_above_max_properties", what="the body")
+
+
+def _require_values(name: str, value: list[Any] | Mapping[str, Any]) -> None:
+    left, found = [value], 1
+    while left:
+        container = left.pop()
+        found += len(container)
+        _require(name, found, MAX_VALUES, "values in all", "object_above_max_properties")
+        items = container.values() if isinstance(container, Mapping) else container
+        left += [item for item in items if isinstance(item, (list, Mapping))]
+
+
+def _require(name: str, size: int, most: int, unit: str, code: str, *, what: str | None = None) -> None:
+    if size > most:
+        raise InvalidRequest(f"{what or name} has {size:,} {unit}, the most is {most:,}", param=name or None, code=code)

@@ -1,0 +1,112 @@
+"""The OpenAPI description of a request body says of each field what the reader of the body does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from batchwright.errors import InvalidRequest
+from batchwright.server.routes.answers import ChatBody, CompletionBody, EmbeddingsBody
+from batchwright.wire import bounds, fields
+from batchwright.wire.requests import ROLES, read_embeddings, read_generation
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+class Form:
+    """A kind of body: its description, its reader and what it must have."""
+
+    def __init__(self, model: Any, needed: Mapping[str, Any], read: Callable[[Mapping[str, Any]], object]) -> None:
+        schema = TypeAdapter(model).json_schema()
+        self.needed = needed
+        self.names = sorted(schema["properties"])
+        self._schema = jsonschema_rs.Draft202012Validator(schema)
+        self._read = read
+
+    def agrees(self, body: Mapping[str, Any]) -> None:
+        try:
+            self._read(body)
+        except InvalidRequest as error:
+            told: str | None = str(error)
+        else:
+            told = None
+        assert self._schema.is_valid(body) == (told is None), (body, told)
+
+
+FORMS = {
+    "chat": Form(ChatBody, {"messages": [HELLO]}, lambda body: read_generation(body, chat=True)),
+    "completion": Form(CompletionBody, {"prompt": "a"}, lambda body: read_generation(body, chat=False)),
+    "embeddings": Form(EmbeddingsBody, {"input": "a"}, read_embeddings),
+}
+
+EDGES: list[Any] = [
+    None, True, False, -101, -100, -2, -1, 0, 1, 2, 3, 10, 11, 20, 21, 100, 101, 128, 129, 0.001, 0.5, 1.5, -0.5, 2.5,
+    2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 1e12 + 0.5, 1e15 + 0.5,
+    "", "a", "m" * 256, "m" * 257, "u" * 512, "u" * 513, "a\0b", "none", "auto", "float", "base64",
+    [], ["a"], [""], ["a"] * 16, ["a"] * 17, ["a" * 256], ["a" * 257], [1], [-1], [1] * 256, [1] * 257, ["a", 1],
+    [None], [[1], [2]], [[]], ["a"] * 2048, ["a"] * 2049, [1.5], [2**31], [True], ["text"], {},
+    {"a": "b"}, {"a": 1}, {"5": 1}, {"5": 101}, {"5": "x"}, {str(key): 0 for key in range(1024)},
+    {str(key): 0 for key in range(1025)}, {"12345678901": 1}, {"k" * 65: "v"}, {"k": "v" * 513}, {"type": "text"},
+    dict.fromkeys(map(str, range(16)), "v"), dict.fromkeys(map(str, range(17)), "v"), {"include_usage": True},
+    {"include_usage": 1}, [HELLO], [HELLO] * 2049,
+]  # fmt: skip
+MESSAGES: list[Any] = [
+    *({"role": role, "content": "a"} for role in (*ROLES, "x", 5)), {}, "a", None,
+    {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": 5}, {"content": "a"},
+    {"role": "user", "content": []}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "user", "content": [{"type": "text"}]}, {"role": "user", "content": [{"type": "image", "text": "a"}]},
+    {"role": "user", "content": ["a"]}, {**HELLO, "name": "n" * 64}, {**HELLO, "name": "n" * 65}, {**HELLO, "name": 5},
+    {**HELLO, "name": None}, {**HELLO, "k" * 64: 1}, {**HELLO, "k" * 65: 1}, {**HELLO, "tool_calls": 5},
+    {"role": "assistant", "tool_calls": [{}]}, {"role": "assistant", "tool_calls": []},
+    {"role": "assistant", "content": None, "tool_calls": [{}] * 129}, {**HELLO, "tool_call_id": "i" * 513},
+    {"role": "assistant", "function_call": {"name": "f"}}, {"role": "assistant", "function_call": {}},
+    {**HELLO, **dict.fromkeys(map(str, range(30)))}, {**HELLO, **dict.fromkeys(map(str, range(31)))},
+]  # fmt: skip
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e6, 1e6).filter(lambda x: not x.is_integer()) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_each_field_at_its_edges(form: str) -> None:
+    kind = FORMS[form]
+    for name in kind.names:
+        # Beside it, so that no field is judged by another.
+        beside = (
+            {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"logprobs": True} if name == "top_logprobs" else {}
+        )
+        for value in EDGES:
+            kind.agrees({**kind.needed, **beside, name: value})
+    kind.agrees({})
+    kind.agrees({**kind.needed, "top_logprobs": 1})
+    kind.agrees({**kind.needed, "unheard_of": 1})
+    kind.agrees({**kind.needed, **dict.fromkeys(map(str, range(127)))})
+    kind.agrees({**kind.needed, **dict.fromkeys(map(str, range(128)))})
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_of_messages(message: Any) -> None:
+    FORMS["chat"].agrees({"messages": [HELLO, message]})
+
+
+@settings(max_examples=300)
+@given(form=st.sampled_from(sorted(FORMS)), data=st.data())
+def test_of_any_value(form: str, data: st.DataObject) -> None:
+    kind = FORMS[form]
+    name = data.draw(st.sampled_from(sorted({*kind.names, "x"} - {"min_tokens"})))
+    kind.agrees({**kind.needed, name: data.draw(json_values)})
+
+
+def test_every_field_that_is_taken_is_described() -> None:
+    described = {*FORMS["chat"].names, *FORMS["completion"].names, *FORMS["embeddings"].names}
+    assert described >= fields.RANGES.keys() | fields.IGNORED.keys() | fields.REFUSED.keys()
+    assert bounds._BOUNDS.keys() <= described
