@@ -331,7 +331,7 @@ class Life(RuleBasedStateMachine):
     async def compare_all(self) -> None:
         await asyncio.gather(*(self.compare(batch_id, batch) for batch_id, batch in self.model.batches.items()))
         running = [b for b in self.model.batches.values() if b.status == "in_progress" and not b.ending]
-        counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed")}
+        counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed", "suspect")}
         assert await self.store.count_lines() == counted
         assert (await self.store.count_deliveries())["pending"] == self.model.events
 
