@@ -115,8 +115,8 @@ def test_a_share_is_of_tokens_and_of_weight(tmp_path: Path) -> None:
 
     async def main(house: House) -> None:
         model = Model(slots=12)
-        model.delays = {prompt: 10.0 for prompt in prompts("long", 150)}
-        model.tokens = {prompt: 1000 for prompt in prompts("long", 150)}
+        model.delays = dict.fromkeys(prompts("long", 150), 10.0)
+        model.tokens = dict.fromkeys(prompts("long", 150), 1000)
         model.default_tokens = 100
         await house.store.set_tenant_weight("double", 2.0)
         assert await house.store.tenant_weights() == {"double": 2.0}
