@@ -1,4 +1,4 @@
-"""Any sequence of claims, results, deaths, lost leases, cancels, expiries, retries and removals, against a plain model."""
+"""Any sequence of claims, results, deaths, expiries, retries, removals and whatever else, against a plain model."""
 
 from __future__ import annotations
 
