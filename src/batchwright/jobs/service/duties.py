@@ -41,7 +41,7 @@ class Duties:
         self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
         self._duties = [
             _Duty(self._expire, 1.0),
-            _Duty(self._reap, 5.0),
+            _Duty(self.reap, 5.0),
             _Duty(self._bury, 30.0),
             _Duty(self._sweep, 600.0),
             self._removal,
@@ -71,7 +71,8 @@ class Duties:
     async def _expire(self) -> bool:
         return bool(await self._store.expire_batches())
 
-    async def _reap(self) -> bool:
+    async def reap(self) -> bool:
+        """Take lines from workers that died. Whether there were any."""
         lines = await self._store.reap(max_crashes=self._max_crashes)
         if lines:
             _log.warning(

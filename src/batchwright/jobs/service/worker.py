@@ -139,6 +139,7 @@ class Worker:
         self._nothing_to_claim = False
         self._in_doubt = False
         """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
+        self._reaped = False
         self._suspects = False
         """It computes lines of which there may be few at once, since a process died with them in work."""
         self._former: str | None = None
@@ -257,6 +258,10 @@ class Worker:
         if not wanted:
             return False
         limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
+        if not self._reaped:
+            # What the process before this one left must be known while nothing is held: suspects are taken then.
+            await self._duties.reap()
+            self._reaped = True
         held_nothing = self._hand.empty
         async with self._lease() as worker:
             try:
