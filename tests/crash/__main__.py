@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tests.crash.campaign import Campaign, start_service
+from tests.crash.campaign import Campaign, start_campaign_service
 from tests.crash.outside import Outside
 from tests.postgres import PostgresServer
 
@@ -34,7 +34,7 @@ async def _campaign(folder: Path, database: str, kills: int, seed: int, name: st
             print(f"{name}: {done} of {kills} kills", file=sys.stderr, flush=True)
 
     async with Outside() as outside:
-        return await Campaign(start_service(folder, database, outside), outside, seed, show).run(kills)
+        return await Campaign(start_campaign_service(folder, database, outside), outside, seed, show).run(kills)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,26 @@ import ast
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from tests.crash.load import Client, Load
+from tests.crash.load import Client, Job, Load
 from tests.crash.outside import Outside
 from tests.crash.service import Service
 
 import batchwright
 
 _ANY = "any moment"
+_CUSTOMERS = 2
+"""Of each of several tenants at once."""
 _LONGEST_LIFE = 1.0
 """Seconds from being ready to being killed at a random moment, at most."""
 _RARE = frozenset({
     "add_key", "add_webhook", "delete_webhook", "expire_batches", "reap", "release", "renew_lease", "retire_worker",
-    "revoke_key", "rotate_tenant_secret", "tenant_secrets", "update_webhook",
+    "revoke_key", "rotate_tenant_secret", "set_tenant_weight", "tenant_secrets", "update_webhook",
 })  # fmt: skip
 """Writes of the store that this load does not bring about, or not within seconds."""
 _PASSING = 4.0
@@ -111,7 +113,7 @@ class Campaign:
         self.service.kill()
         return _ANY
 
-    def _summed_up(self, figures: Figures, load: Load) -> Figures:
+    def _summed_up(self, figures: Figures, load: Crowd) -> Figures:
         figures.batches.update(job.record["status"] for job in load.jobs)
         figures.lines = sum(len(job.questions) for job in load.jobs)
         figures.calls = self.outside.calls.total()
@@ -120,37 +122,87 @@ class Campaign:
         return figures
 
 
+class Crowd:
+    """The customers of all tenants."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self.loads = loads
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [job for load in self.loads for job in load.jobs]
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for load in self.loads:
+                group.create_task(load.run())
+
+    async def more_ends(self, count: int) -> None:
+        """Wait until so many more batches of each tenant have ended."""
+        await asyncio.gather(*(load.more_ends(count) for load in self.loads))
+
+    async def check(self, outside: Outside) -> None:
+        """Every line exactly once, right, and counted. Raises `AssertionError`."""
+        for load in self.loads:
+            await load.check_messages(outside)
+            await load.check()
+        asked = set().union(*(load.asked for load in self.loads))
+        assert outside.calls.keys() <= asked, "the endpoint was asked what is in no input"
+
+
 @asynccontextmanager
-async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIterator[Load]:
+async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIterator[Crowd]:
     """Customers at work while the block runs, which starts the service and leaves it running.
 
     After it, everything that they asked for must come out right, and the service must end well: raises
     `AssertionError` when not.
     """
-    client = Client(service.url)
-    load = Load(client, seed)
-    customers = asyncio.create_task(load.run())
+    clients = [Client(service.url, key) for key in service.keys]
+    if len(clients) == 1:
+        crowd = Crowd([Load(clients[0], seed)])
+    else:
+        crowd = Crowd([Load(client, seed + number, _CUSTOMERS) for number, client in enumerate(clients)])
+    customers = asyncio.create_task(crowd.run())
     try:
-        yield load
-        load.finish()
+        yield crowd
+        for load in crowd.loads:
+            load.finish()
         await customers
-        await load.check_messages(outside)
-        await load.check(outside)
+        await crowd.check(outside)
         assert await service.stop() == 0, service.tail()
         left = [*(service.data / "files").rglob("*.tmp")]
         assert not left, f"temporary files were left behind: {left}"
     finally:
         customers.cancel()
         await asyncio.gather(customers, return_exceptions=True)
-        await client.close()
+        for client in clients:
+            await client.close()
         service.kill()
 
 
-def start_service(folder: Path, database: str, outside: Outside, *extra: str) -> Service:
-    """A service that is not started yet, on a data folder of its own, whose ends are told to `outside`."""
+def start_service(folder: Path, database: str, outside: Outside, *extra: str, tenants: Sequence[str] = ()) -> Service:
+    """A service that is not started yet, on a data folder of its own, whose ends are told to `outside`.
+
+    With `tenants` it asks for keys, and each of them has one.
+    """
     data = folder / "data"
     data.mkdir(parents=True)
     there = f"http://127.0.0.1:{outside.port}"
     service = Service(data, database, f"{there}/v1", ["--webhook-allow", "127.0.0.1", *extra])
-    service.command("webhooks", "create", f"{there}/hook", "--webhook-allow", "127.0.0.1")
+    webhook = ("webhooks", "create", f"{there}/hook", "--webhook-allow", "127.0.0.1")
+    if not tenants:
+        service.command(*webhook)
+        return service
+    service.keys.clear()
+    for tenant in tenants:
+        service.command(*webhook, "--tenant", tenant)
+        service.keys.append(service.command("keys", "create", "customer", "--tenant", tenant).strip())
     return service
+
+
+def start_campaign_service(folder: Path, database: str, outside: Outside) -> Service:
+    """A service for a `Campaign`: of two tenants.
+
+    Killed so often from outside, lines that do no harm would be in work at three deaths in a row.
+    """
+    return start_service(folder, database, outside, "--max-crashes", "100000", tenants=("first", "second"))

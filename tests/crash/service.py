@@ -31,6 +31,8 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
         self._backend = ["--backend", backend, "--model", "oracle"]
         self._flags = [*self.store, *self._backend, "--port", str(self.port), *extra]
+        self.keys: list[str | None] = [None]
+        """Of the tenants that use it; without keys there is one."""
         self._process: subprocess.Popen[bytes] | None = None
         self.log = data.parent / "service.log"
 

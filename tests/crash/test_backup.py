@@ -66,7 +66,7 @@ async def _scenario(
         try:
             restored.start()
             await restored.ready()
-            await _check(restored.url, load)
+            await _check(restored.url, load.loads[0])
             assert await restored.stop() == 0, restored.tail()
         finally:
             restored.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.crash.campaign import Campaign, Figures, start_service, under_load
+from tests.crash.campaign import Campaign, Figures, start_campaign_service, start_service, under_load
 from tests.crash.load import eventually
 from tests.crash.outside import Outside
 from tests.postgres import PostgresServer
@@ -40,7 +40,7 @@ def test_killed_on_postgresql(tmp_path: Path, postgres: PostgresServer) -> None:
 
 async def _campaign(folder: Path, database: str, kills: int) -> Figures:
     async with Outside() as outside:
-        return await Campaign(start_service(folder, database, outside), outside, SEED).run(kills)
+        return await Campaign(start_campaign_service(folder, database, outside), outside, SEED).run(kills)
 
 
 def test_postgresql_restarted_under_load(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -43,6 +43,9 @@ class Model:
         self.seconds = seconds
         self.faults: Callable[[str], BaseException | None] = lambda prompt: None
         self.delays: dict[str, float] = {}
+        self.tokens: dict[str, int] = {}
+        """Of the answer to a prompt."""
+        self.default_tokens = 2
         self.calls: Counter[str] = Counter()
         self.held = 0
         self.peak = 0
@@ -63,14 +66,15 @@ class Model:
                 raise error
         finally:
             self.held -= 1
+        tokens = self.tokens.get(prompt, self.default_tokens)
         return {
             "id": "cmpl",
             "object": "text_completion",
             "choices": [{"index": 0, "text": prompt.upper(), "finish_reason": "stop"}],
             "usage": {
                 "prompt_tokens": len(prompt),
-                "completion_tokens": 2,
-                "total_tokens": len(prompt) + 2,
+                "completion_tokens": tokens,
+                "total_tokens": len(prompt) + tokens,
                 "prompt_tokens_details": {"cached_tokens": 1},
             },
         }
@@ -142,15 +146,24 @@ class House:
         self.workers.append(worker)
         return worker
 
-    async def upload(self, *contents: bytes) -> str:
-        return (await self.jobs.upload(TENANT, "input.jsonl", pieces(*contents))).id
+    async def upload(self, *contents: bytes, tenant: str = TENANT) -> str:
+        return (await self.jobs.upload(tenant, "input.jsonl", pieces(*contents))).id
 
-    async def submit(self, prompts: Iterable[str], **options: Any) -> BatchRecord:
-        file_id = await self.upload(*map(line, prompts))
-        return await self.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT, **options)
+    async def submit(self, prompts: Iterable[str], *, tenant: str = TENANT, **options: Any) -> BatchRecord:
+        file_id = await self.upload(*map(line, prompts), tenant=tenant)
+        return await self.jobs.create_batch(tenant, input_file_id=file_id, endpoint=ENDPOINT, **options)
 
     async def batch(self, batch: BatchRecord) -> BatchRecord:
-        return await self.jobs.batch(TENANT, batch.id)
+        return await self.jobs.batch(batch.tenant, batch.id)
+
+    async def die(self, worker: Worker) -> None:
+        """As if its process had been killed: it tells nobody."""
+        self.workers.remove(worker)
+        worker._duties.close()
+        tasks = [*worker._tasks.values(), *worker._calls._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reaches(self, batch: BatchRecord, *statuses: str) -> BatchRecord:
         """The batch, once it has one of these."""
@@ -169,10 +182,10 @@ class House:
     async def ended(self, batch: BatchRecord) -> BatchRecord:
         return await self.reaches(batch, *ENDED)
 
-    async def content(self, file_id: str | None) -> list[dict[str, Any]]:
+    async def content(self, file_id: str | None, *, tenant: str = TENANT) -> list[dict[str, Any]]:
         """The lines of a file."""
         assert file_id is not None
-        _, chunks = await self.jobs.content(TENANT, file_id)
+        _, chunks = await self.jobs.content(tenant, file_id)
         content = b"".join([chunk async for chunk in chunks])
         assert content.endswith(b"\n")
         return [msgspec.json.decode(each) for each in content.splitlines()]

@@ -42,22 +42,13 @@ class Chaos:
             raise StoreUnavailable("away")
 
 
-async def crash(place: House) -> None:
-    """All workers of the house are gone, without a word to anybody."""
-    for worker in place.workers:
-        for task in [*worker._tasks.values(), *worker._calls._tasks]:
-            task.cancel()
-        worker._duties.close()
-        await asyncio.gather(*worker._tasks.values(), *worker._calls._tasks, return_exceptions=True)
-    place.workers.clear()
-
-
 async def _lives(place: House, chaos: Chaos, batches: list[BatchRecord], crashes: int) -> list[BatchRecord]:
     for _ in range(crashes):
         for _ in range(chaos.draw.randint(1, 2)):
             await _worker(place, chaos).start()
         await asyncio.sleep(chaos.draw.uniform(0.0, 20.0))
-        await crash(place)
+        for worker in [*place.workers]:
+            await place.die(worker)
     chaos.on = False
     worker = _worker(place, chaos)
     await worker.start()
@@ -69,7 +60,8 @@ async def _lives(place: House, chaos: Chaos, batches: list[BatchRecord], crashes
 def _worker(place: House, chaos: Chaos) -> Worker:
     model = Model(slots=chaos.draw.randint(1, 5), seconds=chaos.draw.uniform(0.1, 3.0))
     model.faults = chaos.fault
-    return place.worker(model, lease=10.0)
+    # Whoever kills at random, and often, kills innocent lines as often as one likes.
+    return place.worker(model, lease=10.0, max_crashes=1000)
 
 
 @settings(max_examples=15)

@@ -347,7 +347,7 @@ def test_a_worker_that_stops_does_not_wait_for_the_next_try_of_a_line(tmp_path: 
         # Line a waited when it stopped; b was computed then, and failed in its turn.
         assert house.clock.now() - before < 10.0
         assert model.calls.total() == 2
-        assert await house.store.count_lines() == {"pending": 2, "claimed": 0}
+        assert await house.store.count_lines() == {"pending": 2, "claimed": 0, "suspect": 0}
         assert (await house.batch(batch)).status == "in_progress"
 
     run(tmp_path, main)

@@ -204,7 +204,7 @@ def test_cancelling_while_it_runs_keeps_what_was_done(play: Play) -> None:
         assert await store.claim(worker, 9) == []
         assert await store.commit(worker, [result(line) for line in claimed]) == [True, False, False]
         assert await store.ending_among([batch.id, "batch_0"]) == {batch.id, "batch_0"}
-        assert await store.count_lines() == {"pending": 0, "claimed": 0}
+        assert await store.count_lines() == {"pending": 0, "claimed": 0, "suspect": 0}
         assert await store.take_finishing(worker) is not None
         output, errors = world.new_file(purpose="batch_output"), world.new_file(purpose="batch_output")
         assert await store.finish(worker, batch.id, output=output, errors=errors, unfinished=3)
@@ -257,7 +257,7 @@ def test_pausing(play: Play) -> None:
         assert paused.paused
         assert await store.claim(worker, 1) == []
         assert await store.commit(worker, [result(line)]) == [True]
-        assert await store.count_lines() == {"pending": 1, "claimed": 0}
+        assert await store.count_lines() == {"pending": 1, "claimed": 0, "suspect": 0}
         await store.set_paused("t", batch.id, False)
         assert numbers(await store.claim(worker, 9)) == [2]
         await store.request_cancel("t", batch.id)

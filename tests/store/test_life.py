@@ -1,11 +1,10 @@
-"""Any sequence of claims, results, lost leases, cancels, expiries, retries and removals, against a plain model."""
+"""Any sequence of claims, results, deaths, expiries, retries, removals and whatever else, against a plain model."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.store.life_model import Batch, Line, Model, give_back
 from tests.store.support import START, World, result
 
 from batchwright.errors import Conflict, LeaseLost, NotFound
@@ -29,57 +29,8 @@ from batchwright.jobs.store import open_store
 from batchwright.jobs.store.records import BatchRecord, ClaimedLine
 
 T = TypeVar("T")
-
-
-@dataclass
-class Line:
-    state: str = "pending"
-    attempt: int = 0
-    worker: str | None = None
-    sequence: int | None = None
-
-
-@dataclass
-class Batch:
-    record: BatchRecord
-    lines: dict[int, Line]
-    status: str = "in_progress"
-    ending: str | None = None
-    paused: bool = False
-    unfinished: int = 0
-    finished: int = 0
-    """Lines with a result."""
-    file: str | None = None
-    """Built when it ended."""
-    removed: bool = False
-
-    def of(self, state: str) -> list[int]:
-        return [number for number, line in sorted(self.lines.items()) if line.state == state]
-
-
-@dataclass
-class Model:
-    batches: dict[str, Batch] = field(default_factory=dict)
-    leases: dict[str, float] = field(default_factory=dict)
-    events: int = 0
-
-    def claimable(self, now: float) -> list[Batch]:
-        found = [
-            batch
-            for batch in self.batches.values()
-            if batch.status == "in_progress" and not batch.ending and not batch.paused and batch.record.expires_at > now
-        ]
-        return sorted(found, key=lambda batch: batch.record.expires_at)  # stable: then by age
-
-    def free(self, worker: str) -> int:
-        freed = 0
-        del self.leases[worker]
-        for batch in self.batches.values():
-            for line in batch.lines.values():
-                if (line.state, line.worker) == ("claimed", worker):
-                    line.state, line.worker = "pending", None
-                    freed += 1
-        return freed
+MOST = 3
+"""Deaths after which a line fails."""
 
 
 class Life(RuleBasedStateMachine):
@@ -125,14 +76,16 @@ class Life(RuleBasedStateMachine):
         self.model.leases[worker] = self.world.now + lease
         return worker
 
-    @rule(target=batches, lines=st.integers(1, 8), window=st.sampled_from([10, 500]))
-    def submit(self, lines: int, window: float) -> str:
-        return self.submitted(lines, window)
+    @rule(
+        target=batches, lines=st.integers(1, 8), window=st.sampled_from([10, 500]), tenant=st.sampled_from(["t", "u"])
+    )
+    def submit(self, lines: int, window: float, tenant: str) -> str:
+        return self.submitted(lines, window, tenant)
 
-    def submitted(self, lines: int, window: float) -> str:
+    def submitted(self, lines: int, window: float, tenant: str = "t") -> str:
         async def made() -> BatchRecord:
             maker = await self.world.worker()
-            batch = await self.world.running(maker, lines, window=window, callback_url="https://example.com")
+            batch = await self.world.running(maker, lines, tenant, window=window, callback_url="https://example.com")
             await self.store.retire_worker(maker)
             return batch
 
@@ -154,13 +107,12 @@ class Life(RuleBasedStateMachine):
                 self.do(self.store.claim(worker, limit))
             return []
         found = self.do(self.store.claim(worker, limit))
-        free = ((batch, number) for batch in self.model.claimable(self.world.now) for number in batch.of("pending"))
-        expected = []
-        for batch, number in list(itertools.islice(free, limit)):
-            line = batch.lines[number]
-            line.state, line.worker, line.attempt = "claimed", worker, line.attempt + 1
-            expected.append((batch.record.id, number, line.attempt))
-        assert [(line.batch_id, line.number, line.attempt) for line in found] == expected
+        places = self.model.claim(worker, limit, self.world.now)
+        lines = [(batch.record.id, number, batch.lines[number]) for batch, number in places]
+        assert [(line.batch_id, line.number, line.attempt, line.crashes, line.given_up) for line in found] == [
+            (batch_id, number, line.attempt, line.crashes if line.crash is not None else 0, self.model.given_up(line))
+            for batch_id, number, line in lines
+        ]
         return found
 
     @rule(worker=workers, lines=st.lists(claims, min_size=1, max_size=6), succeeded=st.booleans())
@@ -173,13 +125,20 @@ class Life(RuleBasedStateMachine):
         taken = self.do(self.store.commit(worker, results))
         # Batch by batch, in each in the order given.
         expected = [False] * len(results)
+        before = self.finished()
         for batch in self.model.batches.values():
-            for place, line in enumerate(lines):
+            for number, line in enumerate(lines):
                 if line.batch_id == batch.record.id:
-                    expected[place] = self.taken(batch, line, succeeded)
+                    expected[number] = self.taken(batch, line, succeeded)
             if batch.finished == len(batch.lines) and batch.status == "in_progress" and not batch.ending:
                 batch.status, batch.ending = "finalizing", "completed"
         assert taken == expected
+        for tenant, lines_finished in self.finished().items():
+            self.model.charge(tenant, lines_finished - before[tenant])
+
+    def finished(self) -> dict[str, int]:
+        batches = self.model.batches.values()
+        return {name: sum(b.finished for b in batches if b.record.tenant == name) for name in self.model.tenants}
 
     @rule(worker=workers, limit=st.integers(1, 6), expire=st.booleans())
     def commit_too_late(self, worker: str, limit: int, expire: bool) -> None:
@@ -196,13 +155,14 @@ class Life(RuleBasedStateMachine):
 
     def taken(self, batch: Batch, given: ClaimedLine, succeeded: bool) -> bool:
         line = batch.lines[given.number]
-        if line.attempt != given.attempt or line.state == "pending":
+        if line.attempt != given.attempt or line.state in ("pending", "suspect"):
             return False
         if line.state == "claimed":
             if batch.ending or batch.status != "in_progress":
                 return False
             batch.finished += 1
             line.state, line.worker, line.sequence = "succeeded" if succeeded else "failed", None, batch.finished
+            line.crash = None
         return True
 
     @rule(worker=workers, lines=st.lists(claims, min_size=1, max_size=4))
@@ -211,7 +171,7 @@ class Life(RuleBasedStateMachine):
         for given in lines:
             line = self.model.batches[given.batch_id].lines[given.number]
             if (line.state, line.worker, line.attempt) == ("claimed", worker, given.attempt):
-                line.state, line.worker = "pending", None
+                give_back(line)
 
     @rule(seconds=st.sampled_from([1, 5, 200]), reap=st.booleans())
     def wait(self, seconds: float, reap: bool) -> None:
@@ -231,9 +191,33 @@ class Life(RuleBasedStateMachine):
         if worker in self.model.leases:
             self.model.free(worker)
 
+    @rule(target=workers, worker=consumes(workers), reap=st.booleans())
+    def come_back(self, worker: str, reap: bool) -> str:
+        """A worker whose lease ran out, or that was taken for dead, registers again."""
+        if reap and worker in self.model.leases:
+            self.killed(worker)
+        again = self.do(self.store.register_worker("again", 500, former=worker))
+        if worker in self.model.leases:
+            self.model.free(worker)
+        self.model.clear(worker)
+        self.model.leases[again] = self.world.now + 500
+        return again
+
+    @rule(target=workers, worker=consumes(workers))
+    def crash(self, worker: str) -> str:
+        """Another one begins in its place."""
+        self.killed(worker)
+        return self.registered(500)
+
+    def killed(self, worker: str) -> None:
+        found = self.do(self.store.worker_died(worker, max_crashes=MOST))
+        assert found == (self.model.die(worker, self.world.now, MOST) if worker in self.model.leases else 0)
+
     def reap(self) -> None:
-        dead = [worker for worker, until in self.model.leases.items() if until <= self.world.now]
-        assert self.do(self.store.reap()) == sum(self.model.free(worker) for worker in dead)
+        dead = sorted(worker for worker, until in self.model.leases.items() if until <= self.world.now)
+        found = self.do(self.store.reap(max_crashes=MOST))
+        assert found == sum(self.model.die(worker, self.world.now, MOST) for worker in dead)
+        self.model.forget_crashes()
 
     @rule(batch_id=batches, what=st.sampled_from(["finish", "resume", "pause", "expire", "cancel"]))
     def decide(self, batch_id: str, what: str) -> None:
@@ -248,14 +232,14 @@ class Life(RuleBasedStateMachine):
                 self.finish()
 
     def cancel(self, batch_id: str) -> None:
-        self.do(self.store.request_cancel("t", batch_id))
         batch = self.model.batches[batch_id]
+        self.do(self.store.request_cancel(batch.record.tenant, batch_id))
         if batch.status == "in_progress" and not batch.ending:
             batch.status, batch.ending = "cancelling", "cancelled"
 
     def pause(self, batch_id: str, paused: bool) -> None:
-        self.do(self.store.set_paused("t", batch_id, paused))
         batch = self.model.batches[batch_id]
+        self.do(self.store.set_paused(batch.record.tenant, batch_id, paused))
         if batch.status == "in_progress" and not batch.ending:
             batch.paused = paused
 
@@ -276,7 +260,7 @@ class Life(RuleBasedStateMachine):
             if taken is not None:
                 counts = taken.counts
                 left = counts.total - counts.completed - counts.failed
-                file = self.world.new_file(purpose="batch_output")
+                file = self.world.new_file(taken.tenant, purpose="batch_output")
                 assert await self.store.finish(worker, taken.id, output=file, errors=None, unfinished=left)
                 self.model.batches[taken.id].file = file.id
             await self.store.retire_worker(worker)
@@ -294,20 +278,21 @@ class Life(RuleBasedStateMachine):
         batch.unfinished = len(batch.lines) - batch.finished
         self.model.events += 1
         for line in batch.lines.values():
-            if line.state == "claimed":
-                line.state, line.worker = "pending", None
+            if line.state in ("claimed", "suspect"):
+                line.state, line.worker, line.crash = "pending", None, None
 
     @rule(target=batches, batch_id=batches)
     def retry(self, batch_id: str) -> Any:
         parent = self.model.batches[batch_id]
         left = [number for number, line in sorted(parent.lines.items()) if line.state != "succeeded"]
-        file = self.world.new_file()
+        tenant = parent.record.tenant
+        file = self.world.new_file(tenant)
         new = self.world.new_batch(file, window=500, callback_url="https://example.com")
         if parent.removed or not left or parent.status not in ("completed", "expired", "cancelled"):
             with pytest.raises(Conflict):
-                self.do(self.store.retry_batch("t", batch_id, new))
+                self.do(self.store.retry_batch(tenant, batch_id, new))
             return multiple()
-        made = self.do(self.store.retry_batch("t", batch_id, new))
+        made = self.do(self.store.retry_batch(tenant, batch_id, new))
         self.model.batches[made.id] = Batch(made, {number: Line() for number in left})
         return made.id
 
@@ -315,7 +300,7 @@ class Life(RuleBasedStateMachine):
     def forget(self, batch_id: str) -> None:
         batch = self.model.batches[batch_id]
         if batch.file is not None and not batch.removed:
-            assert self.do(self.store.delete_file("t", batch.file))
+            assert self.do(self.store.delete_file(batch.record.tenant, batch.file))
             self.do(self.store.forget_files([batch.file]))
             batch.removed = True
 
@@ -331,12 +316,13 @@ class Life(RuleBasedStateMachine):
     async def compare_all(self) -> None:
         await asyncio.gather(*(self.compare(batch_id, batch) for batch_id, batch in self.model.batches.items()))
         running = [b for b in self.model.batches.values() if b.status == "in_progress" and not b.ending]
-        counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed")}
+        counted = {state: sum(len(batch.of(state)) for batch in running) for state in ("pending", "claimed", "suspect")}
         assert await self.store.count_lines() == counted
         assert (await self.store.count_deliveries())["pending"] == self.model.events
 
     async def compare(self, batch_id: str, batch: Batch) -> None:
-        found = await self.store.batch("t", batch_id)
+        tenant = batch.record.tenant
+        found = await self.store.batch(tenant, batch_id)
         assert found is not None
         assert (found.status, found.ending, found.paused) == (batch.status, batch.ending, batch.paused)
         succeeded, failed = len(batch.of("succeeded")), len(batch.of("failed"))
@@ -348,13 +334,13 @@ class Life(RuleBasedStateMachine):
         if batch.removed:
             assert lines == []
             with pytest.raises(NotFound, match="removed"):
-                await self.store.results("t", batch_id, after=0, limit=99)
+                await self.store.results(tenant, batch_id, after=0, limit=99)
             return
         assert {line.number: (line.state, line.sequence) for line in lines} == {
             number: (line.state, line.sequence) for number, line in batch.lines.items()
         }
         assert all((line.output is None) == (line.sequence is None) for line in lines)
-        done = await self.store.results("t", batch_id, after=0, limit=99)
+        done = await self.store.results(tenant, batch_id, after=0, limit=99)
         assert done is not None
         assert [line.sequence for line in done] == [*range(1, batch.finished + 1)]
 
@@ -370,7 +356,7 @@ def _run(url: Callable[[], str], examples: int, steps: int) -> None:
 
 def test_on_sqlite(folder: Path) -> None:
     names = itertools.count()
-    _run(lambda: str(folder / f"{next(names)}.db"), 120, 40)
+    _run(lambda: str(folder / f"{next(names)}.db"), 80, 40)
 
 
 def test_on_postgresql(request: pytest.FixtureRequest) -> None:

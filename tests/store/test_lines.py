@@ -28,7 +28,7 @@ def test_lines_of_the_batch_that_expires_first_are_claimed_first(play: Play) -> 
             (late.id, 2),
         ]
         assert [line.attempt for line in claimed] == [1] * 4
-        assert await store.count_lines() == {"pending": 1, "claimed": 4}
+        assert await store.count_lines() == {"pending": 1, "claimed": 4, "suspect": 0}
         assert numbers(await store.claim(worker, 4)) == [3]
         assert await store.claim(worker, 4) == []
 

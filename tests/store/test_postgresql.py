@@ -64,7 +64,7 @@ def test_a_connection_that_is_lost_in_commit(emptied: str, monkeypatch: pytest.M
         broken.clear()
         assert await store.commit(worker, [result(line) for line in claimed]) == [True] * 3
         assert (await world.batch(batch)).counts == LineCounts(4, 3, 0)
-        assert await store.count_lines() == {"pending": 1, "claimed": 0}
+        assert await store.count_lines() == {"pending": 1, "claimed": 0, "suspect": 0}
         await store.commit(worker, [result(line) for line in await store.claim(worker, 3)])
         broken.clear()
         assert await store.take_finishing(worker) is not None

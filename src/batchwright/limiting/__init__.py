@@ -1,1 +1,1 @@
-"""How much is let in: pure decisions about capacity, without a clock, I/O or threads."""
+"""How much is let in, and of whom: pure decisions, which are told the time."""

@@ -227,6 +227,7 @@ def _worker_options(settings: Settings) -> WorkerOptions:
         concurrency=settings.batch_concurrency,
         lease=settings.lease,
         request_timeout=settings.line_timeout,
+        max_crashes=settings.max_crashes,
         limits=limits_of(settings),
     )
 

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.wire.bounds import MAX_PROMPTS
 
 ENV_PREFIX = "BATCHWRIGHT_"
@@ -179,6 +180,11 @@ class Settings(BaseSettings):
 
     line_timeout: Annotated[float, Field(gt=0.0, le=604_800.0)] = _setting(
         "Operation", 3600.0, "Seconds for computing one line of a batch; one that takes longer ends as request_timeout."
+    )
+    max_crashes: Annotated[int, Field(ge=2, le=1_000_000)] = _setting(
+        "Operation",
+        MAX_CRASHES,
+        "Deaths of the process that computes it, the last time alone, after which a line of a batch fails as crashed.",
     )
     lease: Annotated[float, Field(ge=1.0, le=3600.0)] = _setting(
         "Operation",

@@ -8,6 +8,8 @@ LOOKAHEAD = 1.0
 """Seconds of work that wait in memory, so that no slot is empty while the next claim is under way."""
 _MEMORY = 5.0
 """Seconds over which the rate is averaged."""
+_TOO_MANY = 2.0 * LOOKAHEAD
+"""Seconds of work, and seconds of waiting so much, after which lines are given back."""
 
 
 class ClaimPlan:
@@ -21,6 +23,7 @@ class ClaimPlan:
         self._ended = 0.0
         self._seconds = 0.0
         self._ready = 0
+        self._too_many_since: float | None = None
 
     def ended(self) -> None:
         """A line was computed: there is room for another."""
@@ -40,3 +43,17 @@ class ClaimPlan:
         # The first second says little: the rate is taken as if it had passed.
         self._ready = int(LOOKAHEAD * self._ended / max(1.0, self._seconds))
         return max(0, room + self._ready - waiting) if self.low(waiting) else 0
+
+    def excess(self, now: float, *, waiting: int) -> int:
+        """How many of `waiting` lines to give back: the model has become slower, and they would wait for long.
+
+        They would hold up lines that are claimed after them, such as those of another tenant. Asked after `wanted`.
+        """
+        if waiting * LOOKAHEAD <= self._ready * _TOO_MANY:
+            self._too_many_since = None
+        elif self._too_many_since is None:
+            self._too_many_since = now
+        elif now - self._too_many_since >= _TOO_MANY:
+            self._too_many_since = None
+            return waiting - self._ready
+        return 0

@@ -12,6 +12,7 @@ from batchwright.jobs.service.limits import Limits
 from batchwright.jobs.service.processes import has_ended
 from batchwright.jobs.service.sweeper import Sweeper
 from batchwright.jobs.store.interface import Store
+from batchwright.policies.suspects import MAX_CRASHES
 
 _log = logging.getLogger(__name__)
 _FILES_AT_A_TIME = 100
@@ -33,8 +34,10 @@ class _Duty:
 class Duties:
     """The duties of a process with a store. Several processes may do them at once."""
 
-    def __init__(self, store: Store, blobs: Blobs, limits: Limits) -> None:
+    def __init__(self, store: Store, blobs: Blobs, limits: Limits, *, max_crashes: int = MAX_CRASHES) -> None:
+        """`max_crashes`: deaths of its process after which a line fails."""
         self._store = store
+        self._max_crashes = max_crashes
         self._blobs = blobs
         self._limits = limits
         self._custody = Custody(store, blobs)
@@ -79,15 +82,21 @@ class Duties:
         return bool(await self._store.expire_batches())
 
     async def _reap(self, now: float) -> bool:
-        lines = await self._store.reap()
+        return await self.reap()
+
+    async def reap(self) -> bool:
+        """Take lines from workers that died. Whether there were any."""
+        lines = await self._store.reap(max_crashes=self._max_crashes)
         if lines:
-            _log.warning("took %d lines from workers that did not renew their lease", lines)
+            _log.warning(
+                "took %d lines from workers that did not renew their lease, which may have died of them", lines
+            )
         left = 0
         for worker, process in (await self._store.processes()).items():
             if has_ended(process):
-                left += await self._store.retire_worker(worker)
+                left += await self._store.worker_died(worker, max_crashes=self._max_crashes)
         if left:
-            _log.warning("took %d lines from workers on this machine whose process has ended", left)
+            _log.warning("took %d lines from workers on this machine whose process died, perhaps of them", left)
         return lines + left > 0
 
     async def _bury(self, now: float) -> bool:

@@ -71,6 +71,13 @@ class Hand:
         self.waiting.clear()
         self.waiting_bytes = 0
 
+    def give_back_last(self, count: int) -> None:
+        """So many of the lines that were not started go back to the store, those that would be started last."""
+        for _ in range(min(count, len(self.waiting))):
+            line, _ = self.waiting.pop()
+            self.waiting_bytes -= line.length
+            self._returned.append(line)
+
     def give_back_running(self) -> None:
         """Lines that are being computed go back to the store."""
         self._returned += self.calls.drop(lambda line: False)
@@ -80,6 +87,12 @@ class Hand:
         for line in lines:
             self._held[line.batch_id] += 1
             self._returned.append(line)
+
+    def end_at_once(self, lines: Iterable[tuple[ClaimedLine, LineResult]]) -> None:
+        """Claimed lines that were never held have a result already."""
+        for line, result in lines:
+            self._held[line.batch_id] += 1
+            self.end(line, result)
 
     def gather_results(self) -> list[LineResult]:
         """What to commit next. It stays held until `let_go`, and can be put back."""

@@ -40,6 +40,17 @@ def broken(line: ClaimedLine, code: str, message: str) -> LineResult:
     return LineResult(line.batch_id, line.number, line.attempt, False, output)
 
 
+def crashed(line: ClaimedLine) -> LineResult:
+    """The result of a line that ended the process each time that it was computed."""
+    return broken(
+        line,
+        "crashed",
+        f"The process that computed this request died {line.crashes} times, the last time with no other request of a "
+        "batch in work; it is not tried again. The log of the system says why it died. If the request needs too much "
+        "memory, make it smaller or give the process more; then retry the batch.",
+    )
+
+
 def unfinished(batch_id: str, number: int, custom_id: str, ending: Ending) -> bytes:
     """The line of the error file for a line that the end of its batch left without a result."""
     code, message = UNFINISHED[ending]

@@ -25,13 +25,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
 from types import TracebackType
 from typing import Self
 
 from batchwright.backends.inference import Inference
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputBroken, LeaseLost, NotFound, StoreUnavailable
+from batchwright.jobs.service import outputs
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.calls import Calls
 from batchwright.jobs.service.claims import ClaimPlan
@@ -46,6 +46,7 @@ from batchwright.jobs.service.progress import Paces
 from batchwright.jobs.service.retries import RetryPolicy
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import BatchProblem, ClaimedLine, LineResult
+from batchwright.policies.suspects import MAX_CRASHES
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class WorkerOptions:
     """Between looks at the store for what other processes did."""
     request_timeout: float | None = 3600.0
     """For computing one line, once; None: any."""
+    max_crashes: int = MAX_CRASHES
+    """Deaths of the process that computes it after which a line fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     limits: Limits = field(default_factory=Limits)
 
@@ -85,6 +88,8 @@ class WorkerStats:
     """Lines whose error was committed."""
     refused: int = 0
     """Results that the store did not take: the batch had ended, or another worker has the line."""
+    crashed: int = 0
+    """Lines given up because the process died each time that they were computed."""
     commits: int = 0
     leases_lost: int = 0
 
@@ -113,7 +118,7 @@ class Worker:
         self._unix_time = unix_time
         self.stats = WorkerStats()
         self._paces = paces or Paces()
-        self._duties = Duties(store, blobs, self._options.limits)
+        self._duties = Duties(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
         self._plan = ClaimPlan(self._clock.now())
         self._calls = Calls(
             inference,
@@ -127,11 +132,18 @@ class Worker:
         self._hand = Hand(self._calls)
         self._id: str | None = None
         self._registering = asyncio.Lock()
-        self._renew_at = self._look_at = self._claim_at = float("-inf")
-        """When to renew the lease, to look for batches that were ended, and to claim: not before."""
+        self._renew_at = self._look_at = self._claim_at = self._rest_until = float("-inf")
+        """When to renew the lease, to look for batches that were ended, and to claim: not before; and until when not to
+        claim in any case.
+        """
         self._nothing_to_claim = False
         self._in_doubt = False
         """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
+        self._reaped = False
+        self._suspects = False
+        """It computes lines of which there may be few at once, since a process died with them in work."""
+        self._former: str | None = None
+        """Its id until its lease ran out, while it has no other."""
         self._line_bytes = 65_536.0
         """Of a line, on average; a guess until there are some."""
         self._moved = asyncio.Event()
@@ -241,15 +253,26 @@ class Worker:
         if self._in_doubt and not await self._settled():
             return False
         wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
+        if excess := self._plan.excess(now, waiting=len(self._hand.waiting)):
+            self._hand.give_back_last(excess)
+            self._loops["commit"].wake()
         if not wanted:
             return False
         limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
+        if not self._reaped:
+            # What the process before this one left must be known while nothing is held: suspects are taken then.
+            await self._duties.reap()
+            self._reaped = True
+        held_nothing = self._hand.empty
         async with self._lease() as worker:
             try:
                 lines = await self._store.claim(worker, limit)
             except StoreUnavailable:
                 self._in_doubt = True
                 raise
+            # One that holds something may get nothing so that it can take suspects afterwards.
+            self._nothing_to_claim = held_nothing and not lines
+            lines = self._without_given_up(worker, lines)
             try:
                 contents = await self._read(lines)
             except BaseException:
@@ -257,15 +280,28 @@ class Worker:
                     self._hand.give_back(lines)
                     self._loops["commit"].wake()
                 raise
-        self._nothing_to_claim = not lines
         if lines:
             self._line_bytes = max(1.0, sum(line.length for line in lines) / len(lines))
+            self._suspects = lines[0].crashes > 0
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._id:
             self._hand.take(contents)
             self._fill()
         return bool(lines)
+
+    def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
+        """Those that are to be computed; the others fail."""
+        given_up = [line for line in lines if line.given_up]
+        if not given_up:
+            return lines
+        for line in given_up:
+            _log.error("line %d of %s fails: a process died of it %d times", line.number, line.batch_id, line.crashes)
+        if worker == self._id:
+            self.stats.crashed += len(given_up)
+            self._hand.end_at_once((line, outputs.crashed(line)) for line in given_up)
+            self._loops["commit"].wake()
+        return [line for line in lines if not line.given_up]
 
     async def _settled(self) -> bool:
         """Once all that is known to be held is handed over, give back what is held without knowing."""
@@ -280,16 +316,20 @@ class Worker:
 
     async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
         """Each line with its bytes in the input; nothing for one that is not there, which then fails."""
-        contents: list[tuple[ClaimedLine, bytes]] = []
-        for file_id, members in groupby(lines, key=lambda line: line.input_file_id):
-            group = [*members]
+        places: dict[str, list[int]] = {}
+        for place, line in enumerate(lines):
+            places.setdefault(line.input_file_id, []).append(place)
+        found = [b""] * len(lines)
+        for file_id, members in places.items():
+            spans = [(lines[place].offset, lines[place].length) for place in members]
             try:
-                read = await self._blobs.read_spans(file_id, [(line.offset, line.length) for line in group])
+                read = await self._blobs.read_spans(file_id, spans)
             except (NotFound, InputBroken) as error:
-                _log.error("%s: %s", group[0].batch_id, error)
-                read = [b""] * len(group)
-            contents += zip(group, read, strict=True)
-        return contents
+                _log.error("%s: %s", lines[members[0]].batch_id, error)
+                continue
+            for place, content in zip(members, read, strict=True):
+                found[place] = content
+        return [*zip(lines, found, strict=True)]
 
     async def _commit(self) -> bool:
         if self._id is None:
@@ -321,6 +361,10 @@ class Worker:
                 self._moved.set()
                 if self._hand.let_go(results):
                     self._loops["finish"].wake()
+                if self._suspects or self._hand.empty:
+                    # There may be more for a worker that holds less.
+                    self._claim_at = min(self._claim_at, self._rest_until)
+                    self._loops["feed"].wake()
                 self._fill()
                 self._wake_feed_when_low()
 
@@ -381,7 +425,7 @@ class Worker:
         self._plan.ended()
         self._moved.set()
         if result is None:
-            self._claim_at = self._clock.now() + _REST
+            self._claim_at = self._rest_until = self._clock.now() + _REST
         self._loops["commit"].wake()
         self._wake_feed_when_low()
 
@@ -415,7 +459,10 @@ class Worker:
     async def _registered(self) -> str:
         async with self._registering:
             if self._id is None:
-                self._id = await self._store.register_worker(_name(), self._options.lease, this_process())
+                self._id = await self._store.register_worker(
+                    _name(), self._options.lease, this_process(), former=self._former
+                )
+                self._former = None
                 self._renew_at = self._clock.now() + self._options.lease / 3
             return self._id
 
@@ -423,7 +470,7 @@ class Worker:
         if worker == self._id:
             _log.warning("lease %s ran out; what it held is computed again", worker)
             self.stats.leases_lost += 1
-            self._id = None
+            self._id, self._former = None, worker
             self._hand.clear()
 
     async def _idle(self) -> bool:
@@ -434,7 +481,8 @@ class Worker:
             return False
         lines = await self._store.count_lines()
         # Lines that are pending and cannot be claimed are those of paused batches.
-        left = lines.get("claimed", 0) or (lines.get("pending", 0) and not self._nothing_to_claim)
+        waiting = lines.get("pending", 0) + lines.get("suspect", 0)
+        left = lines.get("claimed", 0) or (waiting and not self._nothing_to_claim)
         return not left and self._rests()
 
     def _rests(self) -> bool:

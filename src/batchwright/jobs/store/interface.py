@@ -51,6 +51,7 @@ from batchwright.jobs.store.records import (
     StoreIdentity,
     Webhook,
 )
+from batchwright.policies.suspects import MAX_CRASHES
 
 
 class Store(Protocol):
@@ -160,15 +161,20 @@ class Store(Protocol):
         ...
 
     async def count_lines(self) -> dict[str, int]:
-        """`pending` and `claimed` lines of all batches that are in progress, for the metrics; paused ones included."""
+        """`pending`, `suspect` and `claimed` lines of all batches that are in progress, for the metrics; paused ones
+        included.
+        """
         ...
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
-    async def register_worker(self, name: str, lease: float, process: str | None = None) -> str:
+    async def register_worker(
+        self, name: str, lease: float, process: str | None = None, *, former: str | None = None
+    ) -> str:
         """The id of a new worker, whose lease runs out `lease` seconds from now. `name` is for people to read.
 
-        `process` is for `processes`: what others can tell from whether its process has ended.
+        `process` is for `processes`: what others can tell from whether its process has ended. `former`: the worker that
+        this process was until its lease ran out. Nobody suspects its lines on that account any longer.
         """
         ...
 
@@ -184,8 +190,15 @@ class Store(Protocol):
         """Give back all that it holds, at once. How many lines."""
         ...
 
-    async def reap(self) -> int:
-        """Take their lines, validations, finishings and deliveries from workers whose lease ran out. How many lines."""
+    async def worker_died(self, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
+        """Take from a worker whose process has ended what it holds; its lines are suspects. How many lines.
+
+        A line that was in work alone, and has been in work at `max_crashes` such deaths, is to fail.
+        """
+        ...
+
+    async def reap(self, *, max_crashes: int = MAX_CRASHES) -> int:
+        """The same for all workers whose lease ran out. How many lines."""
         ...
 
     async def take_validation(self, worker: str) -> BatchRecord | None:
@@ -212,9 +225,12 @@ class Store(Protocol):
         ...
 
     async def claim(self, worker: str, limit: int) -> list[ClaimedLine]:
-        """At most `limit` pending lines, of the batches that expire first; within one by number.
+        """At most `limit` lines, shared between the tenants that have any (`limiting/shares.py`), in their turns. Those
+        of a tenant are of the batches that expire first; within one by number.
 
-        Raises `LeaseLost`.
+        Suspects go to a worker that holds nothing else, and it gets no others until they are done: as many at once as
+        `policies/suspects.py` says. A worker may get nothing although there are lines, so that it can take suspects
+        when it holds nothing any more. Lines that are `given_up` come with any others. Raises `LeaseLost`.
         """
         ...
 
@@ -266,6 +282,18 @@ class Store(Protocol):
         Batches that ended without any file lose theirs, too, when their output would have expired: `age` seconds after
         the end, unless they say otherwise. Whether there may be more to remove.
         """
+        ...
+
+    # Shares of tenants.
+
+    async def set_tenant_weight(self, tenant: str, weight: float) -> None:
+        """What the tenant gets of the capacity, relative to others; 1 for those that were not named. Raises
+        `InvalidRequest` for a weight that is not a number above 0.
+        """
+        ...
+
+    async def tenant_weights(self) -> dict[str, float]:
+        """Those that are not 1."""
         ...
 
     # Webhooks and the outbox.

@@ -13,7 +13,8 @@ BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
-LineState: TypeAlias = Literal["pending", "claimed", "succeeded", "failed"]
+LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
+"""`suspect`: pending, but was in work when a process died, and is claimed only with few others."""
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -136,6 +137,10 @@ class ClaimedLine:
     endpoint: Endpoint
     expires_at: float
     """Of its batch."""
+    crashes: int = 0
+    """How often a process died with it in work, while the line is under suspicion."""
+    given_up: bool = False
+    """It has ended too many processes: it is not to be computed, but to fail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from batchwright.jobs.store.operations import batches, claims, files, identity, keys, outbox, removal, stages, workers
+from batchwright.jobs.store.operations import (
+    batches,
+    claims,
+    files,
+    identity,
+    keys,
+    outbox,
+    removal,
+    shares,
+    stages,
+    workers,
+)
 from batchwright.jobs.store.records import (
     ApiKey,
     BatchProblem,
@@ -23,6 +34,7 @@ from batchwright.jobs.store.records import (
     Webhook,
 )
 from batchwright.jobs.store.transaction import Driver
+from batchwright.policies.suspects import MAX_CRASHES
 
 
 class SqlStore:
@@ -95,8 +107,10 @@ class SqlStore:
     async def count_lines(self) -> dict[str, int]:
         return await self._driver.read(claims.count_lines)
 
-    async def register_worker(self, name: str, lease: float, process: str | None = None) -> str:
-        return await self._driver.write(workers.register_worker, name, lease, process)
+    async def register_worker(
+        self, name: str, lease: float, process: str | None = None, *, former: str | None = None
+    ) -> str:
+        return await self._driver.write(workers.register_worker, name, lease, process, former)
 
     async def processes(self) -> dict[str, str]:
         return await self._driver.read(workers.processes)
@@ -107,8 +121,17 @@ class SqlStore:
     async def retire_worker(self, worker: str) -> int:
         return await self._driver.write(workers.retire_worker, worker)
 
-    async def reap(self) -> int:
-        return await self._driver.write(workers.reap)
+    async def worker_died(self, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
+        return await self._driver.write(workers.worker_died, worker, max_crashes)
+
+    async def reap(self, *, max_crashes: int = MAX_CRASHES) -> int:
+        return await self._driver.write(workers.reap, max_crashes)
+
+    async def set_tenant_weight(self, tenant: str, weight: float) -> None:
+        await self._driver.write(shares.set_tenant_weight, tenant, weight)
+
+    async def tenant_weights(self) -> dict[str, float]:
+        return await self._driver.read(shares.tenant_weights)
 
     async def take_validation(self, worker: str) -> BatchRecord | None:
         return await self._driver.write(stages.take_validation, worker)

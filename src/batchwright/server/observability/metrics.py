@@ -129,11 +129,13 @@ def _worker(stats: WorkerStats, in_flight: int) -> Iterator[Metric]:
         lines.add_metric([outcome], getattr(stats, outcome))
     commits = counter("worker_commits", "Transactions that committed results.")
     commits.add_metric([], stats.commits)
+    crashed = counter("worker_crashed_lines", "Lines given up because their process died each time.")
+    crashed.add_metric([], stats.crashed)
     leases = counter("worker_leases_lost", "Leases that ran out before they were renewed.")
     leases.add_metric([], stats.leases_lost)
     running = gauge("worker_lines_in_flight", "Lines being computed by this process now.")
     running.add_metric([], in_flight)
-    yield from (lines, commits, leases, running)
+    yield from (lines, crashed, commits, leases, running)
 
 
 def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric]:

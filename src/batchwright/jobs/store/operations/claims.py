@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from batchwright.jobs.store.operations import pages
+from batchwright.jobs.store.operations.shares import charge, claim_shared
+from batchwright.jobs.store.operations.suspects import claim_beside_suspects, count_suspects
 from batchwright.jobs.store.operations.workers import require_lease
 from batchwright.jobs.store.records import ClaimedLine, LineResult, StoredLine
-from batchwright.jobs.store.transaction import Row, Tx
+from batchwright.jobs.store.transaction import Tx
 
 
 def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
-    require_lease(tx, worker)
-    claimed: list[ClaimedLine] = []
-    after = (-math.inf, 0)
-    while len(claimed) < limit:
-        page = tx.rows("claimable_batches", now=tx.now, after_time=after[0], after_key=after[1], limit=limit)
-        for batch in page:
-            claimed += _claim_of(tx, worker, batch, limit - len(claimed))
-            if len(claimed) == limit:
-                break
-            after = (batch[4], batch[0])
-        if not page:
-            break
-    return claimed
-
-
-def _claim_of(tx: Tx, worker: str, batch: Row, limit: int) -> list[ClaimedLine]:
-    key, batch_id, input_file_id, endpoint, expires_at = batch
-    rows = tx.rows("claim_lines", worker=worker, batch=key, limit=limit)
-    return [
-        ClaimedLine(batch_id, number, attempt, custom_id, offset, length, input_file_id, endpoint, expires_at)
-        for number, attempt, custom_id, offset, length in sorted(rows)
-    ]
+    trying = require_lease(tx, worker)
+    if limit <= 0:
+        return []
+    if trying is None and tx.row("any_crash") is None:
+        return claim_shared(tx, worker, limit)
+    return claim_beside_suspects(tx, worker, trying, limit)
 
 
 def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
@@ -65,6 +50,7 @@ class _Intake:
     reasoning_tokens: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     """For each line what its row and that of its result get."""
+    results: list[LineResult] = field(default_factory=list)
 
     def take(self, result: LineResult) -> None:
         usage = result.usage
@@ -77,6 +63,7 @@ class _Intake:
         self.cached_tokens += usage.cached_tokens
         self.output_tokens += usage.output_tokens
         self.reasoning_tokens += usage.reasoning_tokens
+        self.results.append(result)
         self.rows.append(
             {
                 "batch": self.key,
@@ -108,14 +95,18 @@ def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
     for place, result in enumerate(results):
         places.setdefault(result.batch_id, []).append(place)
     taken = [False] * len(results)
+    counted: dict[str, list[LineResult]] = {}
     # The rows of the batches stay locked, so the sequences of a batch are committed in their order.
-    for batch_id, key, status, ending, total, completed, failed in tx.rows("lock_batches", ids=json.dumps([*places])):
+    rows = tx.rows("lock_batches", ids=json.dumps([*places]))
+    for batch_id, key, tenant, status, ending, total, completed, failed in rows:
         intake = _Intake(key, status == "in_progress" and ending is None, completed + failed)
         _take(tx, intake, results, places[batch_id], taken)
         if intake.rows:
             intake.write(tx)
+            counted.setdefault(tenant, []).extend(intake.results)
             if intake.finished == total:
                 tx.run("finalize_batch", key=key, now=tx.now)
+    charge(tx, counted)
     return taken
 
 
@@ -126,7 +117,7 @@ def _take(tx: Tx, intake: _Intake, results: Sequence[LineResult], places: list[i
     for place in places:
         result = results[place]
         attempt, state = held.get(result.number, (0, "pending"))
-        if attempt != result.attempt or state == "pending":
+        if attempt != result.attempt or state in ("pending", "suspect"):
             continue
         if state == "claimed":
             if not intake.open:
@@ -148,4 +139,5 @@ def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
 def count_lines(tx: Tx) -> dict[str, int]:
     [(unfinished,)] = tx.rows("count_unfinished_lines")
     [(claimed,)] = tx.rows("count_claimed_lines")
-    return {"pending": int(unfinished) - claimed, "claimed": claimed}
+    suspects = count_suspects(tx)
+    return {"pending": int(unfinished) - claimed - suspects, "claimed": claimed, "suspect": suspects}

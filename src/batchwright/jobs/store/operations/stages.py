@@ -112,5 +112,6 @@ def finish(
         now=tx.now,
     )
     tx.run("free_lines_of_batch", batch=key)
+    tx.run("clear_suspects_of_batch", batch=key)
     announce(tx, key, f"batch.{ending}")
     return True

@@ -51,7 +51,7 @@ SELECT key, status, ending, worker FROM batches WHERE id = :id;
 SELECT key, status, ending FROM batches WHERE id = :id AND tenant = :tenant;
 
 -- name: lock_batches
-SELECT id, key, status, ending, total, completed, failed FROM batches
+SELECT id, key, tenant, status, ending, total, completed, failed FROM batches
 WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY key;
 
 -- name: cancel_batch

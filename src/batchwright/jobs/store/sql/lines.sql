@@ -17,7 +17,7 @@ SELECT count(*) FROM lines WHERE batch = :batch AND state <> 'succeeded';
 
 -- name: claimable_batches
 SELECT key, id, input_file_id, endpoint, expires_at FROM batches AS b
-WHERE status = 'in_progress' AND ending IS NULL AND NOT paused AND expires_at > :now
+WHERE tenant = :tenant AND status = 'in_progress' AND ending IS NULL AND NOT paused AND expires_at > :now
     AND (expires_at, key) > (:after_time, :after_key)
     AND EXISTS (SELECT 1 FROM lines AS l WHERE l.batch = b.key AND l.state = 'pending')
 ORDER BY expires_at, key LIMIT :limit;
@@ -30,7 +30,7 @@ WHERE batch = :batch AND number IN (
 RETURNING number, attempt, custom_id, first_byte, bytes;
 
 -- name: release_lines
-UPDATE lines SET state = 'pending', worker = NULL
+UPDATE lines SET state = CASE WHEN crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
 WHERE batch = (SELECT key FROM batches WHERE id = :batch_id) AND number = :number AND attempt = :attempt
     AND worker = :worker AND state = 'claimed';
 
@@ -40,17 +40,19 @@ SELECT l.number, l.attempt, l.state FROM json_each(:numbers) AS asked
 CROSS JOIN lines AS l ON l.batch = :batch AND l.number = asked.value;
 
 -- name: finish_lines
-UPDATE lines SET state = :state, sequence = :sequence, worker = NULL WHERE batch = :batch AND number = :number;
+UPDATE lines SET state = :state, sequence = :sequence, worker = NULL, crash = NULL
+WHERE batch = :batch AND number = :number;
 
 -- name: add_results
 INSERT INTO results (batch, sequence, number, output) VALUES (:batch, :sequence, :number, :output);
 
 -- name: free_lines_of_worker
-UPDATE lines SET state = 'pending', worker = NULL WHERE worker = :worker AND state = 'claimed';
+UPDATE lines SET state = CASE WHEN crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
+WHERE worker = :worker AND state = 'claimed';
 
 -- All claimed lines belong to workers that exist; the sum has them found by worker, not among all of the batch.
 -- name: free_lines_of_batch
-UPDATE lines SET state = 'pending', worker = NULL
+UPDATE lines SET state = 'pending', worker = NULL, crash = NULL
 WHERE batch + 0 = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers);
 
 -- How long a value is stands beside it: it is not read.

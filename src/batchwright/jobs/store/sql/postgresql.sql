@@ -39,7 +39,7 @@ SELECT key, status, ending, worker FROM batches WHERE id = :id FOR NO KEY UPDATE
 SELECT key, status, ending FROM batches WHERE id = :id AND tenant = :tenant FOR NO KEY UPDATE;
 
 -- name: lock_batches
-SELECT id, key, status, ending, total, completed, failed FROM batches
+SELECT id, key, tenant, status, ending, total, completed, failed FROM batches
 WHERE id IN (SELECT json_array_elements_text(CAST(:ids AS JSON))) ORDER BY key FOR NO KEY UPDATE;
 
 -- name: take_validation
@@ -85,7 +85,7 @@ FROM free WHERE l.batch = free.batch AND l.number = free.number
 RETURNING l.number, l.attempt, l.custom_id, l.first_byte, l.bytes;
 
 -- name: release_lines
-UPDATE lines AS l SET state = 'pending', worker = NULL
+UPDATE lines AS l SET state = CASE WHEN l.crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
 FROM unnest(
     CAST(:worker AS TEXT[]), CAST(:batch_id AS TEXT[]), CAST(:number AS BIGINT[]), CAST(:attempt AS INTEGER[])
 ) AS given (worker, batch_id, number, attempt)
@@ -101,7 +101,7 @@ CROSS JOIN LATERAL (
 ) AS l;
 
 -- name: finish_lines
-UPDATE lines AS l SET state = given.state, sequence = given.sequence, worker = NULL
+UPDATE lines AS l SET state = given.state, sequence = given.sequence, worker = NULL, crash = NULL
 FROM unnest(
     CAST(:batch AS BIGINT[]), CAST(:number AS BIGINT[]), CAST(:state AS TEXT[]), CAST(:sequence AS BIGINT[])
 ) AS given (batch, number, state, sequence)
@@ -118,7 +118,7 @@ WITH held AS MATERIALIZED (
     SELECT batch, number FROM lines WHERE worker = :worker AND state = 'claimed'
     ORDER BY batch, number FOR NO KEY UPDATE
 )
-UPDATE lines AS l SET state = 'pending', worker = NULL
+UPDATE lines AS l SET state = CASE WHEN l.crash IS NULL THEN 'pending' ELSE 'suspect' END, worker = NULL
 FROM held WHERE l.batch = held.batch AND l.number = held.number;
 
 -- name: free_lines_of_batch
@@ -127,7 +127,7 @@ WITH held AS MATERIALIZED (
     WHERE batch + 0 = :batch AND state = 'claimed' AND worker IN (SELECT id FROM workers)
     ORDER BY batch, number FOR NO KEY UPDATE
 )
-UPDATE lines AS l SET state = 'pending', worker = NULL
+UPDATE lines AS l SET state = 'pending', worker = NULL, crash = NULL
 FROM held WHERE l.batch = held.batch AND l.number = held.number;
 
 -- name: batches_of_files
@@ -154,7 +154,11 @@ SELECT key FROM batches WHERE removing ORDER BY key LIMIT 1 FOR NO KEY UPDATE SK
 
 -- A worker whose row is locked like this can renew its lease, but cannot be removed.
 -- name: lease
-SELECT expires_at FROM workers WHERE id = :worker FOR KEY SHARE;
+SELECT expires_at, trying FROM workers WHERE id = :worker FOR KEY SHARE;
+
+-- Not skipped where it is locked: its last commit is waited for.
+-- name: lock_worker
+SELECT id FROM workers WHERE id = :worker FOR UPDATE;
 
 -- name: dead_workers
 SELECT id FROM workers WHERE expires_at <= :now ORDER BY id FOR UPDATE SKIP LOCKED;
@@ -174,3 +178,45 @@ WITH due AS MATERIALIZED (
 UPDATE deliveries AS d SET worker = :worker, tries = tries + 1
 FROM due WHERE d.id = due.id
 RETURNING d.id, event_id, tenant, type, batch_id, created_at, url, webhook_id, tries - 1;
+
+-- name: lock_virtual_time
+SELECT time FROM virtual_time FOR NO KEY UPDATE;
+
+-- name: claim_suspects
+WITH free AS MATERIALIZED (
+    SELECT batch, number FROM lines WHERE crash = :crash AND batch = :batch AND state = 'suspect'
+    ORDER BY number LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE lines AS l SET state = 'claimed', attempt = attempt + 1, worker = :worker
+FROM free WHERE l.batch = free.batch AND l.number = free.number
+RETURNING l.number, l.attempt, l.custom_id, l.first_byte, l.bytes, l.crashes;
+
+-- name: suspect_lines
+WITH held AS MATERIALIZED (
+    SELECT batch, number FROM lines AS l
+    WHERE worker = :worker AND state = 'claimed'
+        AND (SELECT b.tenant FROM batches AS b WHERE b.key = l.batch) = :tenant
+        AND (crash IS NULL OR crash NOT IN (SELECT key FROM crashes WHERE at_once = 0))
+    ORDER BY batch, number FOR NO KEY UPDATE
+)
+UPDATE lines AS l SET state = 'suspect', worker = NULL, crashes = crashes + 1, crash = :crash
+FROM held WHERE l.batch = held.batch AND l.number = held.number;
+
+-- name: clear_suspects
+WITH held AS MATERIALIZED (
+    SELECT batch, number FROM lines WHERE crash = :crash ORDER BY batch, number FOR NO KEY UPDATE
+)
+UPDATE lines AS l
+SET crashes = crashes - 1,
+    state = CASE WHEN state = 'suspect' AND crashes = 1 THEN 'pending' ELSE state END,
+    crash = CASE WHEN crashes > 1 THEN crash END
+FROM held WHERE l.batch = held.batch AND l.number = held.number;
+
+-- name: clear_suspects_of_batch
+WITH held AS MATERIALIZED (
+    SELECT batch, number FROM lines
+    WHERE batch + 0 = :batch AND crash IN (SELECT key FROM crashes) AND state = 'suspect'
+    ORDER BY batch, number FOR NO KEY UPDATE
+)
+UPDATE lines AS l SET state = 'pending', crash = NULL
+FROM held WHERE l.batch = held.batch AND l.number = held.number;

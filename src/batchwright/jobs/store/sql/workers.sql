@@ -5,10 +5,13 @@ INSERT INTO workers (id, name, expires_at, process) VALUES (:id, :name, :expires
 SELECT id, process FROM workers WHERE process IS NOT NULL;
 
 -- name: lease
-SELECT expires_at FROM workers WHERE id = :worker;
+SELECT expires_at, trying FROM workers WHERE id = :worker;
 
 -- name: renew_lease
 UPDATE workers SET expires_at = :expires_at WHERE id = :worker AND expires_at > :now;
+
+-- name: lock_worker
+SELECT id FROM workers WHERE id = :worker;
 
 -- name: remove_worker
 DELETE FROM workers WHERE id = :worker;

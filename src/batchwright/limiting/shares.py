@@ -1,0 +1,66 @@
+"""Which tenants the next batch lines are claimed for. Pure: the numbers come in as arguments.
+
+Start-time fair queueing (Goyal et al. 1996) over tokens. `served` is the virtual time of a tenant: the tokens of its
+finished lines, divided by its weight. A line that is in flight counts with the tokens that lines of its tenant have
+needed so far, so a claim goes to the tenant whose `served` plus what it has in flight is least. Tenants whose lines
+need alike thus get lines in flight by their weights; one whose lines are long gets fewer of them, and pays for the
+difference when they finish.
+
+A tenant that had nothing to compute starts at the virtual time of the others, not at its own of long ago: nobody saves
+up a share by sending nothing. Whoever is alone gets everything, and owes nothing for it afterwards.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A tenant with lines to compute."""
+
+    tenant: str
+    weight: float = 1.0
+    """Above 0."""
+    served: float = 0.0
+    """Virtual time: tokens divided by the weight that it had when they were counted."""
+    line_tokens: float = 0.0
+    """Tokens of one of its lines, on average; 0: none has finished yet."""
+    in_flight: int = 0
+    """Lines that workers hold."""
+
+
+def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
+    """The tenants that the next `lines` lines go to, in turn, as if each tenant had any number of them."""
+    known = [each.line_tokens for each in claimants if each.line_tokens > 0.0]
+    usual = sum(known) / len(known) if known else 1.0
+    heap: list[tuple[float, float, str, float]] = []
+    for each in claimants:
+        step = (each.line_tokens or usual) / each.weight
+        heap.append((each.served + step * each.in_flight, each.in_flight / each.weight, each.tenant, step))
+    heapq.heapify(heap)
+    order: list[str] = []
+    while heap and len(order) < lines:
+        place, held, tenant, step = heap[0]
+        order.append(tenant)
+        # What is in flight decides between tenants at the same place; it grows with each line by as much as it should.
+        heapq.heapreplace(heap, (place + step, held + 1.0, tenant, step))
+    return order
+
+
+def place(claimant: Claimant) -> float:
+    """The virtual time at which the tenant's next line starts."""
+    return claimant.served + claimant.line_tokens * claimant.in_flight / claimant.weight
+
+
+def virtual_time(before: float, active: Mapping[str, float], working: Collection[str]) -> float:
+    """Where a tenant starts that joins now. `before`: the virtual time at the last change.
+
+    `active` has the places of those who were active until now, `working` those who have something to compute from now
+    on. While some of them go on, it is the least of their places; when all have stopped, nobody starts before the one
+    who got most.
+    """
+    staying = [where for tenant, where in active.items() if tenant in working]
+    return max(before, min(staying)) if staying else max([before, *active.values()])
