@@ -14,9 +14,9 @@ import stamina
 
 from batchwright.backends.calls import Held, chosen_model, time_left
 from batchwright.backends.concurrency import AimdLimit, Gate
-from batchwright.backends.endpoint_client import EndpointClient, Unreachable
+from batchwright.backends.endpoint_client import EndpointClient
 from batchwright.backends.inference import Call
-from batchwright.errors import DeadlineExceeded, EndpointError, EngineClosed, InvalidRequest, Overloaded
+from batchwright.errors import DeadlineExceeded, EndpointError, EndpointUnreachable, EngineClosed, InvalidRequest, Overloaded
 from batchwright.request import Traffic
 from batchwright.wire.fields import deadline_seconds
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model
@@ -219,7 +219,7 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, fai
     `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all
     tries would be over soon. More than `retries.wait_max` is not waited for online; the caller is told it instead.
     """
-    if isinstance(error, Unreachable):
+    if isinstance(error, EndpointUnreachable):
         return True
     if not isinstance(error, EndpointError) or error.status is None:
         return False
