@@ -21,18 +21,18 @@ class Proxy:
     """Name and password, where it wants them."""
 
 
-def endpoint_url(text: str) -> URL:
-    """The URL of an endpoint. Raises ValueError, without repeating a password."""
+def endpoint_url(text: str, *, key: str = "api_key") -> URL:
+    """The URL of an endpoint. Raises ValueError, which never repeats it; `key` is where its key belongs."""
     try:
         url = URL(text)
+        credentials = url.raw_user is not None or url.raw_password is not None
         usable = url.scheme in ("http", "https") and bool(url.host) and not url.raw_query_string and not url.raw_fragment
-        has_user = url.raw_user is not None or url.raw_password is not None
     except ValueError:
-        raise ValueError("base_url: must be like https://host/v1") from None
-    if has_user:
-        raise ValueError("base_url has a user or a password in it: give the key as api_key")
+        credentials = usable = False
+    if credentials:
+        raise ValueError(f"contains a user name or a password: leave them out and give the key as {key}")
     if not usable:
-        raise ValueError(f"base_url={text!r}: must be like https://host/v1")
+        raise ValueError("must be the http:// or https:// address of an endpoint, such as https://host/v1")
     return url
 
 
@@ -41,7 +41,7 @@ def proxy_for(url: URL) -> Proxy | None:
 
     Raises ValueError for one that cannot be used.
     """
-    if url.host is None or proxy_bypass(url.host):
+    if url.host is None or proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
         return None
     named = getproxies()
     name = next((name for name in (url.scheme, "all") if named.get(name)), None)

@@ -52,7 +52,7 @@ class EndpointClient:
     """Speaks to one endpoint over kept connections.
 
     `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is in seconds,
-    and is how long nothing may come. Raises ValueError for a URL that cannot be one.
+    and is how long nothing may come. Raises ValueError for a URL that cannot be one, and for such a proxy.
     """
 
     def __init__(
@@ -64,7 +64,11 @@ class EndpointClient:
         connections: int,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        self._base = endpoint_url(base_url)
+        try:
+            self._base = endpoint_url(base_url)
+        except ValueError as error:
+            raise ValueError(f"base_url {error}") from None
+        self._proxy = proxy_for(self._base)
         self.url = str(self._base).rstrip("/")
         self._urls: dict[str, URL] = {}
         self._api_key = api_key
@@ -102,7 +106,7 @@ class EndpointClient:
     def _http(self) -> aiohttp.ClientSession:
         """The session, made when it is first needed: it belongs to the event loop that runs then."""
         if self._session is None:
-            proxy = proxy_for(self._base)
+            proxy = self._proxy
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_kept)
             connect = min(self._timeout, _CONNECT_SECONDS)
