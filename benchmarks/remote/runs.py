@@ -98,7 +98,7 @@ async def _inference(url: str, in_flight: int) -> AsyncIterator[Ask]:
 
 
 async def _through(ask: Ask, in_flight: int, lines: int) -> Outcome:
-    """So many tasks that each take a line after the other. The first lines, which open the connections, do not count."""
+    """As many tasks, each of which takes a line after the other; the lines that open the connections do not count."""
     meter = _Meter()
 
     async def work(numbered: Iterator[tuple[int, bytes]]) -> None:

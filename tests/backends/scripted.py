@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -49,7 +50,8 @@ class ScriptedServer:
     Who asks for its models is answered with `models`, and does not count as a request.
     """
 
-    def __init__(self, *script: Script, models: Reply | None = None) -> None:
+    def __init__(self, *script: Script, models: Reply | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.script = deque(script)
         self.models: Script = models or Reply(content=json.dumps(MODELS).encode())
         self.requests: list[Request] = []
@@ -64,12 +66,14 @@ class ScriptedServer:
 
     async def __aenter__(self) -> Self:
         await self.listen(0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        self.url = (
+            f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        )
         return self
 
     async def listen(self, port: int) -> None:
         """Take connections, at any port for 0."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._tls)
 
     def hang_up(self) -> int:
         """Take no more connections, and end those that there are. Gives the port."""

@@ -177,7 +177,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
 
     async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
         while (answer := await http.get("/ready")).status_code != status:
-            await asyncio.sleep(0.05)
+            pass
         return answer
 
     async def main(url: str, log: list[dict[str, Any]]) -> None:
@@ -224,7 +224,11 @@ def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Pat
             2,
             "--backend: contains a user name or a password: leave them out and give the key as backend_api_key",
         ),
-        (("--backend", "http://127.0.0.1:1/v1", "--backend-concurrency", "999999999"), 2, "lower it, or raise the limit"),
+        (
+            ("--backend", "http://127.0.0.1:1/v1", "--backend-concurrency", "999999999"),
+            2,
+            "lower it, or raise the limit",
+        ),
         (("--max-lines", "many"), 2, "--max-lines='many'"),
         (("--kv-memory", "much"), 2, "--kv-memory='much'"),
     ],

@@ -66,8 +66,8 @@ class EndpointInference:
     - `max_waiting`: online calls that wait for their turn; more are refused with `Overloaded`.
 
     What it answers with 408, 409, 429 or a failure of its own, and what it does not answer, is tried again (`retries`);
-    when it is overloaded it gets fewer calls at once for a while. While it is known not to answer at all, it is given no
-    calls: they raise `EndpointDown` until a probe is answered. Raises ValueError for a setting.
+    when it is overloaded it gets fewer calls at once for a while. While it is known not to answer at all it is given
+    none: calls raise `EndpointDown` until a probe is answered. Raises ValueError for a setting.
     """
 
     endpoints = frozenset(_LIST_OF)

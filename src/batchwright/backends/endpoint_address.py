@@ -26,7 +26,9 @@ def endpoint_url(text: str, *, key: str = "api_key") -> URL:
     try:
         url = URL(text)
         credentials = url.raw_user is not None or url.raw_password is not None
-        usable = url.scheme in ("http", "https") and bool(url.host) and not url.raw_query_string and not url.raw_fragment
+        usable = (
+            url.scheme in ("http", "https") and bool(url.host) and not url.raw_query_string and not url.raw_fragment
+        )
     except ValueError:
         credentials = usable = False
     if credentials:

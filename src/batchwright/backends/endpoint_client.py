@@ -30,8 +30,7 @@ _MOST_HEADER_BYTES = 64 * 1024
 """Of one header of an answer."""
 _CONNECT_SECONDS = 10.0
 _KEPT_SECONDS = 4.0
-"""How long a connection is kept that nobody uses: less than servers do, of which uvicorn with its 5 s is the quickest to
-close one."""
+"""How long an idle connection is kept: less than the 5 s for which uvicorn keeps its side open."""
 _STALE_TRIES = 2
 """Times that a request goes out again because its kept connection was closed before anything of an answer came."""
 _BUFFERED_BYTES = 64 * 1024
@@ -52,7 +51,8 @@ class EndpointClient:
     """Speaks to one endpoint over kept connections.
 
     `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is in seconds,
-    and is how long nothing may come. Raises ValueError for a URL that cannot be one, and for such a proxy.
+    and is how long nothing may come. Raises ValueError for a URL or a key that cannot be one, and for a proxy of the
+    environment that cannot be used.
     """
 
     def __init__(
@@ -68,7 +68,20 @@ class EndpointClient:
             self._base = endpoint_url(base_url)
         except ValueError as error:
             raise ValueError(f"base_url {error}") from None
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("api_key: contains a line break, or another character that no key has")
         self._proxy = proxy_for(self._base)
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._tunnel_headers: dict[str, str] | None = None
+        if self._proxy is not None and self._proxy.user is not None:
+            credentials = {"proxy-authorization": aiohttp.encode_basic_auth(*self._proxy.user)}
+            # What is encrypted passes the proxy unread, in a tunnel for which it is asked by itself.
+            if self._base.scheme == "https":
+                self._tunnel_headers = credentials
+            else:
+                self._headers |= credentials
         self.url = str(self._base).rstrip("/")
         self._urls: dict[str, URL] = {}
         self._api_key = api_key
@@ -100,13 +113,13 @@ class EndpointClient:
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def close(self) -> None:
-        """Close the connections. Whoever asks after that gets an `EndpointUnreachable`."""
-        await self._http().close()
+        """Close the connections. Nothing may be asked after that."""
+        if self._session is not None:
+            await self._session.close()
 
     def _http(self) -> aiohttp.ClientSession:
         """The session, made when it is first needed: it belongs to the event loop that runs then."""
         if self._session is None:
-            proxy = self._proxy
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_kept)
             connect = min(self._timeout, _CONNECT_SECONDS)
@@ -117,14 +130,10 @@ class EndpointClient:
                     keepalive_timeout=_KEPT_SECONDS,
                     ssl=httpx.create_ssl_context() if self._base.scheme == "https" else True,
                 ),
-                headers={
-                    "content-type": "application/json",
-                    **({} if self._api_key is None else {"authorization": f"Bearer {self._api_key}"}),
-                },
+                headers=self._headers,
                 timeout=aiohttp.ClientTimeout(connect=connect, sock_connect=connect, sock_read=self._timeout),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                proxy=None if proxy is None else proxy.url,
-                proxy_auth=None if proxy is None or proxy.user is None else aiohttp.BasicAuth(*proxy.user),
+                proxy=None if self._proxy is None else self._proxy.url,
                 max_line_size=_MOST_HEADER_BYTES,
                 max_field_size=_MOST_HEADER_BYTES,
                 trace_configs=[trace],
@@ -156,9 +165,18 @@ class EndpointClient:
                 # The time for reading runs from the end of the body: its sending has a limit of its own.
                 async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
                     return await self._http().request(
-                        method, url, data=body, allow_redirects=False, trace_request_ctx=sent
+                        method,
+                        url,
+                        data=body,
+                        allow_redirects=False,
+                        proxy_headers=self._tunnel_headers,
+                        trace_request_ctx=sent,
                     )
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientConnectionResetError,
+                aiohttp.ClientOSError,
+            ) as error:
                 if not left or not sent.over_kept or isinstance(error, aiohttp.ClientConnectorError):
                     raise
         raise EndpointUnreachable(f"{self.url} was not asked")

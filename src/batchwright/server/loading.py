@@ -34,7 +34,7 @@ _OTHER_DESCRIPTORS = 64
 
 
 async def load_inference(settings: Settings) -> Inference:
-    """Load the models, or look at the endpoint. Takes seconds. An endpoint that does not answer yet is waited for later.
+    """Load the models, or look at the endpoint, which need not answer yet. Takes seconds.
 
     Raises `InputError` for a setting that does not fit the model or the machine, `MissingExtra`, `EndpointError`, and
     what loading a model raises.

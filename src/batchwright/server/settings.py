@@ -57,7 +57,9 @@ def default_data() -> Path:
 class Settings(BaseSettings):
     """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False, hide_input_in_errors=True
+    )
 
     host: Text = _setting(
         "Address",

@@ -115,7 +115,9 @@ def _failure_of(error: EndpointError) -> str:
 
 def _of_endpoint(error: EndpointError, told: Mapping[str, object], status: int) -> dict[str, Any]:
     message, kind, param, code = (told.get(name) for name in ("message", "type", "param", "code"))
-    body = _body(str(message or _failure_of(error)), status, None if param is None else str(param), str(code or error.code))
+    body = _body(
+        str(message or _failure_of(error)), status, None if param is None else str(param), str(code or error.code)
+    )
     if kind:
         body["error"]["type"] = _sendable(str(kind))
     return body

@@ -37,7 +37,7 @@ _MOST_ADDRESSES = 4
 _EARLY = 3.0
 """Seconds that a caller who only wants to be told early waits for a name."""
 _REFUSAL_STEP = 1.0
-"""Seconds of which the time until a name is refused is a multiple, so that it does not tell how the name was resolved."""
+"""A name is refused after a multiple of this many seconds, so that the time does not tell how it was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host, as texts, for a port. Raises OSError when there are none."""
@@ -115,7 +115,7 @@ class Sender:
         except (AddressRefused, OSError) as error:
             _log.info("callback_url refused: host %s: %s", target.host, str(error) or "not resolved in time")
             taken = asyncio.get_running_loop().time() - began
-            await asyncio.sleep(math.ceil(taken / _REFUSAL_STEP) * _REFUSAL_STEP - taken)
+            await asyncio.sleep(max(1, math.ceil(taken / _REFUSAL_STEP)) * _REFUSAL_STEP - taken)
             raise UrlRefused(
                 f"url: host {target.host[:80]} cannot be called: use a name that resolves, for anybody, to global "
                 "addresses only; the operator may allow others (webhook_allow)"
