@@ -78,7 +78,7 @@ class Settings(BaseSettings):
         "Model",
         "engine",
         'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
-        "http://10.0.0.5:8000/v1",
+        "http://10.0.0.5:8000/v1; one that does not answer yet is waited for.",
     )
     backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
