@@ -257,7 +257,8 @@ class EndpointInference:
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """With the model under the name that it was asked for by."""
         if self._theirs and "model" in answer:
-            answer["model"] = chosen_model(read_model(call.body), tuple(self._theirs))
+            # Not checked again: the endpoint may have come back with other models since.
+            answer["model"] = read_model(call.body) or self.models[0]
         return answer
 
 
