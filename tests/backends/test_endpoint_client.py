@@ -70,7 +70,7 @@ def test_an_answer_is_bounded_however_small_it_is_on_its_way(monkeypatch: pytest
 
 def test_an_answer_that_stops_half_way_is_given_up() -> None:
     half = Reply(content=b'{"id"', headers={"content-length": "100", "x-then": "hang"})
-    with pytest.raises(EndpointUnreachable, match="gave no answer: .*Timeout"):
+    with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
         scripted(half, quiet=0.1)
 
 
@@ -85,7 +85,7 @@ def test_a_body_that_nobody_reads_is_given_up() -> None:
         # As little as possible is taken in before somebody reads.
         server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1)
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(EndpointUnreachable, match="gave no answer: .*Timeout"):
+        with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
             await post(f"http://127.0.0.1:{port}/v1", b" " * 50_000_000, quiet=0.1)
         left.set()
         server.close()
