@@ -226,6 +226,23 @@ class EndpointError(BatchwrightError):
         self.retry_after = retry_after
 
 
+class EndpointUnreachable(EndpointError):
+    """An endpoint elsewhere gave no answer to a call, or only a part of one."""
+
+
+class EndpointDown(BatchwrightError):
+    """An endpoint elsewhere is known not to answer, so the call was not sent to it.
+
+    `retry_after`: seconds until it is looked at again.
+    """
+
+    code = "endpoint_down"
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 def shown(value: object) -> str:
     """A value as it stands in a message: its `repr`, shortened to 100 characters.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+MODELS = {"object": "list", "data": [{"id": "theirs"}]}
 CHAT = {"id": "x", "object": "chat.completion", "model": "theirs", "choices": [], "usage": {"total_tokens": 1}}
 
 
@@ -43,21 +45,43 @@ Script: TypeAlias = Reply | Callable[[Request], Awaitable[Reply]] | None
 
 
 class ScriptedServer:
-    """Answers the requests by `script`, one after the other, and after its end as if all were well."""
+    """Answers the requests by `script`, one after the other, and after its end as if all were well.
 
-    def __init__(self, *script: Script) -> None:
+    Who asks for its models is answered with `models`, and does not count as a request.
+    """
+
+    def __init__(self, *script: Script, models: Reply | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.script = deque(script)
+        self.models: Script = models or Reply(content=json.dumps(MODELS).encode())
         self.requests: list[Request] = []
+        self.probes = 0
+        self.connections = 0
         self.inside = 0
         self.peak = 0
         """Most requests at once."""
+        self._writers: set[asyncio.StreamWriter] = set()
         self.gone = asyncio.Event()
         """Set when a client has left before its answer was complete."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        await self.listen(0)
+        self.url = (
+            f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        )
         return self
+
+    async def listen(self, port: int) -> None:
+        """Take connections, at any port for 0."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self._tls)
+
+    def hang_up(self) -> int:
+        """Take no more connections, and end those that there are. Gives the port."""
+        port: int = self._server.sockets[0].getsockname()[1]
+        self._server.close()
+        for writer in [*self._writers]:
+            writer.close()
+        return port
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,9 +89,12 @@ class ScriptedServer:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while await self._answer(reader, writer):
                 pass
+        self._writers.discard(writer)
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -75,8 +102,12 @@ class ScriptedServer:
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         content = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1], headers, json.loads(content or b"{}"))
-        self.requests.append(request)
-        script = self.script.popleft() if self.script else Reply()
+        if head[0].startswith("GET"):
+            self.probes += 1
+            script = self.models
+        else:
+            self.requests.append(request)
+            script = self.script.popleft() if self.script else Reply()
         self.inside += 1
         self.peak = max(self.peak, self.inside)
         try:

@@ -12,11 +12,13 @@ from typing import Any, cast
 import pytest
 from openai.types.chat import ChatCompletion
 
-from batchwright.backends.endpoint import RETRIES, EndpointInference, pause_before_retry
+from batchwright.backends.endpoint import RETRIES, EndpointInference, Retries, pause_before_retry
 from batchwright.backends.inference import Call
 from batchwright.errors import (
     DeadlineExceeded,
+    EndpointDown,
     EndpointError,
+    EndpointUnreachable,
     EngineClosed,
     InvalidRequest,
     ModelNotFound,
@@ -48,6 +50,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr("stamina._core._smart_sleep", wait)
     return waited
+
+
+ONE_TRY: dict[Traffic, Retries] = {"online": Retries(1, 0.1, 0.1), "batch": Retries(1, 0.1, 0.1)}
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -88,7 +93,7 @@ def test_a_call_is_handed_on_without_our_own_fields() -> None:
 def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
     async def main() -> None:
         listed = Reply(content=b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {}, 5]}')
-        async with ScriptedServer(Reply(), listed) as server:
+        async with ScriptedServer(models=listed) as server:
             endpoint = EndpointInference(server.url)
             assert (await endpoint.answer(call(model="anything")))["model"] == "theirs"
             assert server.requests[0].body["model"] == "anything"
@@ -98,7 +103,7 @@ def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
             await endpoint.answer(call(model=None))
             assert server.requests[-1].body["model"] == "a"
             await endpoint.close()
-        async with ScriptedServer(Reply(content=b'{"data": []}')) as server:
+        async with ScriptedServer(models=Reply(content=b'{"data": []}')) as server:
             endpoint = EndpointInference(server.url)
             with pytest.raises(EndpointError, match="lists no models"):
                 await endpoint.discover()
@@ -132,7 +137,7 @@ def test_a_call_tells_that_it_waits_to_be_tried_again(pauses: list[float]) -> No
             inference = EndpointInference(server.url, models={"m": "theirs"})
             await inference.answer(replace(call("batch"), pauses=told.append))
             await inference.close()
-        assert told == [False, True, False, True, False]
+        assert told == [True, False, True, False]
 
     run(main())
 
@@ -267,18 +272,20 @@ def test_a_line_outlasts_half_an_hour_of_refusals_whatever_pause_is_named(told: 
     assert sum(waits) >= 22 * 60
 
 
-def test_nobody_listens(pauses: list[float]) -> None:
+def test_nobody_listens() -> None:
     async def main() -> None:
         async with ScriptedServer() as server:
             url = server.url
-        endpoint = EndpointInference(url)
-        with pytest.raises(EndpointError, match="gave no answer") as caught:
+        endpoint = EndpointInference(url, retries=ONE_TRY)
+        with pytest.raises(EndpointUnreachable, match="gave no answer") as caught:
             await endpoint.answer(call())
         assert caught.value.status is None
+        assert url in str(caught.value), "for the log"
+        told = error_body(caught.value)["error"]
+        assert (status_of(caught.value), told["message"]) == (502, "the endpoint does not answer")
         await endpoint.close()
 
     run(main())
-    assert len(pauses) == 2
 
 
 def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
@@ -308,11 +315,13 @@ def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[fl
     assert KEY not in caplog.text
 
 
-@pytest.mark.parametrize("url", ["host/v1", "ftp://host/v1", "http://", "https://me:pass@host/v1"])
+@pytest.mark.parametrize(
+    "url", ["host/v1", "ftp://host/v1", "http://", "https://me:pass@host/v1", "https://host/v1?key=pass", "http://[::1"]
+)
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ValueError, match="base_url") as caught:
         EndpointInference(url)
-    assert "pass@" not in str(caught.value)
+    assert "pass" not in str(caught.value).replace("password", "")
 
 
 def chunk(text: str) -> dict[str, Any]:
@@ -440,6 +449,55 @@ def test_an_overloaded_endpoint_gets_fewer_at_once(pauses: list[float]) -> None:
             assert server.peak <= 8
             assert endpoint._limit.round >= 1
             assert endpoint._limit.value < 8
+            await endpoint.close()
+
+    run(main())
+
+
+def test_a_request_on_a_connection_that_was_closed_meanwhile_goes_out_again(pauses: list[float]) -> None:
+    """A server that closes a connection after its first request is no failure, whatever the request was."""
+
+    async def main() -> None:
+        # The second request meets a connection that the server gives up without an answer.
+        async with ScriptedServer(Reply(), None, Reply()) as server:
+            endpoint = EndpointInference(server.url, max_concurrency=1)
+            for _ in range(2):
+                assert await endpoint.answer(call()) == CHAT
+            assert (len(server.requests), server.connections) == (3, 2)
+            assert server.probes == 0
+            await endpoint.close()
+        # On a new connection it is one.
+        async with ScriptedServer(None) as server:
+            endpoint = EndpointInference(server.url)
+            await endpoint.answer(call())
+            assert len(server.requests) == 2
+            await endpoint.close()
+
+    run(main())
+    assert len(pauses) == 1
+
+
+def test_an_endpoint_that_goes_away_is_noticed_and_so_is_its_return(pauses: list[float]) -> None:
+    async def main() -> None:
+        async with ScriptedServer() as server:
+            endpoint = EndpointInference(server.url, retries=ONE_TRY)
+            await endpoint.discover()
+            assert (endpoint.models, endpoint.why_not_ready) == (("theirs",), None)
+            port = server.hang_up()
+            with pytest.raises(EndpointUnreachable):
+                await endpoint.answer(call(model="theirs"))
+            with pytest.raises(EndpointUnreachable):
+                await endpoint._watch.look()
+            assert (endpoint.why_not_ready, endpoint.wants) == ("the endpoint does not answer", 0)
+            for traffic in ("online", "batch"):
+                with pytest.raises(EndpointDown) as caught:
+                    await endpoint.answer(call(traffic, model="theirs"))
+                assert status_of(caught.value) == 503
+                assert retry_after(caught.value) is not None
+            await server.listen(port)
+            await endpoint._watch.look()
+            assert (endpoint.why_not_ready, endpoint.wants) == (None, 80)
+            assert (await endpoint.answer(call(model="theirs")))["model"] == "theirs"
             await endpoint.close()
 
     run(main())

@@ -29,8 +29,8 @@ _HALF_SENT = (
 class _Endpoint(ThreadingHTTPServer):
     """An endpoint elsewhere: it answers when it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.asked = Event()
         self.answer = Event()
         self.answer.set()
@@ -171,6 +171,39 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         process.send_signal(signal.SIGTERM)
 
 
+def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, endpoint: _Endpoint) -> None:
+    port = endpoint.server_port
+    endpoint.server_close()
+
+    async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
+        while (answer := await http.get("/ready")).status_code != status:
+            pass
+        return answer
+
+    async def main(url: str, log: list[dict[str, Any]]) -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=_LIMIT) as http, asyncio.timeout(_LIMIT):
+            told = (await until(http, 503)).json()["error"]["message"]
+            assert told == "the endpoint does not answer"
+            refused = await http.post("/v1/completions", json={"prompt": "x"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "endpoint_down")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert str(port) not in refused.text
+            assert (await http.get("/v1/models")).json()["data"] == []
+            assert any(str(port) in each["event"] for each in log), "the log has the address"
+            back = _Endpoint(port)
+            Thread(target=back.serve_forever, daemon=True).start()
+            await until(http, 200)
+            assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["far"]
+            assert (await http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+            back.shutdown()
+            back.server_close()
+
+    with _serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1") as (process, url, log):
+        asyncio.run(main(url, log))
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+
+
 def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: _Endpoint) -> None:
     with _serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB") as (process, url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -186,7 +219,16 @@ def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Pat
         (("--host", "0.0.0.0"), 2, "make one in this store: batchwright keys create NAME"),
         (("--host", "no.such.host.invalid"), 1, "there is no such address"),
         (("--model", "no-such-model"), 2, "no-such-model"),
-        (("--backend", "http://127.0.0.1:1/v1"), 1, "http://127.0.0.1:1/v1"),
+        (
+            ("--backend", "http://me:hunter2@127.0.0.1:1/v1"),
+            2,
+            "--backend: contains a user name or a password: leave them out and give the key as backend_api_key",
+        ),
+        (
+            ("--backend", "http://127.0.0.1:1/v1", "--backend-concurrency", "999999999"),
+            2,
+            "lower it, or raise the limit",
+        ),
         (("--max-lines", "many"), 2, "--max-lines='many'"),
         (("--kv-memory", "much"), 2, "--kv-memory='much'"),
     ],
@@ -200,6 +242,7 @@ def test_what_keeps_it_from_starting_is_one_line(
     last = ended.stderr.splitlines()[-1]
     assert (ended.returncode, last.startswith("error: ")) == (status, True), ended.stderr
     assert told in last
+    assert "hunter2" not in ended.stderr
 
 
 def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:

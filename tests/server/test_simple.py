@@ -125,6 +125,30 @@ def test_a_callback_that_leads_inside_is_refused(play: Play, url: str) -> None:
     play(main)
 
 
+def test_a_callback_to_a_name_inside_is_refused_as_one_that_does_not_exist_is(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        if host == "no.internal":
+            raise OSError("Name or service not known")
+        return ["10.1.2.3"]
+
+    async def main(service: Service) -> None:
+        monkeypatch.setattr(service.services.sender, "_resolve", resolve)
+
+        async def ask(host: str) -> tuple[int, str]:
+            body = {"prompts": ["a"], "callback_url": f"https://{host}/"}
+            answer = await service.http.post("/v1/batch/async", json=body)
+            return answer.status_code, answer.text.replace(host, "HOST")
+
+        there, missing = await asyncio.gather(ask("db.internal"), ask("no.internal"))
+        assert there == missing
+        assert there[0] == 400
+        assert "10.1" not in there[1]
+
+    play(main)
+
+
 def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: Play) -> None:
     async def main(service: Service) -> None:
         key = {"Idempotency-Key": "one"}

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from tests.service.support import START, TENANT, House, Model, codes, line, pieces, refuse, run, texts
 
-from batchwright.errors import Conflict, EndpointError, EngineClosed, Overloaded, StoreUnavailable
+from batchwright.errors import (
+    BatchwrightError,
+    Conflict,
+    EndpointDown,
+    EndpointError,
+    EngineClosed,
+    Overloaded,
+    StoreUnavailable,
+)
 from batchwright.jobs.service.processes import this_process
 from batchwright.jobs.service.retries import RetryPolicy
 from batchwright.jobs.store.records import LineCounts, TokenUsage
@@ -245,10 +253,11 @@ def test_an_outage_of_the_model_is_no_fault_of_the_lines(tmp_path: Path) -> None
     run(tmp_path, main)
 
 
-def test_a_model_that_was_closed_fails_no_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [EngineClosed("gone"), EndpointDown("away", retry_after=30.0)])
+def test_a_model_that_is_away_fails_no_line(tmp_path: Path, error: BatchwrightError) -> None:
     async def main(house: House) -> None:
         model = Model()
-        model.faults = lambda prompt: EngineClosed("gone") if house.clock.now() < 60.0 else None
+        model.faults = lambda prompt: error if house.clock.now() < 60.0 else None
         async with house.worker(model):
             batch = await house.ended(await house.submit("abcdef"))
         assert batch.counts == LineCounts(6, 6, 0)

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from tests.webhooks.receiver import OK, answer, listening
 
+from batchwright.clock import ManualClock
 from batchwright.jobs.webhooks.allowed import AllowList
+from batchwright.jobs.webhooks.hosts import UrlRefused
 from batchwright.jobs.webhooks.sender import Answer, Sender
+from batchwright.testing import play
 
 TLS = ssl.create_default_context()
 LOOPBACK = AllowList.parse(["127.0.0.0/8"])
@@ -193,3 +196,61 @@ def test_a_certificate_of_nobody_we_know_is_refused(certificate: Path) -> None:
             return await send(f"https://hooks.example:{receiver.port}/")
 
     assert "certificate" in asyncio.run(main()).reason
+
+
+INSIDE = {
+    "private": (["10.1.2.3"], 0.0),
+    "loopback": (["127.0.0.1"], 0.0),
+    "mixed": (["93.184.216.34", "10.1.2.3"], 0.3),
+    "not found": (OSError("Name or service not known"), 0.2),
+    "nothing": ([], 0.9),
+}
+
+
+@pytest.mark.parametrize(("found", "seconds"), INSIDE.values(), ids=INSIDE)
+def test_a_client_does_not_learn_which_names_there_are_inside(found: list[str] | OSError, seconds: float) -> None:
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        await asyncio.sleep(seconds)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    async def main(clock: ManualClock) -> tuple[str, float]:
+        sender = Sender(tls=TLS, resolve=resolve)
+        with pytest.raises(UrlRefused) as caught:
+            await sender.check_host_for_client("https://db.internal/")
+        sender.close()
+        return str(caught.value), clock.now()
+
+    assert play(main) == (
+        "url: host db.internal cannot be called: use a name that resolves, for anybody, to global addresses only; the "
+        "operator may allow others (webhook_allow)",
+        1.0,
+    )
+
+
+def test_a_client_waits_for_a_name_no_longer_than_three_seconds() -> None:
+    async def never(host: str, port: int) -> Sequence[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main(clock: ManualClock) -> float:
+        sender = Sender(AllowList.parse(["hooks.internal"]), tls=TLS, resolve=never)
+        await sender.check_host_for_client("https://hooks.internal/")
+        await sender.check_host_for_client("https://93.184.216.34/")
+        with pytest.raises(UrlRefused, match="cannot be called"):
+            await sender.check_host_for_client("https://db.internal/")
+        sender.close()
+        return clock.now()
+
+    assert play(main) == 3.0
+
+
+def test_a_client_is_told_at_once_of_a_name_that_may_be_called() -> None:
+    async def main(clock: ManualClock) -> float:
+        sender = Sender(AllowList.parse(["127.0.0.0/8"]), tls=TLS, resolve=loopback)
+        await sender.check_host_for_client("https://hooks.example/")
+        sender.close()
+        return clock.now()
+
+    assert play(main) == 0.0

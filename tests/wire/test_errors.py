@@ -14,7 +14,9 @@ from batchwright.errors import (
     Conflict,
     ContextLengthExceeded,
     DeadlineExceeded,
+    EndpointDown,
     EndpointError,
+    EndpointUnreachable,
     EngineClosed,
     GenerationError,
     InvalidRequest,
@@ -23,7 +25,7 @@ from batchwright.errors import (
     Overloaded,
     StoreUnavailable,
 )
-from batchwright.wire.errors import error_body, retry_after, status_of
+from batchwright.wire.errors import error_body, hides_details, retry_after, status_of
 
 
 def raised_by_client(error: BaseException) -> openai.APIStatusError:
@@ -60,9 +62,7 @@ def raised_by_client(error: BaseException) -> openai.APIStatusError:
             None,
             "server_error",
         ),
-        (EndpointError("gone"), openai.InternalServerError, "endpoint_error", None, "server_error"),
-        (EndpointError("key", status=401), openai.InternalServerError, "endpoint_error", None, "server_error"),
-        (EndpointError("busy", status=429), openai.RateLimitError, "endpoint_error", None, "rate_limit_error"),
+        (EndpointDown("away"), openai.InternalServerError, "endpoint_down", None, "server_error"),
     ],
 )
 def test_each_becomes_the_clients_own_exception(
@@ -80,6 +80,27 @@ def test_every_error_has_a_status_and_a_body() -> None:
             error: Any = kind("why")
             assert 400 <= status_of(error) < 600
             assert error_body(error)["error"]["code"] == error.code
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "body", "becomes", "told"),
+    [
+        (EndpointUnreachable, None, None, 502, "the endpoint does not answer"),
+        (EndpointError, None, None, 502, "the endpoint sent an answer that cannot be used"),
+        (EndpointError, 500, {"message": "/srv/model.py, line 3"}, 502, "the endpoint answered 500"),
+        (EndpointError, 401, {"message": "sk-1"}, 502, "the endpoint does not accept the key of this service"),
+        (EndpointError, 429, None, 429, "the endpoint answered 429"),
+        (EndpointError, 404, {"type": "x"}, 404, "the endpoint answered 404"),
+        (EndpointError, 400, {"message": "too long"}, 400, "too long"),
+    ],
+)
+def test_callers_are_told_nothing_of_what_is_inside(
+    kind: type[EndpointError], status: int | None, body: dict[str, object] | None, becomes: int, told: str
+) -> None:
+    error = kind("http://10.0.0.5:8000/v1: /srv/model.py", status=status, body=body)
+    answer = error_body(error)["error"]
+    assert (status_of(error), answer["message"]) == (becomes, told)
+    assert hides_details(error) is (becomes == 502 or body is None)
 
 
 def test_what_an_endpoint_refused_is_handed_on() -> None:

@@ -14,9 +14,17 @@ import stamina
 
 from batchwright.backends.calls import Held, chosen_model, time_left
 from batchwright.backends.concurrency import AimdLimit, Gate
-from batchwright.backends.endpoint_client import EndpointClient, Unreachable
+from batchwright.backends.endpoint_client import EndpointClient
+from batchwright.backends.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.backends.inference import Call
-from batchwright.errors import DeadlineExceeded, EndpointError, EngineClosed, InvalidRequest, Overloaded
+from batchwright.errors import (
+    DeadlineExceeded,
+    EndpointError,
+    EndpointUnreachable,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+)
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds
@@ -29,6 +37,9 @@ _AHEAD = 1.25
 _OURS = ("deadline", "deadline_ms", "priority")
 """Fields that endpoints elsewhere do not know."""
 _LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data"}
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""What a proxy answers in the name of an endpoint that it does not reach."""
+_PROBE_SECONDS = 10.0
 _LONGEST_PAUSE = 600.0
 _FOREVER = 1e6
 
@@ -56,7 +67,8 @@ class EndpointInference:
     - `max_waiting`: online calls that wait for their turn; more are refused with `Overloaded`.
 
     What it answers with 408, 409, 429 or a failure of its own, and what it does not answer, is tried again (`retries`);
-    when it is overloaded it gets fewer calls at once for a while. Raises ValueError for a setting.
+    when it is overloaded it gets fewer calls at once for a while. While it is known not to answer at all it is given
+    none: calls raise `EndpointDown` until a probe is answered. Raises ValueError for a setting.
     """
 
     endpoints = frozenset(_LIST_OF)
@@ -75,7 +87,10 @@ class EndpointInference:
         self._limit = AimdLimit(max_concurrency)
         self._gate = Gate(self._limit)
         self._client = EndpointClient(base_url, api_key, timeout=timeout, connections=max_concurrency)
+        self._watch = EndpointWatch(self._probe)
         self._theirs = dict(models or {})
+        self._asks_for_models = False
+        """Whether the models are those that the endpoint lists."""
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = Held()
@@ -88,21 +103,51 @@ class EndpointInference:
     @property
     def room(self) -> int:
         """`wants`, and below zero where it holds more batch lines than it would like to."""
-        return max(int(self._limit.value * _AHEAD) - self._held.total, -self._held.batch)
+        places = 0 if self._watch.down else int(self._limit.value * _AHEAD) - self._held.total
+        return max(places, -self._held.batch)
 
     @property
     def wants(self) -> int:
         return max(0, self.room)
 
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no call can be computed now, in words that tell callers nothing of the endpoint; None when it can."""
+        return SILENCE if self._watch.down else None
+
     async def discover(self) -> None:
-        """Ask the endpoint for its models, if none were given. Raises `EndpointError`."""
-        if not self._theirs:
-            listed = (await self._client.get("/models")).get("data")
+        """Ask the endpoint for its models, if none were given.
+
+        One that does not answer is asked again in the background, and until then there are no models. Raises
+        `EndpointError` for an answer that is no list of models.
+        """
+        if self._theirs:
+            return
+        self._asks_for_models = True
+        try:
+            await self._watch.look()
+        except EndpointError as error:
+            if not _is_outage(error):
+                raise
+            self._watch.suspect()
+
+    async def _probe(self) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                listed = (await self._client.get("/models")).get("data")
+        except TimeoutError:
+            raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
+        except EndpointError as error:
+            if _is_outage(error) or not self._theirs:
+                raise
+            return  # it has no list of models, and answers
+        if self._asks_for_models:
             entries = listed if isinstance(listed, list) else []
             names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
-            self._theirs = {name: name for name in names if isinstance(name, str) and name}
-            if not self._theirs:
+            found = {name: name for name in names if isinstance(name, str) and name}
+            if not found:
                 raise EndpointError(f"{self._client.url}/models lists no models: name those that it has")
+            self._theirs = found
 
     async def answer(self, call: Call) -> dict[str, Any]:
         path, body, until = self._prepared(call, stream=False)
@@ -123,16 +168,19 @@ class EndpointInference:
 
     async def close(self) -> None:
         self._closed = True
+        await self._watch.close()
         await self._client.close()
 
     def _require_open(self) -> None:
         if self._closed:
-            raise EngineClosed(f"{self._client.url} is not asked any more: the service is closing")
+            raise EngineClosed("the endpoint is not asked any more: the service is closing")
+        self._watch.require_answering()
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
         """Where to, what (as JSON), and until when by the time of the event loop."""
+        self._require_open()
         if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait for {self._client.url} already: try again later")
+            raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_sizes(call.body)
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
@@ -172,8 +220,11 @@ class EndpointInference:
         except EndpointError as error:
             if error.status in (429, 503):
                 self._limit.overloaded(began)
+            if _is_outage(error):
+                self._watch.suspect()
             raise
         self._limit.succeeded()
+        self._watch.answered()
         return result
 
     async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
@@ -185,6 +236,11 @@ class EndpointInference:
             tell(found is not False)
             return found
 
+        try:
+            # Nearly all calls succeed at once, and what tries again costs a third of what such a call does.
+            return await attempt_once()
+        except Exception as error:
+            failure = error
         async for attempt in stamina.retry_context(
             on=pause,
             attempts=retries.attempts,
@@ -193,15 +249,18 @@ class EndpointInference:
             wait_max=retries.wait_max,
             wait_jitter=retries.wait_initial,
         ):
-            tell(False)
             with attempt:
+                if attempt.num == 1:
+                    raise failure
+                tell(False)
                 return await attempt_once()
-        raise EndpointError(f"{self._client.url} was not tried")
+        raise failure
 
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """With the model under the name that it was asked for by."""
         if self._theirs and "model" in answer:
-            answer["model"] = chosen_model(read_model(call.body), tuple(self._theirs))
+            # Not checked again: the endpoint may have come back with other models since.
+            answer["model"] = read_model(call.body) or self.models[0]
         return answer
 
 
@@ -221,7 +280,7 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, fai
     `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all
     tries would be over soon. More than `retries.wait_max` is not waited for online; the caller is told it instead.
     """
-    if isinstance(error, Unreachable):
+    if isinstance(error, EndpointUnreachable):
         return True
     if not isinstance(error, EndpointError) or error.status is None:
         return False
@@ -235,6 +294,11 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, fai
         return False
     least = min(retries.wait_max, retries.wait_initial * 2.0 ** (failures - 1)) if failures else 0.0
     return min(max(error.retry_after, least), _LONGEST_PAUSE)
+
+
+def _is_outage(error: EndpointError) -> bool:
+    """Whether the endpoint may be away altogether."""
+    return isinstance(error, EndpointUnreachable) or error.status in _GATEWAY_STATUSES
 
 
 def _nobody(pausing: bool) -> None:

@@ -5,34 +5,54 @@ The API key goes into one header and nowhere else: should an answer hold it, it 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import httpx
 import msgspec
+from yarl import URL
 
-from batchwright.errors import EndpointError
+from batchwright.backends.endpoint_address import endpoint_url, proxy_for
+from batchwright.errors import EndpointError, EndpointUnreachable
 
 _MOST_BYTES = 256 * 2**20
 """Of one answer, or of one event of a stream."""
+_MOST_HEADER_BYTES = 64 * 1024
+"""Of one header of an answer."""
 _CONNECT_SECONDS = 10.0
+_KEPT_SECONDS = 4.0
+"""How long an idle connection is kept: less than the 5 s for which uvicorn keeps its side open."""
+_STALE_TRIES = 2
+"""Times that a request goes out again because its kept connection was closed before anything of an answer came."""
+_BUFFERED_BYTES = 64 * 1024
+"""A body up to this size leaves at once, whether the other side reads or not."""
 _SHOWN = 300
 _DONE = b"[DONE]"
 
 
-class Unreachable(EndpointError):
-    """There was no answer, or only a part of one."""
+@dataclass(slots=True)
+class _Sent:
+    """How a request went out."""
+
+    over_kept: bool = False
+    """Over a connection that had served another request before."""
 
 
 class EndpointClient:
     """Speaks to one endpoint over kept connections.
 
     `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is in seconds,
-    and is how long nothing may come. Raises ValueError for a URL that cannot be one.
+    and is how long nothing may come. Raises ValueError for a URL or a key that cannot be one, and for a proxy of the
+    environment that cannot be used.
     """
 
     def __init__(
@@ -44,19 +64,31 @@ class EndpointClient:
         connections: int,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        url = httpx.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ValueError(f"base_url={str(url.copy_with(userinfo=b''))!r}: must be like https://host/v1")
-        if url.userinfo:
-            raise ValueError("base_url has a user or a password in it: give the key as api_key")
-        self.url = str(url).rstrip("/")
+        try:
+            self._base = endpoint_url(base_url)
+        except ValueError as error:
+            raise ValueError(f"base_url {error}") from None
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("api_key: contains a line break, or another character that no key has")
+        self._proxy = proxy_for(self._base)
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._tunnel_headers: dict[str, str] | None = None
+        if self._proxy is not None and self._proxy.user is not None:
+            credentials = {"proxy-authorization": aiohttp.encode_basic_auth(*self._proxy.user)}
+            # What is encrypted passes the proxy unread, in a tunnel for which it is asked by itself.
+            if self._base.scheme == "https":
+                self._tunnel_headers = credentials
+            else:
+                self._headers |= credentials
+        self.url = str(self._base).rstrip("/")
+        self._urls: dict[str, URL] = {}
         self._api_key = api_key
         self._unix_time = unix_time
-        self._http = httpx.AsyncClient(
-            headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
-            timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS), pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections),
-        )
+        self._timeout = timeout
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`."""
@@ -78,36 +110,89 @@ class EndpointClient:
                 if data == _DONE:
                     return
                 yield self._event(data)
-        raise Unreachable(f"{self.url} ended its stream before it was done")
+        raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections. Nothing may be asked after that."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _http(self) -> aiohttp.ClientSession:
+        """The session, made when it is first needed: it belongs to the event loop that runs then."""
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_kept)
+            connect = min(self._timeout, _CONNECT_SECONDS)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    # Calls are bounded by whoever makes them; one more for a look at whether the endpoint answers.
+                    limit=self._connections + 1,
+                    keepalive_timeout=_KEPT_SECONDS,
+                    ssl=httpx.create_ssl_context() if self._base.scheme == "https" else True,
+                ),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(connect=connect, sock_connect=connect, sock_read=self._timeout),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                proxy=None if self._proxy is None else self._proxy.url,
+                max_line_size=_MOST_HEADER_BYTES,
+                max_field_size=_MOST_HEADER_BYTES,
+                trace_configs=[trace],
+            )
+        return self._session
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[httpx.Response]:
+    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
         """A successful response, of which only the head has been read."""
         try:
-            headers = {} if body is None else {"content-type": "application/json"}
-            async with self._http.stream(method, self.url + path, content=body, headers=headers) as response:
-                if response.status_code != httpx.codes.OK:
+            async with await self._head(method, path, body) as response:
+                if response.status != HTTPStatus.OK:
                     raise self._refusal(response, await self._whole(response))
                 yield response
-        except httpx.HTTPError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise Unreachable(f"{self.url} gave no answer: {what}") from None
+            raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
 
-    async def _whole(self, response: httpx.Response) -> bytes:
+    async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
+        """The response, as soon as its head is there.
+
+        A server may close a kept connection at the moment at which it is used again. Such a request goes out again at
+        once, since it most likely never arrived; where it did, it is computed twice.
+        """
+        url = self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
+        for left in range(_STALE_TRIES, -1, -1):
+            sent = _Sent()
+            try:
+                # The time for reading runs from the end of the body: its sending has a limit of its own.
+                async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
+                    return await self._http().request(
+                        method,
+                        url,
+                        data=body,
+                        allow_redirects=False,
+                        proxy_headers=self._tunnel_headers,
+                        trace_request_ctx=sent,
+                    )
+            except (
+                aiohttp.ServerDisconnectedError,
+                aiohttp.ClientConnectionResetError,
+                aiohttp.ClientOSError,
+            ) as error:
+                if not left or not sent.over_kept or isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+        raise EndpointUnreachable(f"{self.url} was not asked")
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        self._require_size(response.content_length or 0)
         content = bytearray()
-        async for piece in response.aiter_bytes():
+        async for piece in response.content.iter_any():
             content += piece
             self._require_size(len(content))
         return bytes(content)
 
-    async def _lines(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        # Not httpx's own lines: those also end at characters that may stand within a text, such as U+2028.
+    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        # Not the reader's own lines, whose length is bounded by its buffer.
         rest = b""
-        async for piece in response.aiter_bytes():
+        async for piece in response.content.iter_any():
             *lines, rest = (rest + piece).split(b"\n")
             self._require_size(len(rest))
             for line in lines:
@@ -136,8 +221,8 @@ class EndpointClient:
         shown = self._blotted(content[:_SHOWN].decode(errors="replace"))
         raise EndpointError(f"{self.url} answers with something else than a JSON object: {shown!r}")
 
-    def _refusal(self, response: httpx.Response, content: bytes) -> EndpointError:
-        status = response.status_code
+    def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
+        status = response.status
         if status in (401, 403):
             # What it says of the key is for whoever runs this service, not for callers.
             return EndpointError(f"{self.url} answered {status}: it does not accept the API key", status=status)
@@ -151,7 +236,7 @@ class EndpointClient:
             f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=told, retry_after=after
         )
 
-    def _retry_after(self, headers: httpx.Headers) -> float | None:
+    def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """In seconds; given as such, in milliseconds or as a date."""
         for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
             text = headers.get(name, "")
@@ -165,6 +250,12 @@ class EndpointClient:
 
     def _blotted(self, text: str) -> str:
         return text.replace(self._api_key, "[API key]") if self._api_key else text
+
+
+async def _note_kept(
+    session: aiohttp.ClientSession, context: SimpleNamespace, told: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    context.trace_request_ctx.over_kept = True
 
 
 def _error_object(answer: Mapping[str, Any]) -> dict[str, object] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from batchwright.request import Flow, Traffic
 
@@ -57,3 +57,18 @@ class Inference(Protocol):
     async def close(self) -> None:
         """Answer what is being computed with an error, and give the memory back."""
         ...
+
+
+@runtime_checkable
+class MayBeAway(Protocol):
+    """An `Inference` that has calls computed where they may not be answered for a while."""
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no call can be computed now, fit to be told to callers; None when it can."""
+        ...
+
+
+def why_not_ready(inference: Inference) -> str | None:
+    """Why `inference` can compute no call now; None when it can."""
+    return inference.why_not_ready if isinstance(inference, MayBeAway) else None

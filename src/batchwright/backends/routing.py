@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, Protocol
 
-from batchwright.backends.inference import Call, Inference
+from batchwright.backends.inference import Call, Inference, why_not_ready
 from batchwright.errors import InvalidRequest, ModelNotFound, shown
 from batchwright.wire.requests import read_model
 
@@ -47,6 +47,11 @@ class RoutedInference:
         # Lines are claimed without a look at their endpoint: what one holds beyond its wish is taken off the others',
         # lest it be given more and more while they have room.
         return max(0, sum(route.room for route in self._routes))
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why one of them can compute no call now; None when all can."""
+        return next((reason for route in self._routes if (reason := why_not_ready(route))), None)
 
     async def answer(self, call: Call) -> dict[str, Any]:
         return await self._route(call).answer(call)

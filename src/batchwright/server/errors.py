@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.server.observability.logs import logger
-from batchwright.wire.errors import error_body, retry_after, status_of
+from batchwright.wire.errors import error_body, hides_details, retry_after, status_of
 
 RETRY_AFTER = 5
 """Seconds, where nothing better is known."""
@@ -125,7 +125,10 @@ def _from_validation(error: RequestValidationError) -> HttpError:
 
 
 def log_failure(error: BaseException, answer: HttpError, **where: str) -> None:
-    """Log an error that is the service's own fault; with its traceback where its message does not explain it."""
-    if answer.status >= 500:
+    """Log an error that is the service's own fault, or of which its answer tells less than is known.
+
+    With its traceback where its message does not explain it.
+    """
+    if answer.status >= 500 or hides_details(error):
         explained = isinstance(error, (BatchwrightError, HttpError))
         logger.error("request_failed", **where, error=str(error), exc_info=None if explained else error)

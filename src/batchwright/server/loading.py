@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from typing import TYPE_CHECKING, Any
 
 from batchwright.backends.inference import Inference
@@ -28,10 +29,12 @@ _ENGINE_OPTIONS = (
     "ttft_ms",
     "tpot_ms",
 )
+_OTHER_DESCRIPTORS = 64
+"""Of the database, of files, of listening."""
 
 
 async def load_inference(settings: Settings) -> Inference:
-    """Load the models, or look at the endpoint. Takes seconds.
+    """Load the models, or look at the endpoint, which need not answer yet. Takes seconds.
 
     Raises `InputError` for a setting that does not fit the model or the machine, `MissingExtra`, `EndpointError`, and
     what loading a model raises.
@@ -54,19 +57,33 @@ async def load_inference(settings: Settings) -> Inference:
 async def _endpoint(settings: Settings) -> Inference:
     from batchwright.backends.endpoint import EndpointInference
 
+    _require_descriptors(settings.backend_concurrency)
     key = settings.backend_api_key
-    endpoint = EndpointInference(
-        settings.backend,
-        None if key is None else key.get_secret_value(),
-        max_concurrency=settings.backend_concurrency,
-        max_waiting=settings.max_online_sequences,
-    )
+    try:
+        endpoint = EndpointInference(
+            settings.backend,
+            None if key is None else key.get_secret_value(),
+            max_concurrency=settings.backend_concurrency,
+            max_waiting=settings.max_online_sequences,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
     try:
         await endpoint.discover()
     except BaseException:
         await endpoint.close()
         raise
     return endpoint
+
+
+def _require_descriptors(connections: int) -> None:
+    """Raise `InputError` where the process may not have that many connections open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and connections > most - _OTHER_DESCRIPTORS:
+        raise InputError(
+            f"backend_concurrency={connections}: each request takes a file descriptor, of which this process may have "
+            f"{most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
+        )
 
 
 async def _models(settings: Settings) -> Inference:

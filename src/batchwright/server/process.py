@@ -116,7 +116,9 @@ def _greet(services: Services, listener: socket.socket) -> None:
     if not sys.stderr.isatty():
         return
     lines = [
-        f"batchwright serves {', '.join(services.inference.models)}",
+        f"batchwright serves {', '.join(services.inference.models)}"
+        if services.inference.models
+        else f"batchwright waits for {services.settings.backend}, which does not answer yet",
         f"  dashboard  {url}/",
         f"  API        {url}/v1",
         f"  data       {services.settings.data}",

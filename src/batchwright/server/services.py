@@ -96,6 +96,8 @@ class Services:
         """Why no work can be taken now; None when it can."""
         if self.draining:
             return "the service is stopping"
+        if (reason := self.inference.why_not_ready) is not None:
+            return reason
         if self._checked is None or self.clock.now() - self._checked[0] >= _CHECK_EVERY:
             reason = await self._check()
             self._checked = self.clock.now(), reason

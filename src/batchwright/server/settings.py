@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
-from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from batchwright.backends.endpoint_address import endpoint_url
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.wire.bounds import MAX_PROMPTS
@@ -60,7 +60,9 @@ def default_data() -> Path:
 class Settings(BaseSettings):
     """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False, hide_input_in_errors=True
+    )
 
     host: Text = _setting(
         "Address",
@@ -79,7 +81,7 @@ class Settings(BaseSettings):
         "Model",
         "engine",
         'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
-        "http://10.0.0.5:8000/v1",
+        "http://10.0.0.5:8000/v1; one that does not answer yet is waited for.",
     )
     backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
@@ -212,9 +214,11 @@ class Settings(BaseSettings):
     @field_validator("backend")
     @classmethod
     def _engine_or_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value != "engine" and not (parts.scheme in ("http", "https") and parts.hostname):
-            raise ValueError('must be "engine" or an http:// or https:// address')
+        if value != "engine":
+            try:
+                endpoint_url(value, key="backend_api_key")
+            except ValueError as error:
+                raise ValueError(f'{error}; or "engine"') from None
         return value
 
     @classmethod

@@ -18,7 +18,9 @@ from batchwright.errors import (
     Conflict,
     DeadlineExceeded,
     DownloadError,
+    EndpointDown,
     EndpointError,
+    EndpointUnreachable,
     EngineClosed,
     InputError,
     InvalidRequest,
@@ -34,6 +36,8 @@ from batchwright.errors import (
 )
 
 BAD_GATEWAY = 502
+_KEY_REFUSED = frozenset({401, 403, 407})
+"""What an endpoint says of a key that is this service's, not the caller's."""
 
 _STATUSES: tuple[tuple[type[BatchwrightError], int], ...] = (
     (InvalidRequest, 400),
@@ -47,6 +51,7 @@ _STATUSES: tuple[tuple[type[BatchwrightError], int], ...] = (
     (Cancelled, 499),
     (BatcherClosed, 503),
     (DownloadError, 503),
+    (EndpointDown, 503),
     (EngineClosed, 503),
     (LeaseLost, 503),
     (StoreUnavailable, 503),
@@ -67,20 +72,31 @@ def status_of(error: BaseException) -> int:
     a key, which is not the caller's.
     """
     if isinstance(error, EndpointError):
-        passed_on = error.status is not None and 400 <= error.status < 500 and error.status not in (401, 403, 407)
+        passed_on = error.status is not None and 400 <= error.status < 500 and error.status not in _KEY_REFUSED
         return error.status if passed_on and error.status is not None else BAD_GATEWAY
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """The body that tells of `error`. Of an error that is not batchwright's own it tells nothing."""
+    """The body that tells of `error`.
+
+    Of an error that is not batchwright's own it tells nothing, and of a failed endpoint no more than that it failed:
+    such messages may name hosts, paths and what else is inside. They are for the log.
+    """
     status = status_of(error)
     if not isinstance(error, BatchwrightError):
         return _body(_NO_DETAILS, status, None, "internal_error")
-    if isinstance(error, EndpointError) and status != BAD_GATEWAY and error.body:
-        return _of_endpoint(error, error.body, status)
+    if isinstance(error, EndpointError):
+        if status != BAD_GATEWAY and error.body:
+            return _of_endpoint(error, error.body, status)
+        return _body(_failure_of(error), status, None, error.code)
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
     return _body(_told(error), status, param, error.code)
+
+
+def hides_details(error: BaseException) -> bool:
+    """Whether `error_body` leaves out what the message of `error` says of an endpoint elsewhere."""
+    return isinstance(error, EndpointError) and (status_of(error) == BAD_GATEWAY or not error.body)
 
 
 def retry_after(error: BaseException) -> int | None:
@@ -98,9 +114,22 @@ def _told(error: BatchwrightError) -> str:
     return _NO_DETAILS if isinstance(error, _FOR_THE_OPERATOR) else str(error)
 
 
+def _failure_of(error: EndpointError) -> str:
+    """What callers may know of an endpoint's failure."""
+    if isinstance(error, EndpointUnreachable):
+        return "the endpoint does not answer"
+    if error.status is None:
+        return "the endpoint sent an answer that cannot be used"
+    if error.status in _KEY_REFUSED:
+        return "the endpoint does not accept the key of this service"
+    return f"the endpoint answered {error.status}"
+
+
 def _of_endpoint(error: EndpointError, told: Mapping[str, object], status: int) -> dict[str, Any]:
     message, kind, param, code = (told.get(name) for name in ("message", "type", "param", "code"))
-    body = _body(str(message or error), status, None if param is None else str(param), str(code or error.code))
+    body = _body(
+        str(message or _failure_of(error)), status, None if param is None else str(param), str(code or error.code)
+    )
     if kind:
         body["error"]["type"] = _sendable(str(kind))
     return body

@@ -17,6 +17,7 @@ from batchwright.jobs.service import outputs
 from batchwright.jobs.service.retries import Failures, RetryPolicy, nobody_computes, passing
 from batchwright.jobs.service.timeouts import Timeouts
 from batchwright.jobs.store.records import ClaimedLine, LineResult
+from batchwright.wire.errors import hides_details
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
@@ -157,6 +158,8 @@ class Calls:
                     _log.exception("line %d of %s failed", line.number, line.batch_id)
                 failures = failures or Failures()
                 if not passing(error) or not failures.may_go_on(self._retries, self._clock.now(), self._successes):
+                    if hides_details(error):
+                        _log.warning("line %d of %s failed: %s", line.number, line.batch_id, error)
                     return outputs.refused(line, error)
                 retry_after = getattr(error, "retry_after", None)
                 delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)

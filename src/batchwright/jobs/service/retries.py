@@ -5,7 +5,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from batchwright.errors import BatcherClosed, Cancelled, EndpointError, EngineClosed, Overloaded, StoreUnavailable
+from batchwright.errors import (
+    BatcherClosed,
+    Cancelled,
+    EndpointDown,
+    EndpointError,
+    EngineClosed,
+    Overloaded,
+    StoreUnavailable,
+)
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 
@@ -18,8 +26,8 @@ def passing(error: BaseException) -> bool:
 
 
 def nobody_computes(error: BaseException) -> bool:
-    """Whether what computes is gone, or going: the line is not to blame and is given back."""
-    return isinstance(error, (EngineClosed, BatcherClosed, Cancelled))
+    """Whether what computes is gone, going, or known not to answer: the line is not to blame and is given back."""
+    return isinstance(error, (EngineClosed, BatcherClosed, Cancelled, EndpointDown))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,10 @@ class UrlRefused(InvalidRequest):
         super().__init__(message, param="url")
 
 
+class AddressRefused(UrlRefused):
+    """A webhook URL whose host is, or resolves to, an address where no webhook may go."""
+
+
 def parse_host(text: str) -> tuple[str, Address | None]:
     """A host as ASCII in lower case, and as an address where it is one (IPv6 is not read here).
 

@@ -9,6 +9,8 @@ logged. TLS still checks the certificate for the name.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,8 +24,10 @@ import httpx
 
 from batchwright.jobs.webhooks.addresses import Address, parse_address
 from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.hosts import UrlRefused
+from batchwright.jobs.webhooks.hosts import AddressRefused, UrlRefused
 from batchwright.jobs.webhooks.urls import Target, check_addresses, check_url
+
+_log = logging.getLogger(__name__)
 
 CONCURRENCY = 32
 """Names that are resolved at once; the courier sends as many messages at once."""
@@ -32,6 +36,8 @@ _MOST_READ = 16 * 1024
 _MOST_ADDRESSES = 4
 _EARLY = 3.0
 """Seconds that a caller who only wants to be told early waits for a name."""
+_REFUSAL_STEP = 1.0
+"""A name is refused after a multiple of this many seconds, so that the time does not tell how it was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a host, as texts, for a port. Raises OSError when there are none."""
@@ -92,6 +98,28 @@ class Sender:
                 await self._addresses(target)
         except OSError:  # a timeout is one, too
             return
+
+    async def check_host_for_client(self, url: str) -> None:
+        """As `check_host`, for a client that may not learn which names there are inside. Raises `UrlRefused`.
+
+        A name that does not resolve and one that resolves to an address where no webhook may go are refused alike, and
+        as quickly; the log has the reason.
+        """
+        began = asyncio.get_running_loop().time()
+        target = check_url(url, self._allowed)
+        if target.address is not None or target.host in self._allowed.hosts:
+            return
+        try:
+            async with asyncio.timeout(_EARLY):
+                await self._addresses(target)
+        except (AddressRefused, OSError) as error:
+            _log.info("callback_url refused: host %s: %s", target.host, str(error) or "not resolved in time")
+            taken = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(max(1, math.ceil(taken / _REFUSAL_STEP)) * _REFUSAL_STEP - taken)
+            raise UrlRefused(
+                f"url: host {target.host[:80]} cannot be called: use a name that resolves, for anybody, to global "
+                "addresses only; the operator may allow others (webhook_allow)"
+            ) from None
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """POST `body` to `url`. Whatever goes wrong, a refused URL included, is an `Answer` without a status."""

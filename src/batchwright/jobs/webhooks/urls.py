@@ -13,7 +13,7 @@ from ipaddress import AddressValueError, IPv6Address
 
 from batchwright.jobs.webhooks.addresses import Address, why_not_global
 from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.hosts import UrlRefused, parse_host
+from batchwright.jobs.webhooks.hosts import AddressRefused, UrlRefused, parse_host
 
 LONGEST = 2048
 """Characters of a URL."""
@@ -56,7 +56,7 @@ def check_url(url: str, allowed: AllowList) -> Target:
         check_addresses(target, [target.address], allowed)
     elif not allowed.networks:  # otherwise it depends on what the name resolves to
         if f".{target.host}".endswith(".localhost"):
-            raise UrlRefused(f"url: host {target.host} is this machine itself; {_remedy(target.host)}")
+            raise AddressRefused(f"url: host {target.host} is this machine itself; {_remedy(target.host)}")
         if not target.ordinary:
             raise UrlRefused(_not_ordinary(target))
     return target
@@ -65,7 +65,7 @@ def check_url(url: str, allowed: AllowList) -> Target:
 def check_addresses(target: Target, addresses: Sequence[Address], allowed: AllowList) -> None:
     """Refuse a host any of whose addresses may not be called: one bad among several is how a name is turned against us.
 
-    Raises `UrlRefused`.
+    Raises `UrlRefused`, for an address `AddressRefused`.
     """
     if target.host in allowed.hosts:
         return
@@ -75,7 +75,7 @@ def check_addresses(target: Target, addresses: Sequence[Address], allowed: Allow
         kind = why_not_global(address)
         if kind is not None:
             where = f"host {target.host}" if target.address else f"host {target.host} resolves to {address}, which"
-            raise UrlRefused(f"url: {where} is not a global address ({kind}); {_remedy(target.host)}")
+            raise AddressRefused(f"url: {where} is not a global address ({kind}); {_remedy(target.host)}")
         if not target.ordinary:
             raise UrlRefused(_not_ordinary(target))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("batchwright.server")
 
-_QUIET = ("httpx", "httpcore", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access")
+_QUIET = ("aiohttp", "httpx", "httpcore", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access")
 """Speak from `warning` on; requests, the start and the end have lines of our own."""
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from batchwright.backends.inference import Call, Inference
+from batchwright.backends.inference import Call, Inference, why_not_ready
 from batchwright.clock import Clock
 from batchwright.metrics import Histogram, Recent
 from batchwright.request import Traffic
@@ -36,6 +36,11 @@ class MeasuredInference:
     @property
     def wants(self) -> int:
         return self.inner.wants
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no call can be computed now; None when it can."""
+        return why_not_ready(self.inner)
 
     async def answer(self, call: Call) -> dict[str, Any]:
         with self._counted(call) as figures:

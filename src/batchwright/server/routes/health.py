@@ -40,7 +40,7 @@ async def health() -> Health:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(services: ServicesOf) -> Ready:
-    """Whether work can be taken: the database answers, and the service is not stopping. 503 says why not."""
+    """Whether work can be taken: the database and what computes answer, and the service is not stopping. Else 503."""
     reason = await services.why_not_ready()
     if reason is not None:
         headers = {"retry-after": str(RETRY_AFTER)}

@@ -13,6 +13,7 @@ from batchwright.backends.inference import Call
 from batchwright.errors import (
     BatcherClosed,
     BatchwrightError,
+    EndpointDown,
     EngineClosed,
     InvalidRequest,
     ModelNotFound,
@@ -24,7 +25,7 @@ from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
 from batchwright.jobs.store.records import ENDED, BatchRecord
 from batchwright.request import Flow
 from batchwright.server.context import FlowOf, ServicesOf, Tenant
-from batchwright.server.errors import as_http
+from batchwright.server.errors import as_http, log_failure
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
 from batchwright.server.routes.bodies import SimpleBatch, SimpleBatchAsync
@@ -35,7 +36,7 @@ from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"])
 
-_CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed)
+_CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed, EndpointDown)
 """Errors that are no prompt's own: when they are all that came of a batch, they are its answer."""
 
 
@@ -131,7 +132,7 @@ async def batch_async(
     """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
         try:
-            await services.sender.check_host(body.callback_url)
+            await services.sender.check_host_for_client(body.callback_url)
         except InvalidRequest as error:
             raise InvalidRequest(f"callback_{error}", param="callback_url", code=error.code) from error
     batch = await services.jobs.create_simple(
@@ -206,7 +207,9 @@ async def _computed(
 
 
 def _told(place: int, error: BatchwrightError) -> PromptError:
-    body = as_http(error).body["error"]
+    answer = as_http(error)
+    log_failure(error, answer)
+    body = answer.body["error"]
     return PromptError(index=place, code=body["code"], message=body["message"])
 
 

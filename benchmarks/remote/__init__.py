@@ -1,0 +1,1 @@
+"""What a line costs this process when an endpoint elsewhere computes it."""

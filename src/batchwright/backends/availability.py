@@ -1,0 +1,34 @@
+"""Whether an endpoint elsewhere answers, and when to look at it again. Pure: time comes in as an argument."""
+
+from __future__ import annotations
+
+
+class Availability:
+    """What is known of an endpoint, which is taken to answer until a probe finds that it does not.
+
+    While it does not, each pause before the next probe is twice as long as the one before, up to `longest_pause`. All
+    times are in seconds.
+    """
+
+    def __init__(self, *, first_pause: float = 1.0, longest_pause: float = 30.0) -> None:
+        self.down = False
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._pause = first_pause
+        self._probe_at = float("-inf")
+
+    def answered(self, now: float) -> None:
+        """A probe, or a call, was answered."""
+        self.down = False
+        self._pause = self._first_pause
+        self._probe_at = now + self._first_pause
+
+    def silent(self, now: float) -> None:
+        """A probe was not answered."""
+        self.down = True
+        self._probe_at = now + self._pause
+        self._pause = min(self._longest_pause, 2 * self._pause)
+
+    def until_probe(self, now: float) -> float:
+        """In how many seconds it may be probed again."""
+        return max(0.0, self._probe_at - now)

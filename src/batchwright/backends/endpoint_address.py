@@ -1,0 +1,61 @@
+"""The address of an endpoint elsewhere, and the proxy of the environment through which it is reached.
+
+Neither a password in an address nor one of a proxy is ever part of a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.request import getproxies, proxy_bypass
+
+from yarl import URL
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """An HTTP proxy."""
+
+    url: URL
+    """Without credentials."""
+    user: tuple[str, str] | None
+    """Name and password, where it wants them."""
+
+
+def endpoint_url(text: str, *, key: str = "api_key") -> URL:
+    """The URL of an endpoint. Raises ValueError, which never repeats it; `key` is where its key belongs."""
+    try:
+        url = URL(text)
+        credentials = url.raw_user is not None or url.raw_password is not None
+        usable = (
+            url.scheme in ("http", "https") and bool(url.host) and not url.raw_query_string and not url.raw_fragment
+        )
+    except ValueError:
+        credentials = usable = False
+    if credentials:
+        raise ValueError(f"contains a user name or a password: leave them out and give the key as {key}")
+    if not usable:
+        raise ValueError("must be the http:// or https:// address of an endpoint, such as https://host/v1")
+    return url
+
+
+def proxy_for(url: URL) -> Proxy | None:
+    """The proxy that the environment names for `url`, by `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`.
+
+    Raises ValueError for one that cannot be used.
+    """
+    if url.host is None or proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
+        return None
+    named = getproxies()
+    name = next((name for name in (url.scheme, "all") if named.get(name)), None)
+    if name is None:
+        return None
+    text = named[name]
+    try:
+        proxy = URL(text if "://" in text else f"http://{text}")
+        usable = proxy.scheme in ("http", "https") and bool(proxy.host)
+        user = None if proxy.user is None else (proxy.user, proxy.password or "")
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"{name.upper()}_PROXY: must be like http://host:3128; other kinds of proxies are not used")
+    return Proxy(proxy.with_user(None), user)
