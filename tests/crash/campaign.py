@@ -135,15 +135,20 @@ async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIter
         load.finish()
         await customers
         await load.check_messages(outside)
-        await load.check(outside)
+        await load.check()
+        assert outside.calls.keys() <= load.asked, "the endpoint was asked what is in no input"
         assert await service.stop() == 0, service.tail()
-        left = [path for path in (service.data / "files").rglob("*") if path.is_file() and path.suffix]
-        assert not left, f"temporary files were left behind: {left}"
+        assert not (left := temporary_files(service)), f"temporary files were left behind: {left}"
     finally:
         customers.cancel()
         await asyncio.gather(customers, return_exceptions=True)
         await client.close()
         service.kill()
+
+
+def temporary_files(service: Service) -> list[Path]:
+    """What lies in its folder of files and is no file of a record."""
+    return [path for path in (service.data / "files").rglob("*") if path.is_file() and path.suffix]
 
 
 def start_service(folder: Path, database: str, outside: Outside, *extra: str) -> Service:

@@ -29,7 +29,9 @@ class Service:
         self.store = ["--data", str(data), "--database", database]
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._backend = ["--backend", backend, "--model", "oracle"]
+        self._backend = ["--backend", backend]
+        if backend != "engine":
+            self._backend += ["--model", "oracle"]
         self._flags = [*self.store, *self._backend, "--port", str(self.port), *extra]
         self._process: subprocess.Popen[bytes] | None = None
         self.log = data.parent / "service.log"
