@@ -6,14 +6,15 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from benchmarks.endure.beside import beside
 from benchmarks.endure.probe import HealthProbe, Probed
 from benchmarks.endure.watch import Sample, look
 from tests.crash.campaign import temporary_files
@@ -190,7 +191,7 @@ async def _run(plan: Plan, world: World, seen: Seen, probe: HealthProbe, say: Ca
             for number, client in enumerate(clients)
         ]
         opened.enter_context(probe)
-        await opened.enter_async_context(_beside(_watch(world, seen)))
+        await opened.enter_async_context(beside(_watch(world, seen)))
         await _work(plan, world, seen, say)
         seen.requests += sum(client.calls for client in clients)
     await _rest(world, seen)
@@ -206,7 +207,7 @@ async def _work(plan: Plan, world: World, seen: Seen, say: Callable[[str], None]
         async with asyncio.TaskGroup() as customers:
             for load in seen.loads:
                 customers.create_task(load.run())
-            async with _beside(*_online(plan, world, seen)):
+            async with beside(*_online(plan, world, seen)):
                 await _faults(plan, world, seen, say)
             say("no new work; what there is comes to its end")
             limit.reschedule(asyncio.get_running_loop().time() + _END)
@@ -290,12 +291,3 @@ def grown(seen: Seen) -> bool:
         or last.threads > first.threads + SPARE_THREADS
     )
 
-
-@asynccontextmanager
-async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run them while the context lasts; one that fails ends it."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(work) for work in works]
-        yield
-        for task in tasks:
-            task.cancel()
