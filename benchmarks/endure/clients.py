@@ -48,6 +48,7 @@ class Crowd:
         self._url = url
         self._clients = clients
         self._seed = seed
+        self._replied = asyncio.Event()
 
     async def run(self, thinking: float) -> None:
         """Until cancelled. `thinking`: mean seconds between an answer and the next request, drawn from an exponential
@@ -58,6 +59,12 @@ class Crowd:
             for number in range(self._clients):
                 group.create_task(self._client(number, thinking, context))
 
+    async def answered(self, count: int) -> None:
+        """Wait for so many replies."""
+        while len(self.replies) < count:
+            self._replied.clear()
+            await self._replied.wait()
+
     async def _client(self, number: int, thinking: float, context: ssl.SSLContext) -> None:
         draw = random.Random(f"{self._seed}/{number}")
         kind: Kind = "stream" if number % 2 else "plain"
@@ -67,6 +74,7 @@ class Crowd:
                 if thinking:
                     await asyncio.sleep(draw.expovariate(1 / thinking))
                 self.replies.append(await _ask(http, kind, draw))
+                self._replied.set()
 
 
 async def _ask(http: httpx.AsyncClient, kind: Kind, draw: random.Random) -> Reply:

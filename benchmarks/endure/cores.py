@@ -31,9 +31,9 @@ class Cores:
             return f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, sorted(cores)))}"
 
         return (
-            f"The service was started on {named(self.engine)} with `OMP_NUM_THREADS={len(self.engine)}`, so its engine"
-            f" computes there; then the thread of its event loop was moved to {named(self.http)}, and the load generator"
-            f" and the probe of /health run on {named(self.generator)} (`sched_setaffinity`)"
+            f"The service was started on {named(self.engine)} with `OMP_NUM_THREADS={len(self.engine)}`, so its"
+            f" engine computes there; then the thread of its event loop was moved to {named(self.http)}, and the load"
+            f" generator and the probe of /health run on {named(self.generator)} (`sched_setaffinity`)"
         )
 
     def take_generator(self) -> None:

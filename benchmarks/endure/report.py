@@ -22,8 +22,8 @@ GROWTH = 0.03
 _SHOWN = 5
 
 _INTRODUCTION = """\
-{clients} online clients beside a batch of {lines:,} lines for {seconds:.0f} s; printed by `benchmarks/endurance.py` on \
-{date}. {model}, {processor}, {cores} cores, Python {python}.
+{clients} online clients beside a batch of {lines:,} lines for {seconds:.0f} s; printed by \
+`benchmarks/endurance.py` on {date}. {model}, {processor}, {cores} cores, Python {python}.
 
 Each client is a closed loop: it asks for a chat answer of at most {least} to {most} tokens, reads it whole, and \
 pauses for a random (exponential) time of {thinking:.1f} s on average before it asks again. Every other one reads a \
@@ -62,7 +62,8 @@ class Memory:
 
 def page(found: Endured) -> str:
     """The whole report as a Markdown document."""
-    return f"# Online clients beside a batch, for long\n\n{introduction(found)}\n\n{figures_table(found)}\n\n{bars(found)}\n"
+    parts = ["# Online clients beside a batch, for long", introduction(found), figures_table(found), bars(found)]
+    return "\n\n".join(parts) + "\n"
 
 
 def introduction(found: Endured) -> str:
@@ -119,7 +120,7 @@ def bars(found: Endured) -> str:
     memory, errors = Memory.of(found.samples), Counter(found.errors)
     health = health_ms(found)
     p99 = float(np.percentile(health, 99)) if health else float("inf")
-    shown = "; ".join(f"{count} × {error}" for error, count in errors.most_common(_SHOWN))
+    shown = "; ".join(f"{count} times {error}" for error, count in errors.most_common(_SHOWN))
     whole = not errors and not found.batch.failed and len(health) == len(found.probed)
     unanswered = len(found.probed) - len(health)
     return "\n".join(

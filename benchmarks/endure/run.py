@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import httpx
 import psutil
 from tests.crash.service import Service
 
-from benchmarks.endure.batch import BatchFigures, Batches
+from benchmarks.endure.batch import Batches, BatchFigures
 from benchmarks.endure.beside import beside
 from benchmarks.endure.clients import Crowd, Reply
 from benchmarks.endure.cores import Cores
@@ -25,7 +26,6 @@ _KV_MEMORY = "1GiB"
 """Taken as it is used: one that is not larger than needed is full before the window, and looks like no growth in it."""
 _ROUNDS = 2
 """Answers to each client, on average, that are enough to tell the capacity."""
-_POLL = 0.1
 _SAMPLED_EVERY = 1.0
 _END = 3600.0
 """Seconds that the last batch may take beyond the window."""
@@ -107,8 +107,9 @@ async def _calibrate(found: Endured, service: Service, say: Callable[[str], None
     began = time.monotonic()
     # What is under way at the end is given up: the service must notice that, too.
     async with beside(crowd.run(0.0)):
-        while len(crowd.replies) < _ROUNDS * setting.clients and time.monotonic() - began < setting.calibration:
-            await asyncio.sleep(_POLL)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(setting.calibration):
+                await crowd.answered(_ROUNDS * setting.clients)
         found.capacity = len(crowd.replies) / (time.monotonic() - began)
     if not found.capacity:
         raise RuntimeError(f"no request was answered in {setting.calibration:g} s: calibrate for longer")
@@ -177,4 +178,3 @@ async def _sample(found: Endured, service: Service) -> None:
         if sample is not None:
             found.samples.append(sample)
         await asyncio.sleep(_SAMPLED_EVERY)
-

@@ -47,14 +47,14 @@ class Engine:
     """Of each answer."""
     max_model_len = 256
     """For the flag of that name: a question that is refused is longer."""
-    _names = {CHAT: "smollm2-135m", COMPLETIONS: "smollm2-135m", EMBEDDINGS: "minilm"}
     _width = 384
 
     def body(self, endpoint: str, question: str) -> dict[str, Any]:
         if question.startswith(FAILING):
             question += " too long" * self.max_model_len
         limit = {} if endpoint == EMBEDDINGS else {"max_tokens": self.max_tokens}
-        return {"model": self._names[endpoint]} | _asking(endpoint, question) | limit
+        model = "minilm" if endpoint == EMBEDDINGS else "smollm2-135m"
+        return {"model": model} | _asking(endpoint, question) | limit
 
     def check(self, endpoint: str, question: str, answer: Mapping[str, Any]) -> None:
         usage = answer["usage"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from benchmarks.endure.watch import Sample, seconds_watched, slope_per_hour, warm
 from tests.soak.online import Asked
 from tests.soak.soak import SPARE_DESCRIPTORS, SPARE_THREADS, Seen
+from tests.soak.timeline import Era
 
 _MOST_GROWTH = 64.0
 """MiB an hour."""
@@ -54,6 +55,12 @@ def unexplained(seen: Seen) -> list[Asked]:
     return [each for each in seen.asked if not seen.timeline.explains(each.outcome, each.began, each.ended)]
 
 
+def blamed(seen: Seen, asked: Asked) -> Era | None:
+    """The fault to which a request belongs: one that explains its failure, or the last one at all in its time."""
+    eras = seen.timeline.during(asked.began, asked.ended)
+    return next((era for era in eras if asked.outcome in era.allowed), eras[-1] if eras else None)
+
+
 def _explained(seen: Seen) -> tuple[bool, str]:
     wrong = unexplained(seen)
     shown = "; ".join(f"{each.kind}: {each.outcome} {each.detail}".strip() for each in wrong[:_SHOWN])
@@ -99,9 +106,7 @@ def _at_rest(seen: Seen) -> tuple[bool, str]:
     first, last = seen.first_rest, seen.last_rest
     if first is None or last is None:
         return False, "it was not seen at rest"
-    flat = (
-        last.descriptors <= first.descriptors + SPARE_DESCRIPTORS and last.threads <= first.threads + SPARE_THREADS
-    )
+    flat = last.descriptors <= first.descriptors + SPARE_DESCRIPTORS and last.threads <= first.threads + SPARE_THREADS
     figure = (
         f"descriptors {first.descriptors} before, {last.descriptors} after; threads {first.threads}, {last.threads}"
     )
@@ -112,7 +117,10 @@ def _at_rest(seen: Seen) -> tuple[bool, str]:
 def _log_size(seen: Seen) -> tuple[bool, str]:
     most = _LOG_REQUEST * seen.requests + _LOG_FAULT * (1 + len(seen.timeline.eras))
     bounded = seen.log.size <= most and seen.log.busiest <= _BUSIEST
-    return bounded, f"{seen.log.size / 2**20:.1f} MiB for {seen.requests:,} requests; {seen.log.busiest} lines a second at most"
+    return (
+        bounded,
+        f"{seen.log.size / 2**20:.1f} MiB for {seen.requests:,} requests; {seen.log.busiest} lines a second at most",
+    )
 
 
 def _tracebacks(seen: Seen) -> tuple[bool, str]:

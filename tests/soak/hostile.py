@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from tests.crash.models import CHAT, Model
@@ -70,12 +70,12 @@ class Burst:
     async def _hold(self, first_words: bytes, seconds: float) -> None:
         """A connection on which nothing is read."""
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1024)
+            _, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1024)
         except OSError:
             return
         try:
             # What arrives is not taken from the socket, so that its buffers fill.
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            cast(asyncio.Transport, writer.transport).pause_reading()
             writer.write(first_words)
             await asyncio.sleep(seconds)
         finally:

@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -28,7 +28,7 @@ _AGAIN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One online request, or one connection of a watcher."""
+    """One online request, or the end of a watcher's connection: `began` is then when it was last well."""
 
     kind: str
     began: float
@@ -94,7 +94,7 @@ class Online:
                 if any(choice["delta"].get("content") for choice in event["choices"]):
                     return
 
-    async def _events(self, question: str) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, question: str) -> AsyncGenerator[dict[str, Any]]:
         body = self._model.body(CHAT, question) | {"stream": True, "stream_options": {"include_usage": True}}
         async with self._http.stream("POST", CHAT, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
@@ -116,12 +116,17 @@ class Watcher:
     def __init__(self, url: str, key: str, tell: Callable[[Asked], None]) -> None:
         self._http = _http(url, key)
         self._tell = tell
+        self._heard = 0.0
+        """When the last event came, or it was connected to."""
 
     async def run(self) -> None:
         """Until cancelled. Raises `AssertionError` for events that go back in time."""
         async with self._http:
             while True:
-                self._tell(await _asked("watcher", self._watch()))
+                self._heard = time.monotonic()
+                asked = await _asked("watcher", self._watch())
+                # What ends a stream that was well for an hour happened after its last event.
+                self._tell(replace(asked, began=self._heard))
                 await asyncio.sleep(_AGAIN)
 
     async def _watch(self) -> None:
@@ -137,7 +142,7 @@ class Watcher:
                     if "error" in state:
                         raise _Failed(ERROR_EVENT, line[:300])
                     assert state["at"] >= last, f"an event of {state['at']} after one of {last}"
-                    last = state["at"]
+                    last, self._heard = state["at"], time.monotonic()
         raise _Failed(BROKEN, "the service ended the stream")
 
 

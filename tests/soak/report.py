@@ -6,7 +6,7 @@ from collections import Counter
 
 from benchmarks.endure.watch import Sample, lives, seconds_watched, slope_per_hour
 from benchmarks.throughput.report import table
-from tests.soak.checks import ENOUGH, calm_health, calm_samples, checks, percentile, unexplained
+from tests.soak.checks import ENOUGH, blamed, calm_health, calm_samples, checks, percentile, unexplained
 from tests.soak.online import Asked
 from tests.soak.soak import Seen
 from tests.soak.timeline import ANSWERED, Era
@@ -17,8 +17,7 @@ def report(seen: Seen) -> str:
     plan = seen.plan
     head = (
         f"## {plan.backend}, {plan.database}\n\n"
-        f"Seed {plan.seed}: {plan.seconds:.0f} s of load, {len(seen.timeline.eras)} faults, one every "
-        f"{plan.period:.0f} s. {plan.clients} online clients, {plan.customers} customers of each of {plan.tenants} "
+        f"Seed {plan.seed}, {len(seen.timeline.eras)} faults, one every {plan.period:.0f} s. {plan.clients} online clients, {plan.customers} customers of each of {plan.tenants} "
         f"tenants, {plan.watchers} watchers of the dashboard."
     )
     marks = {True: "**Met.**", False: "**Missed.**", None: "**Not judged.**"}
@@ -30,20 +29,24 @@ def report(seen: Seen) -> str:
 
 def _faults(seen: Seen) -> str:
     names = list(dict.fromkeys(era.name for era in seen.timeline.eras))
-    rows = [_fault_row(seen, name, [era for era in seen.timeline.eras if era.name == name]) for name in names]
+    asked = [(era.name, each) for each in seen.asked if (era := blamed(seen, each)) is not None]
+    rows = [_fault_row(seen, name, [each for blame, each in asked if blame == name]) for name in names]
     head = ["fault", "times", "seconds", "online answered", "failed", "answers again after, s", "slowest /health, ms"]
     return table(head, rows)
 
 
-def _fault_row(seen: Seen, name: str, eras: list[Era]) -> list[str]:
-    asked = [each for era in eras for each in _asked_in(seen, era)]
+def _fault_row(seen: Seen, name: str, asked: list[Asked]) -> list[str]:
+    eras = [era for era in seen.timeline.eras if era.name == name]
     failed = Counter(each.outcome for each in asked if each.outcome != ANSWERED)
-    seconds = sum(era.ended - era.began for era in eras) / len(eras)
-    health = [each.seconds for era in eras for each in seen.probed if each.answered and era.began <= each.at < era.settled]
+    health = [
+        each.seconds
+        for each in seen.probed
+        if each.answered and any(era.name == name for era in seen.timeline.during(each.at, each.at))
+    ]
     return [
         name,
         str(len(eras)),
-        f"{seconds:.1f}",
+        f"{sum(era.ended - era.began for era in eras) / len(eras):.1f}",
         str(len(asked) - failed.total()),
         ", ".join(f"{count} {outcome}" for outcome, count in failed.most_common()) or "none",
         f"{max(_recovery(seen, era) for era in eras):.1f}",
@@ -51,17 +54,10 @@ def _fault_row(seen: Seen, name: str, eras: list[Era]) -> list[str]:
     ]
 
 
-def _asked_in(seen: Seen, era: Era) -> list[Asked]:
-    return [each for each in seen.asked if each.began < era.settled and each.ended >= era.began]
-
-
 def _recovery(seen: Seen, era: Era) -> float:
     """Seconds from the end of a fault to the next answer."""
-    return min((each.ended - era.ended for each in _answered(seen) if each.ended >= era.ended), default=float("inf"))
-
-
-def _answered(seen: Seen) -> list[Asked]:
-    return [each for each in seen.asked if each.outcome == ANSWERED]
+    later = (each.ended - era.ended for each in seen.asked if each.outcome == ANSWERED and each.ended >= era.ended)
+    return min(later, default=float("inf"))
 
 
 def _kinds(seen: Seen) -> str:

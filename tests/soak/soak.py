@@ -43,7 +43,9 @@ _REST = 60.0
 SPARE_DESCRIPTORS, SPARE_THREADS = 16, 8
 """That the service may hold at rest beyond what it held before its first client: connections to the database, idle
 threads of pools."""
-_HELD = re.compile(r"^(batchwright_(?:calls_in_flight|engine_\w+_sequences|engine_kv_blocks_used)\S*) (\S+)$", re.M)
+_HELD = re.compile(
+    r"^(batchwright_(?:calls_in_flight|engine_(?:waiting|running)_sequences|engine_kv_blocks_used)\S*) (\S+)$", re.M
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Plan:
     """What is run."""
 
     seconds: float
-    """Of faults; a soak takes longer, by its start and its end."""
+    """Of faults. A soak takes longer, by its start and its end, and by what faults take beyond their period."""
     seed: int
     database: Database = "sqlite"
     backend: Backend = "scripted"
@@ -70,6 +72,11 @@ class Plan:
     tenants: int = 3
     only: tuple[str, ...] = ()
     """Names of faults; empty: all that are possible."""
+
+    @property
+    def faults(self) -> int:
+        """How many: the same ones for a seed, however slow the machine is."""
+        return max(1, round(self.seconds / self.period))
 
     @property
     def model(self) -> Model:
@@ -239,15 +246,14 @@ async def _faults(plan: Plan, world: World, seen: Seen, say: Callable[[str], Non
     """One each period, each after the one before has settled."""
     possible = [fault for fault in faults_for(world) if not plan.only or fault.name in plan.only]
     began = time.monotonic()
-    for number, fault in enumerate(in_rounds(possible, world.draw)):
+    for number, fault in enumerate(islice(in_rounds(possible, world.draw), plan.faults)):
         due = began + plan.period * (number + _FIRST)
         if seen.timeline.eras:
             due = max(due, seen.timeline.eras[-1].settled + plan.settling)
-        if due + plan.fault_seconds + plan.settling > began + plan.seconds:
-            break
         await asyncio.sleep(due - time.monotonic())
         await _strike(fault, world, seen.timeline, say)
-    await asyncio.sleep(began + plan.seconds - time.monotonic())
+    ends = max(began + plan.seconds, seen.timeline.eras[-1].settled + plan.settling)
+    await asyncio.sleep(ends - time.monotonic())
 
 
 async def _strike(fault: Fault, world: World, timeline: Timeline, say: Callable[[str], None]) -> None:
@@ -290,4 +296,3 @@ def grown(seen: Seen) -> bool:
         or last.descriptors > first.descriptors + SPARE_DESCRIPTORS
         or last.threads > first.threads + SPARE_THREADS
     )
-
