@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 
 import typer
 from tests.soak.checks import checks
-from tests.soak.report import report
+from tests.soak.report import page, report
 from tests.soak.soak import Backend, Database, Plan, soak
 
 _USUAL: dict[Backend, Database] = {"engine": "sqlite", "scripted": "postgresql"}
@@ -26,19 +26,23 @@ def main(
         Database | None, typer.Option(help="Default: sqlite for the engine, postgresql for the scripted endpoint.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for data and logs.")] = None,
+    save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the report here, too.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only the fault of this name; may be repeated.")] = None,
 ) -> None:
     """Run the real service at mixed load, with a fault every minute, and print what came of it."""
     backends: tuple[Backend, ...] = get_args(Backend) if backend is None else (backend,)
-    met = True
+    met, reports = True, []
     for each in backends:
         seconds = hours * 3600 / len(backends)
         plan = Plan(seconds, seed, database or _USUAL[each], each, only=tuple(only or ()))
         with tempfile.TemporaryDirectory() as folder:
             _say(f"{plan.backend}, {plan.database}: {seconds:.0f} s, seed {seed}")
             seen = asyncio.run(soak(plan, (keep or Path(folder)) / f"{plan.backend}-{plan.database}", _say))
-        print(report(seen), flush=True)
+        reports.append(report(seen))
+        print(reports[-1], flush=True)
         met = met and all(check.met is not False for check in checks(seen))
+    if save is not None:
+        save.write_text(page(reports), encoding="utf-8")
     if not met:
         raise typer.Exit(1)
 

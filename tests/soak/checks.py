@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.endure.watch import Sample, seconds_watched, slope_per_hour, warm
 from tests.soak.online import Asked
-from tests.soak.soak import SPARE_DESCRIPTORS, SPARE_THREADS, Seen
+from tests.soak.soak import Seen, grown
 from tests.soak.timeline import Era
 
 _MOST_GROWTH = 64.0
@@ -106,12 +106,11 @@ def _at_rest(seen: Seen) -> tuple[bool, str]:
     first, last = seen.first_rest, seen.last_rest
     if first is None or last is None:
         return False, "it was not seen at rest"
-    flat = last.descriptors <= first.descriptors + SPARE_DESCRIPTORS and last.threads <= first.threads + SPARE_THREADS
     figure = (
         f"descriptors {first.descriptors} before, {last.descriptors} after; threads {first.threads}, {last.threads}"
     )
     held = ", ".join(f"{name} {value:g}" for name, value in seen.held.items())
-    return flat and not held, f"{figure}; in work: {held or 'nothing'}"
+    return not grown(seen) and not held, f"{figure}; in work: {held or 'nothing'}"
 
 
 def _log_size(seen: Seen) -> tuple[bool, str]:

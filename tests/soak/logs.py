@@ -33,26 +33,38 @@ class LogFigures:
 def read_log(path: Path) -> LogFigures:
     """Figures of a log of JSON lines, among which other text may stand."""
     figures, by_second = LogFigures(), Counter[str]()
-    before = ""
+    traceback = False
     with path.open(encoding="utf-8", errors="replace") as log:
         for line in log:
             figures.size += len(line.encode())
             figures.lines += 1
             record = _record(line)
             if record is None:
-                if "Traceback (most recent call last)" in line:
-                    _add_traceback(figures, before + line + "".join(_some(log)))
-            elif record.get("event") == "request":
+                traceback = _take_text(figures, line, within=traceback)
+                continue
+            traceback = False
+            if record.get("event") == "request":
                 figures.requests += 1
-            else:
-                by_second[str(record.get("timestamp"))[:19]] += 1
-                if record.get("level") in ("error", "critical"):
-                    figures.errors[str(record.get("event"))] += 1
-                if "exception" in record:
-                    _add_traceback(figures, line)
-            before = line
+                continue
+            by_second[str(record.get("timestamp"))[:19]] += 1
+            if record.get("level") in ("error", "critical"):
+                figures.errors[str(record.get("event"))] += 1
+            if "exception" in record:
+                figures.traceback_count += 1
+                _keep(figures, line)
     figures.busiest = max(by_second.values(), default=0)
     return figures
+
+
+def _take_text(figures: LogFigures, line: str, *, within: bool) -> bool:
+    """A line that is no JSON. `within`: whether the one before is of a traceback. Returns whether this one is."""
+    if "Traceback (most recent call last)" in line:
+        figures.traceback_count += 1
+        _keep(figures, line)
+        return True
+    if within and figures.traceback_count <= _SHOWN:
+        figures.tracebacks[-1] = (figures.tracebacks[-1] + line)[:_LONGEST]
+    return within
 
 
 def _record(line: str) -> dict[str, Any] | None:
@@ -63,11 +75,6 @@ def _record(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _some(log: Any) -> list[str]:
-    return [line for line, _ in zip(log, range(_SHOWN), strict=False)]
-
-
-def _add_traceback(figures: LogFigures, text: str) -> None:
-    figures.traceback_count += 1
+def _keep(figures: LogFigures, text: str) -> None:
     if len(figures.tracebacks) < _SHOWN:
         figures.tracebacks.append(text[:_LONGEST])

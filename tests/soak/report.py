@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from benchmarks.endure.watch import Sample, lives, seconds_watched, slope_per_hour
-from benchmarks.throughput.report import table
+from benchmarks.throughput.report import machine, table
 from tests.soak.checks import ENOUGH, blamed, calm_health, calm_samples, checks, percentile, unexplained
 from tests.soak.online import Asked
 from tests.soak.soak import Seen
 from tests.soak.timeline import ANSWERED, Era
+
+
+def page(reports: Sequence[str]) -> str:
+    """The reports of several soaks as one document."""
+    host = machine()
+    head = (
+        f"Printed by `python -m tests.soak` on {host['date']}. {host['processor']}, {host['cores']} cores, which the "
+        "service shares with its clients. What is done and what must hold: "
+        "[reliability.md](../../docs/reliability.md#how-it-is-shown)."
+    )
+    return "\n".join(["# A soak of the service\n", head + "\n", *reports])
 
 
 def report(seen: Seen) -> str:
@@ -17,7 +29,8 @@ def report(seen: Seen) -> str:
     plan = seen.plan
     head = (
         f"## {plan.backend}, {plan.database}\n\n"
-        f"Seed {plan.seed}, {len(seen.timeline.eras)} faults, one every {plan.period:.0f} s. {plan.clients} online clients, {plan.customers} customers of each of {plan.tenants} "
+        f"Seed {plan.seed}, {len(seen.timeline.eras)} faults, one every {plan.period:.0f} s. {plan.clients} online "
+        f"clients, {plan.customers} customers of each of {plan.tenants} "
         f"tenants, {plan.watchers} watchers of the dashboard."
     )
     marks = {True: "**Met.**", False: "**Missed.**", None: "**Not judged.**"}

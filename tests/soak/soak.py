@@ -40,9 +40,11 @@ _END = 900.0
 """Seconds in which everything that was asked for must have ended."""
 _REST = 60.0
 """Seconds in which the service must have let go of what it held for its clients."""
-SPARE_DESCRIPTORS, SPARE_THREADS = 16, 8
+_SPARE_DESCRIPTORS, _SPARE_THREADS = 16, 8
 """That the service may hold at rest beyond what it held before its first client: connections to the database, idle
 threads of pools."""
+_ENDPOINT_CONNECTIONS = 64
+"""That it may keep to the endpoint: as many as its setting `backend_concurrency`."""
 _HELD = re.compile(
     r"^(batchwright_(?:calls_in_flight|engine_(?:waiting|running)_sequences|engine_kv_blocks_used)\S*) (\S+)$", re.M
 )
@@ -290,9 +292,7 @@ async def _rest(world: World, seen: Seen) -> None:
 def grown(seen: Seen) -> bool:
     """Whether more descriptors or threads are held at rest than before the first client."""
     first, last = seen.first_rest, seen.last_rest
-    return (
-        first is None
-        or last is None
-        or last.descriptors > first.descriptors + SPARE_DESCRIPTORS
-        or last.threads > first.threads + SPARE_THREADS
-    )
+    if first is None or last is None:
+        return True
+    spare = _SPARE_DESCRIPTORS + (_ENDPOINT_CONNECTIONS if seen.plan.backend == "scripted" else 0)
+    return last.descriptors > first.descriptors + spare or last.threads > first.threads + _SPARE_THREADS

@@ -21,9 +21,9 @@ from tests.soak.timeline import ANSWERED, BROKEN, REFUSED, Timeline
 
 _FAULTS = ("SIGKILL", "endpoint answers 500", "hostile clients")
 _PLAN = Plan(
-    18,
+    15,
     seed=12,
-    period=6,
+    period=5,
     fault_seconds=1,
     settling=1,
     lease=2,
@@ -139,7 +139,7 @@ def test_a_log_is_summed_up(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("\n".join(lines) + "\n")
     figures = read_log(path)
-    assert (figures.lines, figures.requests, figures.busiest) == (7, 1, 3)
+    assert (figures.lines, figures.requests, figures.busiest) == (9, 1, 3)
     assert figures.errors == {"request_failed": 1}
     assert figures.traceback_count == 2
     assert "KeyError: 1" in figures.tracebacks[1]
