@@ -7,8 +7,9 @@ import json
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -120,6 +121,21 @@ class Load:
     def finish(self) -> None:
         """No new batches; `run` ends when those that there are have ended."""
         self._stopping = True
+
+    @asynccontextmanager
+    async def waiting_batch(self) -> AsyncIterator[None]:
+        """One that is paused while the context lasts, and has ended after it."""
+        job = replace(self._new_job(), fate="paused", results=None)
+        await self._submit(job)
+        await self._client.json("POST", f"/v1/batches/{job.batch_id}/pause")
+        self.jobs.append(job)
+        yield
+        await self.end_paused(job)
+
+    async def end_paused(self, job: Job) -> None:
+        """Have it go on, if it has not ended, and wait for its end."""
+        await self._client.call("POST", f"/v1/batches/{job.batch_id}/resume")
+        await self._end(job)
 
     async def _customer(self) -> None:
         while not self._stopping:

@@ -13,6 +13,8 @@ from tests.crash.models import CHAT, Model
 
 HOSTILE = "hostile"
 """Their question."""
+_ADDRESS = "127.0.0.2"
+"""Theirs: limits for each address must not fall on the other clients."""
 _IDLE = 200
 _HALF_SENT = 50
 _UNREAD = 20
@@ -59,9 +61,11 @@ class Burst:
 
     async def _ask(self, fields: dict[str, Any]) -> None:
         body = self._model.body(CHAT, HOSTILE) | fields
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self._port}", timeout=None) as client:
+        transport = httpx.AsyncHTTPTransport(local_address=_ADDRESS)
+        async with httpx.AsyncClient(transport=transport, timeout=None) as client:
             try:
-                answer = await client.post(CHAT, json=body, headers=self._headers)
+                url = f"http://127.0.0.1:{self._port}{CHAT}"
+                answer = await client.post(url, json=body, headers=self._headers)
             except httpx.HTTPError:
                 return
             if answer.status_code not in _FITTING:
@@ -70,7 +74,7 @@ class Burst:
     async def _hold(self, first_words: bytes, seconds: float) -> None:
         """A connection on which nothing is read."""
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1024)
+            _, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1024, local_addr=(_ADDRESS, 0))
         except OSError:
             return
         try:

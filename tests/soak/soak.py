@@ -130,7 +130,7 @@ async def soak(plan: Plan, folder: Path, say: Callable[[str], None] = lambda lin
         probe = HealthProbe(world.service.port, folder / "health.jsonl")
         try:
             await _run(plan, world, seen, probe, say)
-        except* (AssertionError, ServiceDied, TimeoutError) as group:
+        except* Exception as group:
             seen.failure = "; ".join(_reasons(group))
         finally:
             seen.probed = probe.read()
@@ -201,8 +201,10 @@ async def _run(plan: Plan, world: World, seen: Seen, probe: HealthProbe, say: Ca
         ]
         opened.enter_context(probe)
         await opened.enter_async_context(beside(_watch(world, seen)))
-        await _work(plan, world, seen, say)
-        seen.requests += sum(client.calls for client in clients)
+        try:
+            await _work(plan, world, seen, say)
+        finally:
+            seen.requests = len(seen.asked) + sum(client.calls for client in clients)
     await _rest(world, seen)
     world.ends_meant = True
     status = await world.service.stop()
@@ -232,12 +234,7 @@ async def _work(plan: Plan, world: World, seen: Seen, say: Callable[[str], None]
 
 
 def _online(plan: Plan, world: World, seen: Seen) -> Iterator[Coroutine[Any, Any, None]]:
-    url, model = world.service.url, world.model
-
-    def tell(asked: Asked) -> None:
-        seen.asked.append(asked)
-        seen.requests += 1
-
+    url, model, tell = world.service.url, world.model, seen.asked.append
     for number, key in enumerate(islice(cycle(world.keys), plan.clients)):
         yield Online(url, key, model, f"{plan.seed}/{number}", tell).run()
     for key in islice(cycle(world.keys), plan.watchers):
@@ -281,8 +278,10 @@ async def _rest(world: World, seen: Seen) -> None:
     limit = time.monotonic() + _REST
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {world.keys[0]}"}, timeout=30) as client:
         while True:
-            metrics = (await client.get(f"{world.service.url}/metrics")).text
-            seen.held = {name: float(value) for name, value in _HELD.findall(metrics) if float(value)}
+            answer = await client.get(f"{world.service.url}/metrics")
+            held = _HELD.findall(answer.text)
+            assert held, f"/metrics does not say what is in work: {answer.status_code} {answer.text[:300]}"
+            seen.held = {name: float(value) for name, value in held if float(value)}
             seen.last_rest = look(world.service.pid)
             if (not seen.held and not grown(seen)) or time.monotonic() > limit:
                 return
