@@ -51,13 +51,13 @@ class World:
     """How long a fault lasts that has no end of its own."""
     lease: float
     draw: random.Random
-    ends_meant: bool = False
-    """Whether the service is being ended on purpose."""
+    expected_down: bool = False
+    """Whether a fault has stopped the service and not started it again yet."""
 
     async def start(self) -> None:
         self.service.start()
         await self.service.ready()
-        self.ends_meant = False
+        self.expected_down = False
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ def in_rounds(faults: list[Fault], draw: random.Random) -> Iterator[Fault]:
 
 
 async def _kill(world: World) -> None:
-    world.ends_meant = True
+    world.expected_down = True
     world.service.kill()
     await asyncio.sleep(world.draw.uniform(0.0, _AWAY))
     await world.start()
 
 
 async def _terminate(world: World) -> None:
-    world.ends_meant = True
+    world.expected_down = True
     status = await world.service.stop()
     assert status == 0, f"status {status} after SIGTERM:\n{world.service.tail()}"
     await world.start()
@@ -169,7 +169,7 @@ async def _receiver_down(world: World) -> None:
 
 async def _hostile(world: World) -> None:
     burst = Burst(world.service.port, world.draw.choice(world.keys), world.model)
-    await burst.last(world.seconds)
+    await burst.run(world.seconds)
     assert not burst.wrong, burst.wrong
 
 

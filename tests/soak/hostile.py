@@ -27,7 +27,7 @@ _FITTING = frozenset({200, 400, 408, 413, 422, 429, 431, 503})
 
 
 class Burst:
-    """All of them at once. They have a key, as a customer of the service does who turns hostile."""
+    """All hostile clients at once; they have a valid key."""
 
     def __init__(self, port: int, key: str, model: Model) -> None:
         self._port = port
@@ -37,8 +37,8 @@ class Burst:
         self.wrong: list[str] = []
         """Answers that do not fit."""
 
-    async def last(self, seconds: float) -> None:
-        """Come, stay for so long, and go without a word."""
+    async def run(self, seconds: float) -> None:
+        """Hold the connections and wait for the answers for so many seconds, then abort everything."""
         body = json.dumps(self._model.body(CHAT, HOSTILE) | {"stream": True}).encode()
         stream = f"POST {CHAT} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
         first_words = [

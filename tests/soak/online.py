@@ -1,4 +1,4 @@
-"""Those who wait for an answer: online clients of all kinds, and watchers of the dashboard."""
+"""Online clients of all kinds, and watchers of the dashboard."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.endure.watch import Sample, lives, seconds_watched, slope_per_hour
+from benchmarks.endure.watch import Sample, lives
 from benchmarks.throughput.report import machine, table
-from tests.soak.checks import ENOUGH, blamed, calm_health, calm_samples, checks, percentile, unexplained
+from tests.soak.checks import blamed, calm_health, checks, growth, percentile, unexplained
 from tests.soak.online import Asked
 from tests.soak.soak import Seen
 from tests.soak.timeline import ANSWERED, Era
@@ -92,7 +92,7 @@ def _totals(seen: Seen) -> str:
     jobs = [job for load in seen.loads for job in load.jobs]
     statuses = Counter(job.record.get("status", "unknown") for job in jobs)
     ended = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
-    health, samples = calm_health(seen), calm_samples(seen)
+    health = calm_health(seen)
     errors = ", ".join(f"{count} {event}" for event, count in seen.log.errors.most_common())
     rows = [
         ["batches", f"{len(jobs)}: {ended}"],
@@ -104,7 +104,7 @@ def _totals(seen: Seen) -> str:
         ["online requests", f"{len(seen.asked):,}, {len(unexplained(seen))} failed without a reason"],
         ["/health outside of faults, ms", _health(health)],
         ["memory, MiB", _memory(seen.samples)],
-        ["growth outside of faults, an hour", _growth(samples)],
+        ["growth outside of faults, an hour", str(growth(seen) or "too short to tell")],
         ["log", f"{seen.log.size / 2**20:.1f} MiB, {seen.log.lines:,} lines, {seen.log.requests:,} of requests"],
         ["errors in the log", errors or "none"],
     ]
@@ -124,14 +124,3 @@ def _memory(samples: list[Sample]) -> str:
     first, *_ = lives(samples)
     peak = max(each.rss for each in samples)
     return f"start {first[0].rss:.0f}, peak {peak:.0f}, end {samples[-1].rss:.0f}; {len(lives(samples))} processes"
-
-
-def _growth(samples: list[Sample]) -> str:
-    if seconds_watched(samples) < ENOUGH:
-        return "too short to tell"
-    slopes = [
-        slope_per_hour(samples, value)
-        for value in (lambda each: each.rss, lambda each: each.descriptors, lambda each: each.threads)
-    ]
-    shown = ["unknown" if slope is None else f"{slope:+.0f}" for slope in slopes]
-    return f"{shown[0]} MiB, {shown[1]} descriptors, {shown[2]} threads"

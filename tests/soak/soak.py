@@ -40,9 +40,9 @@ _END = 900.0
 """Seconds in which everything that was asked for must have ended."""
 _REST = 60.0
 """Seconds in which the service must have let go of what it held for its clients."""
-_SPARE_DESCRIPTORS, _SPARE_THREADS = 16, 8
-"""That the service may hold at rest beyond what it held before its first client: connections to the database, idle
-threads of pools."""
+_SPARE_DESCRIPTORS, _SPARE_THREADS = 16, 16
+"""That the service may hold at rest beyond what it held before its first client: connections to the database; idle
+threads of the event loop's pool, of the tokenizer and of OpenMP."""
 _ENDPOINT_CONNECTIONS = 64
 """That it may keep to the endpoint: as many as its setting `backend_concurrency`."""
 _HELD = re.compile(
@@ -206,7 +206,7 @@ async def _run(plan: Plan, world: World, seen: Seen, probe: HealthProbe, say: Ca
         finally:
             seen.requests = len(seen.asked) + sum(client.calls for client in clients)
     await _rest(world, seen)
-    world.ends_meant = True
+    world.expected_down = True
     status = await world.service.stop()
     assert status == 0, f"status {status} after SIGTERM:\n{world.service.tail()}"
     seen.temporary = temporary_files(world.service)
@@ -265,7 +265,7 @@ async def _strike(fault: Fault, world: World, timeline: Timeline, say: Callable[
 async def _watch(world: World, seen: Seen) -> None:
     """Take samples; the service must be there unless it is being ended. Raises `ServiceDied`."""
     while True:
-        if not world.service.alive and not world.ends_meant:
+        if not world.service.alive and not world.expected_down:
             raise ServiceDied(f"it ended by itself:\n{world.service.tail()}")
         sample = look(world.service.pid)
         if sample is not None:

@@ -110,7 +110,7 @@ def test_each_check_can_fail(tmp_path: Path) -> None:
         "Every batch": replace(seen, failure="AssertionError: lines lost or doubled"),
         "Online requests": replace(seen, asked=[*seen.asked, Asked("chat", 2000.0, 2001.0, "500", "on fire")]),
         "p99": replace(seen, probed=[replace(each, seconds=0.9) for each in seen.probed]),
-        "Memory": replace(seen, samples=[replace(each, rss=100 + each.at / 36) for each in seen.samples]),
+        "In an hour memory": replace(seen, samples=[replace(each, rss=100 + each.at / 36) for each in seen.samples]),
         "At rest": replace(seen, held={'batchwright_calls_in_flight{traffic="online"}': 1.0}),
         "The log": replace(seen, log=replace(seen.log, size=2**21)),
         "No traceback": replace(seen, log=replace(seen.log, traceback_count=1)),
@@ -120,6 +120,8 @@ def test_each_check_can_fail(tmp_path: Path) -> None:
         (missed,) = _missed(each)
         assert missed.startswith(name)
         assert "**Missed.**" in report(each)
+    more = [replace(each, descriptors=20 + int(each.at / 10)) for each in seen.samples]
+    assert _missed(replace(seen, samples=more))
     assert _missed(replace(seen, last_rest=replace(seen.samples[0], descriptors=400)))
     short = replace(seen, samples=seen.samples[:20])
     assert [check.met for check in checks(short)].count(None) == 1
