@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo serve test crash-test lint types check clean
+.PHONY: help install demo serve test crash-test soak lint types check clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
@@ -14,6 +14,7 @@ help:
 	@echo "make test     the whole test suite"
 	@echo "make check    lint, types and tests"
 	@echo "make crash-test KILLS=1000   the long form of the crash tests"
+	@echo "make soak HOURS=1   the service at mixed load, with a fault every minute"
 
 # Two stamps: a demo needs less than development does.
 $(VENV)/.runtime: pyproject.toml
@@ -43,6 +44,10 @@ test: install
 KILLS ?= 1000
 crash-test: install
 	$(BIN)/python -m tests.crash --kills $(KILLS)
+
+HOURS ?= 1
+soak: install
+	$(BIN)/python -m tests.soak --hours $(HOURS)
 
 lint: install
 	$(BIN)/ruff check .

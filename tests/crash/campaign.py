@@ -170,14 +170,18 @@ async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIter
         await customers
         await crowd.check(outside)
         assert await service.stop() == 0, service.tail()
-        left = [*(service.data / "files").rglob("*.tmp")]
-        assert not left, f"temporary files were left behind: {left}"
+        assert not (left := temporary_files(service)), f"temporary files were left behind: {left}"
     finally:
         customers.cancel()
         await asyncio.gather(customers, return_exceptions=True)
         for client in clients:
             await client.close()
         service.kill()
+
+
+def temporary_files(service: Service) -> list[Path]:
+    """What uploads and outputs were written to, in its folder of files."""
+    return [*(service.data / "files").rglob("*.tmp")]
 
 
 def start_service(folder: Path, database: str, outside: Outside, *extra: str, tenants: Sequence[str] = ()) -> Service:
