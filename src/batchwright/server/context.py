@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from batchwright.jobs.store.records import ApiKey, KeyScope
+from batchwright.server.auth import require_scope
 from batchwright.server.services import Services
 
 
@@ -21,6 +23,21 @@ def tenant_of(request: Request) -> str:
     return tenant
 
 
+def key_of(request: Request) -> ApiKey | None:
+    """The key that the request came with; None where no keys are used. Set by `auth.Guard`."""
+    key: ApiKey | None = request.state.key
+    return key
+
+
+def needs(scope: KeyScope) -> Any:
+    """A dependency of routes: 403 for a key without this scope."""
+
+    def check(request: Request) -> None:
+        require_scope(key_of(request), scope)
+
+    return Depends(check)
+
+
 def request_id_of(request: Request) -> str:
     """Set by `middleware.Frame`."""
     request_id: str = request.state.request_id
@@ -28,5 +45,6 @@ def request_id_of(request: Request) -> str:
 
 
 ServicesOf = Annotated[Services, Depends(services_of)]
+Key = Annotated[ApiKey | None, Depends(key_of)]
 Tenant = Annotated[str, Depends(tenant_of)]
 RequestId = Annotated[str, Depends(request_id_of)]

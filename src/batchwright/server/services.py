@@ -156,6 +156,7 @@ async def open_services(
         opened.push_async_callback(raw_store.close)
         store = timed_store(raw_store, store_figures, clock, tracing)
         keys = ApiKeys(store, clock=clock, now=unix_time)
+        opened.push_async_callback(keys.note_uses)
         await _require_key(settings, keys)
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
@@ -194,7 +195,11 @@ async def open_services(
         await worker.start()
         opened.push_async_callback(services.stopped)
         courier = Courier(store, sender, now=unix_time)
-        for name, work in (("courier", courier.run(lambda: worker.id)), ("live", services.live.run())):
+        for name, work in (
+            ("courier", courier.run(lambda: worker.id)),
+            ("live", services.live.run()),
+            ("keys", keys.run()),
+        ):
             opened.push_async_callback(_end, asyncio.create_task(work, name=name))
         try:
             yield services

@@ -14,6 +14,7 @@ from batchwright.backends.inference import Call, Inference
 from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.jobs.service import outputs
+from batchwright.jobs.service.keys import bounded_priority
 from batchwright.jobs.service.retries import Failures, RetryPolicy, nobody_computes, passing
 from batchwright.jobs.service.timeouts import Timeouts
 from batchwright.jobs.store.records import ClaimedLine, LineResult
@@ -138,7 +139,7 @@ class Calls:
             return outputs.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
         call = Call(
             line.endpoint,
-            body,
+            bounded_priority(body, line.best_priority),
             outputs.request_id(line.batch_id, line.number),
             "batch",
             self._timeouts.seconds,

@@ -20,7 +20,7 @@ from batchwright.jobs.service.off_loop import off_loop
 from batchwright.jobs.service.progress import Paces, Progress
 from batchwright.jobs.service.simple import Prompts, SimpleOutput
 from batchwright.jobs.store.interface import Store
-from batchwright.jobs.store.records import BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.jobs.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
 
 _PAGE_LINES = 256
 _T = TypeVar("_T")
@@ -150,11 +150,13 @@ class JobService:
         output_expires_after: float | None = None,
         idempotency_key: str | None = None,
         callback_url: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
 
         `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`, also for a key that was
         used to ask for something else.
+        `key`: the one with which it is asked for.
         """
         batch = self._new_batch(
             tenant,
@@ -165,6 +167,7 @@ class JobService:
             output_expires_after=checks.expiry_of(output_expires_after, "output_expires_after"),
             idempotency_key=checks.idempotency_key_of(idempotency_key),
             callback_url=callback_url,
+            key=key,
         )
         file = await self._store.file(tenant, input_file_id)
         # One that is gone may have been there when a batch was made with this key.
@@ -185,10 +188,11 @@ class JobService:
         *,
         callback_url: str | None = None,
         idempotency_key: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """Make a batch of prompts; otherwise as `create_batch`."""
         prompts.check(self._limits)
-        key = checks.idempotency_key_of(idempotency_key)
+        idempotency_key = checks.idempotency_key_of(idempotency_key)
         batch_id = new_id("batch_")
         async with aclosing(simple.input_of(prompts)) as chunks:
             file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks)
@@ -199,8 +203,9 @@ class JobService:
             "24h",
             batch_id=batch_id,
             simple=True,
-            idempotency_key=key,
+            idempotency_key=idempotency_key,
             callback_url=callback_url,
+            key=key,
         )
         made = await self._store.create_batch(batch)
         if made.id != batch_id:
@@ -247,6 +252,7 @@ class JobService:
         *,
         completion_window: str | None = None,
         idempotency_key: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
 
@@ -263,6 +269,7 @@ class JobService:
             callback_url=old.callback_url,
             simple=old.simple,
             idempotency_key=checks.idempotency_key_of(idempotency_key),
+            key=key,
         )
         made = await self._store.retry_batch(tenant, batch_id, new)
         checks.require_same(made, replace(new, parent_id=batch_id))
@@ -312,6 +319,7 @@ class JobService:
         idempotency_key: str | None = None,
         callback_url: str | None = None,
         simple: bool = False,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         now = self._unix_time()
         return BatchRecord(
@@ -327,6 +335,8 @@ class JobService:
             idempotency_key=idempotency_key,
             callback_url=callback_url,
             simple=simple,
+            key_id=None if key is None else key.id,
+            best_priority=None if key is None else key.best_priority,
         )
 
 

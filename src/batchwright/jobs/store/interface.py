@@ -32,9 +32,9 @@ line is committed exactly once, though it may be computed more than once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from batchwright.jobs.store.records import (
     ApiKey,
@@ -322,11 +322,36 @@ class Store(Protocol):
         ...
 
     async def key(self, digest: bytes) -> ApiKey | None:
-        """The key with this digest that is not revoked."""
+        """The key whose secret has this digest, if it is neither revoked nor expired.
+
+        The secret before the last rotation counts until its time is over, which `expires_at` then says.
+        """
+        ...
+
+    async def any_key(self) -> bool:
+        """Whether a key was ever given out. Revoked and expired ones count."""
         ...
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Revoked ones too, the newest first; None: of all tenants."""
+        ...
+
+    async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
+        """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
+
+        The key as it is then; None: there is no such key.
+        """
+        ...
+
+    async def rotate_key(self, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
+        """Give a key another secret; the one before works for `overlap` seconds more, and the one before that no more.
+
+        The key as it is then; None: there is no such key, or it is revoked.
+        """
+        ...
+
+    async def note_key_uses(self, used_at: Mapping[str, float]) -> None:
+        """When keys were last used, by their ids. An earlier time than the one that is known changes nothing."""
         ...
 
     async def revoke_key(self, key_id: str) -> bool:

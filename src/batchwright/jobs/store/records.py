@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Purpose: TypeAlias = Literal["batch", "batch_output"]
 FileStatus: TypeAlias = Literal["uploaded", "processed", "error"]
@@ -13,6 +15,7 @@ BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
+KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "claimed", "succeeded", "failed"]
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
@@ -108,6 +111,10 @@ class BatchRecord:
     cancelled_at: float | None = None
     lines_removed_at: float | None = None
     """From here on it has no lines and no results: its files are gone, or it ended before its lines were complete."""
+    key_id: str | None = None
+    """The key that made it; None where no keys are used."""
+    best_priority: int | None = None
+    """Of that key: the smallest `priority` that its lines have; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,8 @@ class ClaimedLine:
     input_file_id: str
     endpoint: Endpoint
     expires_at: float
+    """Of its batch."""
+    best_priority: int | None = None
     """Of its batch."""
 
 
@@ -198,12 +207,24 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that was given out; the key itself is not kept."""
+    """A key that was given out; its secret is not kept."""
 
     id: str
     tenant: str
     name: str
     prefix: str
-    """The first characters of the key, to recognize it by."""
+    """The first characters of the secret, to recognize it by."""
     created_at: float
     revoked_at: float | None = None
+    expires_at: float | None = None
+    scopes: tuple[KeyScope, ...] = ("online", "batches")
+    """What the key opens."""
+    weight: float = 1.0
+    """Its share of the capacity, relative to other keys."""
+    best_priority: int | None = None
+    """The smallest `priority` that its requests have; None: any."""
+    last_used_at: float | None = None
+    """About a minute late at most."""
+    previous_until: float | None = None
+    """Until when the secret before the last rotation works, too; None: it was never rotated."""
+    quotas: Quotas = UNLIMITED

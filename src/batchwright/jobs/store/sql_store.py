@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from batchwright.jobs.store.operations import batches, claims, files, keys, outbox, removal, stages, workers
 from batchwright.jobs.store.records import (
@@ -191,8 +191,20 @@ class SqlStore:
     async def key(self, digest: bytes) -> ApiKey | None:
         return await self._driver.read(keys.key, digest)
 
+    async def any_key(self) -> bool:
+        return await self._driver.read(keys.any_key)
+
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         return await self._driver.read(keys.keys, tenant)
+
+    async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
+        return await self._driver.write(keys.update_key, key_id, changes)
+
+    async def rotate_key(self, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
+        return await self._driver.write(keys.rotate_key, key_id, digest, prefix, overlap)
+
+    async def note_key_uses(self, used_at: Mapping[str, float]) -> None:
+        await self._driver.write(keys.note_key_uses, used_at)
 
     async def revoke_key(self, key_id: str) -> bool:
         return await self._driver.write(keys.revoke_key, key_id)

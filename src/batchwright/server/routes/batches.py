@@ -9,13 +9,13 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.jobs.store.records import BatchRecord
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.objects import BatchObject, Page
 from batchwright.server.routes.bodies import BatchCreate, BatchRetry
 from batchwright.server.routes.ids import After, BatchId
 from batchwright.server.services import Services
 
-router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -36,7 +36,7 @@ class ResultPage(BaseModel):
 
 @router.post("")
 async def create_batch(
-    body: BatchCreate, services: ServicesOf, tenant: Tenant, idempotency_key: IdempotencyKey = None
+    body: BatchCreate, services: ServicesOf, tenant: Tenant, key: Key, idempotency_key: IdempotencyKey = None
 ) -> BatchObject:
     """Make a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
     expires = body.output_expires_after
@@ -48,6 +48,7 @@ async def create_batch(
         metadata=body.metadata,
         output_expires_after=None if expires is None else float(expires.seconds),
         idempotency_key=idempotency_key,
+        key=key,
     )
     return _shown(services, batch)
 
@@ -90,6 +91,7 @@ async def retry_batch(
     batch_id: BatchId,
     services: ServicesOf,
     tenant: Tenant,
+    key: Key,
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
@@ -98,7 +100,9 @@ async def retry_batch(
     409 when there are none, when it has not ended, and when its output files are gone, with which its lines went.
     """
     window = None if body is None else body.completion_window
-    batch = await services.jobs.retry(tenant, batch_id, completion_window=window, idempotency_key=idempotency_key)
+    batch = await services.jobs.retry(
+        tenant, batch_id, completion_window=window, idempotency_key=idempotency_key, key=key
+    )
     return _shown(services, batch)
 
 

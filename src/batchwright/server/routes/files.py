@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.store.records import Purpose
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.context import ServicesOf, Tenant, needs
 from batchwright.server.multipart import Form
 from batchwright.server.objects import FileDeleted, FileObject, Page
 from batchwright.server.routes.ids import After, FileId
 from batchwright.server.sse import ByteStream
 
-router = APIRouter(tags=["Files"])
+router = APIRouter(tags=["Files"], dependencies=[needs("batches")])
 
 _FORM: dict[str, Any] = {
     "requestBody": {

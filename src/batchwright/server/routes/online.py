@@ -9,7 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from batchwright.backends.inference import Call
-from batchwright.server.context import RequestId, ServicesOf
+from batchwright.jobs.service.keys import bounded_priority
+from batchwright.jobs.store.records import ApiKey
+from batchwright.server.context import Key, RequestId, ServicesOf, needs
 from batchwright.server.routes.answers import (
     ChatBody,
     ChatCompletion,
@@ -23,7 +25,7 @@ from batchwright.server.sse import EventStream, first_of, while_connected
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 from batchwright.wire.texts import require_texts
 
-router = APIRouter(tags=["Online"])
+router = APIRouter(tags=["Online"], dependencies=[needs("online")])
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -33,29 +35,35 @@ def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, A
 
 
 @router.post(CHAT_URL, response_class=Response, responses=_answers(ChatCompletion))
-async def chat_completions(body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+async def chat_completions(
+    body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId, key: Key
+) -> Response:
     """Answer a chat; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
-    return await _answer(CHAT_URL, body, request, services, request_id)
+    return await _answer(CHAT_URL, body, request, services, request_id, key)
 
 
 @router.post(COMPLETION_URL, response_class=Response, responses=_answers(Completion))
-async def completions(body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+async def completions(
+    body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId, key: Key
+) -> Response:
     """Go on with prompts; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
-    return await _answer(COMPLETION_URL, body, request, services, request_id)
+    return await _answer(COMPLETION_URL, body, request, services, request_id, key)
 
 
 @router.post(EMBEDDINGS_URL, response_class=Response, responses=_answers(Embeddings, stream=False))
-async def embeddings(body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId) -> Response:
+async def embeddings(
+    body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId, key: Key
+) -> Response:
     """The vectors of texts."""
-    return await _answer(EMBEDDINGS_URL, body, request, services, request_id)
+    return await _answer(EMBEDDINGS_URL, body, request, services, request_id, key)
 
 
 async def _answer(
-    endpoint: str, body: dict[str, Any], request: Request, services: Services, request_id: str
+    endpoint: str, body: dict[str, Any], request: Request, services: Services, request_id: str, key: ApiKey | None
 ) -> Response:
     """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
     require_texts(body)
-    call = Call(endpoint, body, request_id)
+    call = Call(endpoint, bounded_priority(body, None if key is None else key.best_priority), request_id)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, services.online.stream(call)))
     answer = await while_connected(request.receive, services.online.answer(call))

@@ -20,9 +20,10 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.jobs.service.ids import new_id
+from batchwright.jobs.service.keys import bounded_priority
 from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
-from batchwright.jobs.store.records import ENDED, BatchRecord
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.jobs.store.records import ENDED, ApiKey, BatchRecord
+from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.errors import as_http
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
@@ -97,8 +98,8 @@ class SimpleStats(BaseModel):
     """Generated over the last ten seconds."""
 
 
-@router.post("/sync")
-async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf) -> SyncAnswer:
+@router.post("/sync", dependencies=[needs("online")])
+async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, key: Key) -> SyncAnswer:
     """Compute prompts and wait for all of them. A prompt that fails has an entry in `errors`; the others are answered.
 
     When the client hangs up, what is not finished is cancelled.
@@ -107,7 +108,7 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf) 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    results = await while_connected(request.receive, _computed(services, prompts, batch_id))
+    results = await while_connected(request.receive, _computed(services, prompts, batch_id, key))
     seconds = services.clock.now() - started
     failures = [result for result in results if isinstance(result, BatchwrightError)]
     if len(failures) == len(results) and isinstance(failures[0], _CONCERNS_ALL):
@@ -123,9 +124,9 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf) 
     )
 
 
-@router.post("/async")
+@router.post("/async", dependencies=[needs("batches")])
 async def batch_async(
-    body: SimpleBatchAsync, services: ServicesOf, tenant: Tenant, idempotency_key: IdempotencyKey = None
+    body: SimpleBatchAsync, services: ServicesOf, tenant: Tenant, key: Key, idempotency_key: IdempotencyKey = None
 ) -> AsyncAnswer:
     """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
@@ -134,13 +135,13 @@ async def batch_async(
         except InvalidRequest as error:
             raise InvalidRequest(f"callback_{error}", param="callback_url", code=error.code) from error
     batch = await services.jobs.create_simple(
-        tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key
+        tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key, key=key
     )
     return AsyncAnswer(batch_id=batch.id, status=status_of(batch))
 
 
 # Before the route with an id, which would take `stats` for one.
-@router.get("/stats")
+@router.get("/stats", dependencies=[needs("batches")])
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     """How many jobs of prompts there are, and how full the batches of this process are."""
     counts = await services.jobs.count_batches(tenant, simple=True)
@@ -160,13 +161,13 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     )
 
 
-@router.get("/{batch_id}")
+@router.get("/{batch_id}", dependencies=[needs("batches")])
 async def retrieve_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """How far a job of prompts is; its outputs when it has ended."""
     return await _state(services, await _simple(services, tenant, batch_id))
 
 
-@router.delete("/{batch_id}")
+@router.delete("/{batch_id}", dependencies=[needs("batches")])
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """Cancel a job of prompts. Nothing changes for one that has ended."""
     await _simple(services, tenant, batch_id)
@@ -183,10 +184,13 @@ def _prompts(body: SimpleBatch) -> Prompts:
     )
 
 
-async def _computed(services: Services, prompts: Prompts, batch_id: str) -> list[Mapping[str, Any] | BatchwrightError]:
+async def _computed(
+    services: Services, prompts: Prompts, batch_id: str, key: ApiKey | None
+) -> list[Mapping[str, Any] | BatchwrightError]:
     """The answer to each prompt, or why there is none. It counts as one request at the door."""
+    best = None if key is None else key.best_priority
     calls = [
-        Call(COMPLETION_URL, body, f"req_{batch_id.removeprefix('batch_')}_{place}")
+        Call(COMPLETION_URL, bounded_priority(body, best), f"req_{batch_id.removeprefix('batch_')}_{place}")
         for place, body in enumerate(prompts.bodies())
     ]
 

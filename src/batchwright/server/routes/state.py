@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.context import ServicesOf, Tenant, needs
 from batchwright.server.dashboard.state import DashboardState
 from batchwright.server.dashboard.view import dashboard_state
 from batchwright.server.services import Services
 from batchwright.server.sse import EventStream
 
-router = APIRouter(prefix="/dashboard", tags=["Dashboard"])
+router = APIRouter(prefix="/dashboard", tags=["Dashboard"], dependencies=[needs("batches")])
 
 _PERIOD = 1.0
 

@@ -31,10 +31,12 @@ def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
 
 
 def _claim_of(tx: Tx, worker: str, batch: Row, limit: int) -> list[ClaimedLine]:
-    key, batch_id, input_file_id, endpoint, expires_at = batch
+    key, batch_id, input_file_id, endpoint, expires_at, best_priority = batch
     rows = tx.rows("claim_lines", worker=worker, batch=key, limit=limit)
     return [
-        ClaimedLine(batch_id, number, attempt, custom_id, offset, length, input_file_id, endpoint, expires_at)
+        ClaimedLine(
+            batch_id, number, attempt, custom_id, offset, length, input_file_id, endpoint, expires_at, best_priority
+        )
         for number, attempt, custom_id, offset, length in sorted(rows)
     ]
 

@@ -174,3 +174,6 @@ WITH due AS MATERIALIZED (
 UPDATE deliveries AS d SET worker = :worker, tries = tries + 1
 FROM due WHERE d.id = due.id
 RETURNING d.id, event_id, tenant, type, batch_id, created_at, url, webhook_id, tries - 1;
+
+-- name: lock_key
+SELECT {key_columns} FROM api_keys WHERE id = :id FOR NO KEY UPDATE;

@@ -1,0 +1,1 @@
+"""Limits on what clients may use: pure decisions, which are told the time."""
