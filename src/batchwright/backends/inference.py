@@ -23,6 +23,8 @@ class Call:
     pauses: Callable[[bool], None] | None = None
     """Told that the call failed and waits to be tried again (true), and that it is (false): nothing is lost by giving
     it up in between. Only where what computes tries again by itself."""
+    used: Callable[[int], None] | None = None
+    """Told how many tokens the prompts and the answers have, where that comes to be known."""
 
 
 class Inference(Protocol):

@@ -22,6 +22,7 @@ from batchwright.jobs.store import Store, open_store
 from batchwright.jobs.webhooks.allowed import AllowList
 from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
+from batchwright.limiting.quotas import Quotas
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.live import Live
 from batchwright.server.loading import load_inference
@@ -33,6 +34,8 @@ from batchwright.server.observability.metrics import Scrape, StoreCounts
 from batchwright.server.observability.timed_store import StoreFigures, timed_store
 from batchwright.server.observability.traces import Tracing, configured
 from batchwright.server.online import OnlineDoor
+from batchwright.server.peers import Peers
+from batchwright.server.quotas import OnlineQuotas
 from batchwright.server.settings import Settings
 
 _BLOBS = "files"
@@ -58,6 +61,8 @@ class Services:
     sender: Sender
     inference: MeasuredInference
     online: OnlineDoor
+    quotas: OnlineQuotas
+    peers: Peers
     worker: Worker
     live: Live
     http: HttpFigures
@@ -176,6 +181,8 @@ async def open_services(
         jobs = JobService(
             store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
+        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time)
+        live = Live(measured, clock, unix_time)
         services = Services(
             settings=settings,
             limits=limits,
@@ -188,16 +195,22 @@ async def open_services(
             inference=measured,
             online=OnlineDoor(measured, settings.max_online_requests, clock),
             worker=worker,
-            live=Live(measured, clock, unix_time),
+            quotas=quotas,
+            peers=Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight)),
+            live=live,
             http=HttpFigures(),
             store_figures=store_figures,
         )
+        # Before the first request, so that none is let in that the quotas of its tenant forbid.
+        with suppress(StoreUnavailable):
+            await quotas.share()
         await worker.start()
         opened.push_async_callback(services.stopped)
         courier = Courier(store, sender, now=unix_time)
         for name, work in (
             ("courier", courier.run(lambda: worker.id)),
-            ("live", services.live.run()),
+            ("live", live.run()),
+            ("peers", services.peers.run()),
             ("keys", keys.run()),
         ):
             opened.push_async_callback(_end, asyncio.create_task(work, name=name))
@@ -224,6 +237,14 @@ def limits_of(settings: Settings) -> Limits:
         max_line_bytes=settings.max_line_size,
         upload_stall=settings.upload_timeout,
         max_prompts=settings.max_prompts,
+        default_quotas=Quotas(
+            storage_bytes=settings.quota_storage,
+            enqueued_lines=settings.quota_enqueued_lines,
+            enqueued_tokens=settings.quota_enqueued_tokens,
+            requests_per_minute=settings.quota_requests_per_minute,
+            tokens_per_minute=settings.quota_tokens_per_minute,
+            concurrent_requests=settings.quota_concurrent_requests,
+        ),
     )
 
 

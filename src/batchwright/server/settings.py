@@ -153,6 +153,21 @@ class Settings(BaseSettings):
     )
     max_prompts: Count = _setting("Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async.")
 
+    quota_storage: Size | None = _setting(
+        "Quotas", None, "Most bytes of the files of a tenant, such as 10GB. Default, as of all quotas: no limit."
+    )
+    quota_enqueued_lines: Count | None = _setting(
+        "Quotas", None, "Most lines of batches of a tenant that have no result yet."
+    )
+    quota_enqueued_tokens: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts of those lines, four bytes of the input counted as a token."
+    )
+    quota_requests_per_minute: Count | None = _setting("Quotas", None, "Most online requests of a tenant in a minute.")
+    quota_tokens_per_minute: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts and answers of a tenant's online requests in a minute."
+    )
+    quota_concurrent_requests: Count | None = _setting("Quotas", None, "Most online requests of a tenant at once.")
+
     webhook_allow: Names = _setting(
         "Webhooks",
         (),

@@ -26,6 +26,7 @@ from batchwright.errors import (
     ModelNotFound,
     NotFound,
     Overloaded,
+    QuotaExceeded,
     StoreUnavailable,
     UnsupportedModel,
 )
@@ -41,6 +42,7 @@ _STATUSES: tuple[tuple[type[BatchwrightError], int], ...] = (
     (DeadlineExceeded, 408),
     (Conflict, 409),
     (Overloaded, 429),
+    (QuotaExceeded, 429),
     (Cancelled, 499),
     (BatcherClosed, 503),
     (DownloadError, 503),
@@ -75,7 +77,10 @@ def error_body(error: BaseException) -> dict[str, Any]:
     if isinstance(error, EndpointError) and status != BAD_GATEWAY and error.body:
         return _of_endpoint(error, error.body, status)
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
-    return _body(str(error), status, param, error.code)
+    body = _body(str(error), status, param, error.code)
+    if isinstance(error, QuotaExceeded):
+        body["error"]["type"] = error.kind
+    return body
 
 
 def retry_after(error: BaseException) -> int | None:

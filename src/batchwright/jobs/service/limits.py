@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+
 DAY = 86_400.0
 
 
@@ -25,3 +27,5 @@ class Limits:
     max_prompts: int = 1000
     """Of a simple batch."""
     max_completion_window: float = 30 * DAY
+    default_quotas: Quotas = UNLIMITED
+    """Of tenants that have none of their own."""

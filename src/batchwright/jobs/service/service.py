@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
+from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
 from batchwright.jobs.service import checks, simple
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.ids import new_id
@@ -21,6 +21,7 @@ from batchwright.jobs.service.progress import Paces, Progress
 from batchwright.jobs.service.simple import Prompts, SimpleOutput
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.limiting.estimates import tokens_of_bytes
 
 _PAGE_LINES = 256
 _T = TypeVar("_T")
@@ -65,14 +66,16 @@ class JobService:
         *,
         purpose: str = "batch",
         expires_after: float | Callable[[], float | None] | None = None,
+        key: ApiKey | None = None,
     ) -> FileRecord:
         """Take in an input file as it arrives.
 
         `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
-        say it last.
+        say it last. `key`: the one with which it came.
 
-        Raises `InvalidRequest`, whose code is `file_too_large` past a limit and `upload_too_slow` when the upload
-        stalls; nothing is left of it then, nor when `chunks` raises or the caller is cancelled.
+        Raises `QuotaExceeded` where there is no room for it, and `InvalidRequest`, whose code is `file_too_large` past
+        a limit and `upload_too_slow` when the upload stalls; nothing is left of it then, nor when `chunks` raises or
+        the caller is cancelled.
         """
         if purpose != "batch":
             raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose")
@@ -93,13 +96,18 @@ class JobService:
                 bytes=blob.size,
                 created_at=now,
                 expires_at=now + (self._limits.file_age if age is None else age),
+                lines=blob.lines,
+                key_id=None if key is None else key.id,
             )
             await self._add_file(file)
         return file
 
     async def _add_file(self, file: FileRecord) -> None:
         try:
-            await self._store.add_file(file)
+            await self._store.add_file(file, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._blobs.remove([file.id])
+            raise
         except StoreUnavailable:
             # A database that went away just then may have added it after all. What cannot be asked is swept later.
             with suppress(StoreUnavailable):
@@ -176,7 +184,9 @@ class JobService:
                 f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'",
                 param="input_file_id",
             )
-        made = await self._store.create_batch(batch)
+        if file is not None:
+            batch = await self._measured(batch, file)
+        made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
         checks.require_same(made, batch)
         self._on_work()
         return made
@@ -195,7 +205,7 @@ class JobService:
         idempotency_key = checks.idempotency_key_of(idempotency_key)
         batch_id = new_id("batch_")
         async with aclosing(simple.input_of(prompts)) as chunks:
-            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks)
+            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks, key=key)
         batch = self._new_batch(
             tenant,
             file.id,
@@ -207,7 +217,12 @@ class JobService:
             callback_url=callback_url,
             key=key,
         )
-        made = await self._store.create_batch(batch)
+        batch = await self._measured(batch, file)
+        try:
+            made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._store.delete_file(tenant, file.id)
+            raise
         if made.id != batch_id:
             same = await self._blobs.same(made.input_file_id, file.id)
             await self._store.delete_file(tenant, file.id)
@@ -271,7 +286,7 @@ class JobService:
             idempotency_key=checks.idempotency_key_of(idempotency_key),
             key=key,
         )
-        made = await self._store.retry_batch(tenant, batch_id, new)
+        made = await self._store.retry_batch(tenant, batch_id, new, defaults=self._limits.default_quotas)
         checks.require_same(made, replace(new, parent_id=batch_id))
         self._on_work()
         return made
@@ -305,6 +320,21 @@ class JobService:
     async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
         """By status; `simple`: only those, or only the others."""
         return await self._store.count_batches(tenant, simple=simple)
+
+    async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
+        """`batch`, with what its input is for quotas."""
+        lines = file.lines
+        if lines is None:
+            lines = await off_loop(self._count_lines, file.id)
+        return replace(batch, enqueued_lines=lines, enqueued_tokens=tokens_of_bytes(file.bytes))
+
+    def _count_lines(self, file_id: str) -> int:
+        """Of a file that came before its lines were counted; 0 where its content is gone, of which its batch tells."""
+        try:
+            with self._blobs.open(file_id) as content:
+                return sum(1 for _ in content)
+        except NotFound:
+            return 0
 
     def _new_batch(
         self,

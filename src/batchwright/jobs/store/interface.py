@@ -46,10 +46,14 @@ from batchwright.jobs.store.records import (
     FileRecord,
     LineResult,
     NewLine,
+    Peer,
     Purpose,
+    QuotaUse,
     StoredLine,
     Webhook,
 )
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.limiting.rates import Change
 
 
 class Store(Protocol):
@@ -57,8 +61,12 @@ class Store(Protocol):
 
     # Files. The bytes are not here but in `jobs/service/blobs.py`.
 
-    async def add_file(self, file: FileRecord) -> None:
-        """Make a file visible."""
+    async def add_file(self, file: FileRecord, *, defaults: Quotas = UNLIMITED) -> None:
+        """Make a file visible. Raises `QuotaExceeded` where its tenant or its key has no room for it.
+
+        `defaults`: the quotas of tenants that have none of their own, here and below. What is compared with a quota
+        does not change until the file or batch is added, whatever other processes add.
+        """
         ...
 
     async def file(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -101,10 +109,10 @@ class Store(Protocol):
 
     # Batches, as their owner sees them.
 
-    async def create_batch(self, batch: BatchRecord) -> BatchRecord:
+    async def create_batch(self, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
         """The batch; or the one that was made with the same tenant and idempotency key before.
 
-        Raises `NotFound` when its input file is not there any more.
+        Raises `NotFound` when its input file is not there any more, and `QuotaExceeded` where too much is enqueued.
         """
         ...
 
@@ -136,13 +144,15 @@ class Store(Protocol):
         """
         ...
 
-    async def retry_batch(self, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
+    async def retry_batch(
+        self, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED
+    ) -> BatchRecord:
         """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
 
         Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
         An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
-        `Conflict` when it has not ended, or has no such lines, or they were removed. The lines of the new batch are its
-        own: they stay when those of the old one go.
+        `Conflict` when it has not ended, or has no such lines, or they were removed, and `QuotaExceeded` as
+        `create_batch`. The lines of the new batch are its own: they stay when those of the old one go.
         """
         ...
 
@@ -356,6 +366,37 @@ class Store(Protocol):
 
     async def revoke_key(self, key_id: str) -> bool:
         """It stays on the list, with the time of the first revocation. False: there is no such key."""
+        ...
+
+    # Quotas.
+
+    async def tenant_quotas(self) -> dict[str, Quotas]:
+        """Of the tenants that have some of their own."""
+        ...
+
+    async def set_tenant_quotas(self, tenant: str, limits: Quotas) -> None:
+        """Replace the quotas of a tenant; where `limits` has none, those that are the default hold again."""
+        ...
+
+    async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
+        """What a tenant uses, or one of its keys."""
+        ...
+
+    async def share_rates(
+        self, changes: Sequence[Change], rates: Sequence[str], oldest: int
+    ) -> tuple[float, list[Change]]:
+        """Add `changes` to the counters of all processes, and read those of `rates` from slot `oldest` on.
+
+        The time of the store comes with them, by which all processes count.
+        """
+        ...
+
+    async def publish(self, worker: str, snapshot: str) -> None:
+        """What a process tells the others of itself, for as long as it renews the lease of its worker."""
+        ...
+
+    async def peers(self) -> list[Peer]:
+        """All processes whose leases hold, by name."""
         ...
 
     async def check(self) -> None:

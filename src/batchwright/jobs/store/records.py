@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 
@@ -34,6 +34,10 @@ class FileRecord:
     expires_at: float | None = None
     status: FileStatus = "processed"
     status_details: str | None = None
+    lines: int | None = None
+    """Of an input, blank ones counted; None: not known."""
+    key_id: str | None = None
+    """The key that uploaded it, or made the batch that wrote it; None where no keys are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,10 @@ class BatchRecord:
     """The key that made it; None where no keys are used."""
     best_priority: int | None = None
     """Of that key: the smallest `priority` that its lines have; None: any."""
+    enqueued_lines: int = 0
+    """About how many lines it has, for quotas: known when it is made, before they are read."""
+    enqueued_tokens: int = 0
+    """About how many tokens their prompts have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +236,29 @@ class ApiKey:
     previous_until: float | None = None
     """Until when the secret before the last rotation works, too; None: it was never rotated."""
     quotas: Quotas = UNLIMITED
+
+
+class Enqueued(NamedTuple):
+    """Lines of batches without a result, and about how many tokens their prompts have."""
+
+    lines: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """What a tenant or a key uses of what the store holds."""
+
+    storage_bytes: int
+    enqueued_lines: int
+    enqueued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process that works on this store."""
+
+    worker: str
+    name: str
+    snapshot: str | None
+    """What it last told of itself, as JSON."""

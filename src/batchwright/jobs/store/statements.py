@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 Dialect: TypeAlias = Literal["sqlite", "postgresql"]
 
-_SUBJECTS = ("files", "batches", "lines", "removal", "workers", "outbox", "keys")
+_SUBJECTS = ("files", "batches", "lines", "removal", "workers", "outbox", "keys", "quotas")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
 _PLACE = re.compile(r"\{(\w+)\}")

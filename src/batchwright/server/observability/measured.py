@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from batchwright.backends.inference import Call, Inference
@@ -39,7 +40,7 @@ class MeasuredInference:
     async def answer(self, call: Call) -> dict[str, Any]:
         with self._counted(call) as figures:
             body = await self.inner.answer(call)
-            _count_tokens(figures, body.get("usage"))
+            _count_tokens(figures, body.get("usage"), call)
             return body
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ class MeasuredInference:
         if not asked:
             options = call.body.get("stream_options") or {}
             body = {**call.body, "stream_options": {**options, "include_usage": True}}
-            call = Call(call.endpoint, body, call.request_id, call.traffic, call.timeout)
+            call = replace(call, body=body)
         with self._counted(call) as figures:
             started, first, last, usage = self._clock.now(), None, 0.0, None
             try:
@@ -64,7 +65,7 @@ class MeasuredInference:
                         elif body.get("choices"):
                             yield {name: value for name, value in body.items() if name != "usage"}
             finally:
-                generated = _count_tokens(figures, usage)
+                generated = _count_tokens(figures, usage, call)
                 if first is not None and generated > 1:
                     _add(figures.tpot_ms, figures.recent_tpot_ms, (last - first) * 1e3 / (generated - 1))
 
@@ -109,7 +110,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
 
 
-def _count_tokens(figures: CallFigures, usage: Any) -> int:
+def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
     """The tokens generated."""
     if not isinstance(usage, Mapping):
         return 0
@@ -118,4 +119,6 @@ def _count_tokens(figures: CallFigures, usage: Any) -> int:
     figures.embedded_tokens += prompt if "completion_tokens" not in usage else 0
     figures.cached_tokens += int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
     figures.generated_tokens += generated
+    if call.used is not None:
+        call.used(prompt + generated)
     return generated

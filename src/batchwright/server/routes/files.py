@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.store.records import Purpose
-from batchwright.server.context import ServicesOf, Tenant, needs
+from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.multipart import Form
 from batchwright.server.objects import FileDeleted, FileObject, Page
 from batchwright.server.routes.ids import After, FileId
@@ -45,12 +45,12 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/files", openapi_extra=_FORM)
-async def upload_file(request: Request, services: ServicesOf, tenant: Tenant) -> FileObject:
+async def upload_file(request: Request, services: ServicesOf, tenant: Tenant, key: Key) -> FileObject:
     """Take in the input file of a batch, as a form; it is stored as it arrives."""
     form = Form(request.headers.get("content-type", ""), request.stream())
     filename = await form.begin()
     async with aclosing(_described(form)) as chunks:
-        file = await services.jobs.upload(tenant, filename, chunks, expires_after=lambda: _expiry(form.fields))
+        file = await services.jobs.upload(tenant, filename, chunks, expires_after=lambda: _expiry(form.fields), key=key)
     return FileObject.of(file)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -22,6 +24,7 @@ from batchwright.server.routes.answers import (
 )
 from batchwright.server.services import Services
 from batchwright.server.sse import EventStream, first_of, while_connected
+from batchwright.server.streams import closing
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 from batchwright.wire.texts import require_texts
 
@@ -65,6 +68,14 @@ async def _answer(
     require_texts(body)
     call = Call(endpoint, bounded_priority(body, None if key is None else key.best_priority), request_id)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
-        return EventStream(await first_of(request, services.online.stream(call)))
-    answer = await while_connected(request.receive, services.online.answer(call))
+        return EventStream(await first_of(request, _streamed(services, request, call)))
+    with services.quotas.admitted(request, body) as used:
+        answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+
+
+async def _streamed(services: Services, request: Request, call: Call) -> AsyncIterator[dict[str, Any]]:
+    with services.quotas.admitted(request, call.body) as used:
+        async with closing(services.online.stream(replace(call, used=used))) as bodies:
+            async for body in bodies:
+                yield body

@@ -108,7 +108,9 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    results = await while_connected(request.receive, _computed(services, prompts, batch_id, key))
+    with services.quotas.admitted(request, *prompts.bodies()) as used:
+        results = await while_connected(request.receive, _computed(services, prompts, batch_id, key))
+        used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
     seconds = services.clock.now() - started
     failures = [result for result in results if isinstance(result, BatchwrightError)]
     if len(failures) == len(results) and isinstance(failures[0], _CONCERNS_ALL):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from batchwright.errors import LeaseLost
+from batchwright.jobs.store.records import Peer
 from batchwright.jobs.store.transaction import Tx
 
 
@@ -34,6 +35,14 @@ def _free(tx: Tx, worker: str) -> int:
     tx.run("free_batches_of_worker", worker=worker)
     tx.run("free_deliveries_of_worker", worker=worker)
     return tx.run("free_lines_of_worker", worker=worker)
+
+
+def publish(tx: Tx, worker: str, snapshot: str) -> None:
+    tx.run("publish", worker=worker, snapshot=snapshot, now=tx.now)
+
+
+def peers(tx: Tx) -> list[Peer]:
+    return [Peer(*row) for row in tx.rows("snapshots", now=tx.now)]
 
 
 def retire_worker(tx: Tx, worker: str) -> int:

@@ -10,6 +10,12 @@ SELECT expires_at FROM workers WHERE id = :worker;
 -- name: renew_lease
 UPDATE workers SET expires_at = :expires_at WHERE id = :worker AND expires_at > :now;
 
+-- name: publish
+UPDATE workers SET snapshot = :snapshot WHERE id = :worker AND expires_at > :now;
+
+-- name: snapshots
+SELECT id, name, snapshot FROM workers WHERE expires_at > :now ORDER BY name, id;
+
 -- name: remove_worker
 DELETE FROM workers WHERE id = :worker;
 

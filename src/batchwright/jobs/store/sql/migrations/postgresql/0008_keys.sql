@@ -14,3 +14,31 @@ CREATE INDEX api_keys_previous ON api_keys (previous_digest) WHERE previous_dige
 -- Whose batch it is, and the smallest priority that its lines have.
 ALTER TABLE batches ADD COLUMN key_id TEXT;
 ALTER TABLE batches ADD COLUMN best_priority INTEGER;
+
+-- What quotas are compared with: estimates of a batch until it has been validated, the lines of an input file (NULL:
+-- not counted), who uploaded it.
+ALTER TABLE batches ADD COLUMN enqueued_lines BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE batches ADD COLUMN enqueued_tokens BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE files ADD COLUMN lines BIGINT;
+ALTER TABLE files ADD COLUMN key_id TEXT;
+
+CREATE INDEX batches_enqueued ON batches (tenant)
+WHERE status IN ('validating', 'in_progress') AND ending IS NULL;
+
+CREATE TABLE tenant_quotas (
+    tenant TEXT PRIMARY KEY,
+    quotas TEXT NOT NULL
+);
+
+-- What online requests used of their rates of late, in slots of seconds, counted by all servers together.
+CREATE TABLE rates (
+    rate TEXT NOT NULL,
+    slot BIGINT NOT NULL,
+    amount BIGINT NOT NULL,
+    PRIMARY KEY (rate, slot)
+);
+
+CREATE INDEX rates_by_slot ON rates (slot);
+
+-- What a server tells the others of itself.
+ALTER TABLE workers ADD COLUMN snapshot TEXT;
