@@ -55,7 +55,7 @@ def test_a_key_is_shown_once(tmp_path: Path) -> None:
     assert asyncio.run(known())
     assert "5 s" in run("keys", "revoke", key_id, "--data", data).stderr
     assert not asyncio.run(known())
-    assert len(rows(run("keys", "list", "--data", data))[0]) == 8
+    assert " revoked " in run("keys", "list", "--data", data).stdout
 
 
 def test_the_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:

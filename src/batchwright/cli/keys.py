@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from batchwright.cli.quotas import shown, with_limits
 from batchwright.cli.store_options import (
     ConfigOption,
     DatabaseOption,
@@ -23,6 +24,7 @@ from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys
 from batchwright.jobs.store.records import ApiKey
+from batchwright.limiting.quotas import NAMES, UNLIMITED
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")
@@ -33,6 +35,10 @@ app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", n
 
 TenantOption = Annotated[str, typer.Option("--tenant", help="Whose files, batches and webhooks the key opens.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)]
+QuotaOption = Annotated[
+    list[str] | None,
+    typer.Option("--quota", metavar="NAME=VALUE", help=f"A limit of its own: {', '.join(NAMES)}.", show_default=False),
+]
 _EXPIRES = "When it ends: a duration (90d, 12h) or a date in UTC (2030-01-31)"
 _SCOPES = f"What it opens, with commas: {', '.join(SCOPES)}."
 _WEIGHT = "Its share of online capacity and of batches, relative to other keys."
@@ -47,6 +53,7 @@ def create(
     scopes: Annotated[str, typer.Option("--scopes", help=_SCOPES)] = ",".join(DEFAULT_SCOPES),
     weight: Annotated[float, typer.Option("--weight", help=_WEIGHT)] = 1.0,
     best_priority: Annotated[int, typer.Option("--best-priority", help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
+    quota: QuotaOption = None,
     data: DataOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
@@ -62,6 +69,7 @@ def create(
             scopes=_listed(scopes),
             weight=weight,
             best_priority=best_priority,
+            quotas=with_limits(UNLIMITED, quota or ()),
         ),
         create=True,
     )
@@ -88,6 +96,7 @@ def list_keys(
             ",".join(key.scopes),
             f"{key.weight:g}",
             "any" if key.best_priority is None else str(key.best_priority),
+            shown(key.quotas) if key.quotas != UNLIMITED else "",
             when(key.created_at),
             "never" if key.expires_at is None else when(key.expires_at),
             "never" if key.last_used_at is None else when(key.last_used_at),
@@ -95,7 +104,8 @@ def list_keys(
         for key in _with_keys(StoreFlags(data, database, config), lambda keys: keys.keys(tenant))
     ]
     titles = (
-        "id", "name", "tenant", "key", "state", "scopes", "weight", "best priority", "created", "expires", "last used"
+        "id", "name", "tenant", "key", "state", "scopes", "weight", "best priority", "quotas", "created", "expires",
+        "last used",
     )  # fmt: skip
     print_table(titles, rows)
 
@@ -112,6 +122,7 @@ def update(
     best_priority: Annotated[
         int | None, typer.Option("--best-priority", help=_BEST_PRIORITY, show_default=False)
     ] = None,
+    quota: QuotaOption = None,
     data: DataOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
@@ -123,9 +134,17 @@ def update(
         changes["scopes"] = _listed(scopes)
     if expires is not None:
         changes["expires_at"] = None if expires == "never" else _time_of(expires)
-    if not changes:
-        raise InvalidRequest("nothing to change: give --name, --expires, --scopes, --weight or --best-priority")
-    _with_keys(StoreFlags(data, database, config), lambda keys: keys.update(key_id, changes))
+    if not changes and not quota:
+        raise InvalidRequest(
+            "nothing to change: give --name, --expires, --scopes, --weight, --best-priority or --quota"
+        )
+
+    async def change(keys: ApiKeys) -> ApiKey:
+        if quota:
+            changes["quotas"] = with_limits((await keys.key(key_id)).quotas, quota)
+        return await keys.update(key_id, changes)
+
+    _with_keys(StoreFlags(data, database, config), change)
     typer.echo(f"{key_id} is changed; running services heed it within {SEEN_WITHIN:g} s", err=True)
 
 

@@ -107,6 +107,10 @@ class ApiKeys:
         """Revoked ones too, the newest first; None: of all tenants."""
         return await self._store.keys(tenant)
 
+    async def key(self, key_id: str) -> ApiKey:
+        """The key with this id, also one that was revoked. Raises `NotFound`."""
+        return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
+
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
         """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
 
