@@ -56,7 +56,7 @@ def test_another_tenants_ids_are_not_found_on_any_route(play: Play) -> None:
         tried = 0
         for method, path in _routes(service):
             names = re.findall(r"{(\w+)(?::\w+)?}", path)
-            if not names or path in _OPEN or is_public(path):
+            if not names or path in _OPEN or is_public(path) or path.startswith("/v1/admin"):
                 continue
             ids = [batch.input_file_id, batch.output_file_id] if names == ["file_id"] else [batch.id, simple]
             assert names[0] in _OURS, f"{path}: say in this test whose {names} are"

@@ -19,6 +19,7 @@ from batchwright.cli.store_options import (
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.keys import require_name
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def set_quotas(
     config: ConfigOption = None,
 ) -> None:
     """Limit what a tenant uses, all of its keys together. A service that is running notices within a few seconds."""
+
+    require_name("tenant", tenant)
 
     async def change(store: Store) -> Quotas:
         changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits)

@@ -12,9 +12,11 @@ from batchwright import __version__
 from batchwright.backends.inference import Inference
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputError, StoreUnavailable
+from batchwright.jobs.service.audit import AuditLog
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.service.limits import Limits
+from batchwright.jobs.service.off_loop import off_loop
 from batchwright.jobs.service.progress import Paces
 from batchwright.jobs.service.service import JobService
 from batchwright.jobs.service.worker import Worker, WorkerOptions
@@ -39,6 +41,8 @@ from batchwright.server.quotas import OnlineQuotas
 from batchwright.server.settings import Settings
 
 _BLOBS = "files"
+_AUDIT = "audit"
+_AUDIT_EVERY = 3600.0
 _DATABASE = "batchwright.db"
 _CHECK_EVERY = 1.0
 """Seconds for which the answer of the database to a check is good."""
@@ -62,6 +66,7 @@ class Services:
     inference: MeasuredInference
     online: OnlineDoor
     quotas: OnlineQuotas
+    audit: AuditLog
     peers: Peers
     worker: Worker
     live: Live
@@ -160,6 +165,8 @@ async def open_services(
         raw_store = store or open_store(settings.database or settings.data / _DATABASE)
         opened.push_async_callback(raw_store.close)
         store = timed_store(raw_store, store_figures, clock, tracing)
+        audit = audit_log(settings, unix_time)
+        opened.callback(audit.close)
         keys = ApiKeys(store, clock=clock, now=unix_time)
         opened.push_async_callback(keys.note_uses)
         await _require_key(settings, keys)
@@ -196,6 +203,7 @@ async def open_services(
             online=OnlineDoor(measured, settings.max_online_requests, clock),
             worker=worker,
             quotas=quotas,
+            audit=audit,
             peers=Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight)),
             live=live,
             http=HttpFigures(),
@@ -211,6 +219,7 @@ async def open_services(
             ("courier", courier.run(lambda: worker.id)),
             ("live", live.run()),
             ("peers", services.peers.run()),
+            ("audit", _keep_audit(audit)),
             ("keys", keys.run()),
         ):
             opened.push_async_callback(_end, asyncio.create_task(work, name=name))
@@ -218,6 +227,20 @@ async def open_services(
             yield services
         finally:
             services.drain()
+
+
+def audit_log(settings: Settings, now: Callable[[], float] = time.time) -> AuditLog:
+    """The audit log of this data folder."""
+    return AuditLog(settings.data / _AUDIT, retention=settings.audit_retention, now=now)
+
+
+async def _keep_audit(audit: AuditLog) -> None:
+    """Remove days that are over, now and every hour."""
+    while True:
+        removed = await off_loop(audit.remove_old)
+        if removed:
+            logger.info("audit_removed", days=[day.isoformat() for day in sorted(removed)])
+        await asyncio.sleep(_AUDIT_EVERY)
 
 
 def _worker_options(settings: Settings) -> WorkerOptions:

@@ -186,6 +186,9 @@ class Settings(BaseSettings):
     drain_grace: Seconds = _setting(
         "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
     )
+    audit_retention: Annotated[int, Field(ge=0, le=36_500)] = _setting(
+        "Operation", 90, "Days for which the audit log is kept, in audit/ of the data folder; 0: none is written."
+    )
     log_format: LogFormat = _setting(
         "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."
     )

@@ -222,12 +222,8 @@ class ApiKeys:
         """`values` by the names of their fields, if they can be. Raises `InvalidRequest`."""
         checked = dict(values)
         for param in ("name", "tenant"):
-            if param in checked and not (isinstance(checked[param], str) and _NAME.fullmatch(checked[param])):
-                raise InvalidRequest(
-                    f"{param}: {str(checked[param])[:80]!r} cannot be one; use 1 to 64 letters, digits and . _ @ -, "
-                    "a letter or digit first",
-                    param=param,
-                )
+            if param in checked:
+                require_name(param, checked[param])
         if "scopes" in checked:
             checked["scopes"] = _scopes_of(checked["scopes"])
         _require_range("weight", checked.get("weight", 1.0), _WEIGHTS)
@@ -237,6 +233,16 @@ class ApiKeys:
         if expires_at is not None and expires_at <= self._now():
             raise InvalidRequest(f"expires_at={expires_at:.0f}: must be in the future", param="expires_at")
         return checked
+
+
+def require_name(param: str, value: str) -> str:
+    """`value`, which can be the name of a key or a tenant. Raises `InvalidRequest`."""
+    if not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            f"{param}: {value[:80]!r} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
+            param=param,
+        )
+    return value
 
 
 def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from batchwright.server.objects import BatchObject, Page
 from batchwright.server.routes.bodies import BatchCreate, BatchRetry
 from batchwright.server.routes.ids import After, BatchId
 from batchwright.server.services import Services
+from batchwright.server.trail import Deed, audited
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")])
 
@@ -36,7 +37,12 @@ class ResultPage(BaseModel):
 
 @router.post("")
 async def create_batch(
-    body: BatchCreate, services: ServicesOf, tenant: Tenant, key: Key, idempotency_key: IdempotencyKey = None
+    body: BatchCreate,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("batch.create")],
+    idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
     """Make a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
     expires = body.output_expires_after
@@ -50,6 +56,7 @@ async def create_batch(
         idempotency_key=idempotency_key,
         key=key,
     )
+    deed.object = batch.id
     return _shown(services, batch)
 
 
@@ -68,19 +75,19 @@ async def retrieve_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant
     return _shown(services, await services.jobs.batch(tenant, batch_id))
 
 
-@router.post("/{batch_id}/cancel")
+@router.post("/{batch_id}/cancel", dependencies=[audited("batch.cancel", "batch_id")])
 async def cancel_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """End a batch with what is done of it. Nothing changes for one that has ended."""
     return _shown(services, await services.jobs.cancel(tenant, batch_id))
 
 
-@router.post("/{batch_id}/pause")
+@router.post("/{batch_id}/pause", dependencies=[audited("batch.pause", "batch_id")])
 async def pause_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """Begin no further lines until it is resumed. Its completion window goes on."""
     return _shown(services, await services.jobs.pause(tenant, batch_id))
 
 
-@router.post("/{batch_id}/resume")
+@router.post("/{batch_id}/resume", dependencies=[audited("batch.resume", "batch_id")])
 async def resume_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """Go on with a paused batch."""
     return _shown(services, await services.jobs.resume(tenant, batch_id))
@@ -92,6 +99,7 @@ async def retry_batch(
     services: ServicesOf,
     tenant: Tenant,
     key: Key,
+    deed: Annotated[Deed, audited("batch.retry")],
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
@@ -103,10 +111,16 @@ async def retry_batch(
     batch = await services.jobs.retry(
         tenant, batch_id, completion_window=window, idempotency_key=idempotency_key, key=key
     )
+    deed.object = f"{batch_id} as {batch.id}"
     return _shown(services, batch)
 
 
-@router.get("/{batch_id}/results", response_class=Response, responses={200: {"model": ResultPage}})
+@router.get(
+    "/{batch_id}/results",
+    response_class=Response,
+    responses={200: {"model": ResultPage}},
+    dependencies=[audited("batch.results", "batch_id")],
+)
 async def batch_results(
     batch_id: BatchId,
     services: ServicesOf,

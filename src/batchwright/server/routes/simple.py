@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -31,6 +31,7 @@ from batchwright.server.routes.bodies import SimpleBatch, SimpleBatchAsync
 from batchwright.server.routes.ids import BatchId
 from batchwright.server.services import Services
 from batchwright.server.sse import while_connected
+from batchwright.server.trail import Deed, audited, not_audited
 from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"])
@@ -128,7 +129,12 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
 
 @router.post("/async", dependencies=[needs("batches")])
 async def batch_async(
-    body: SimpleBatchAsync, services: ServicesOf, tenant: Tenant, key: Key, idempotency_key: IdempotencyKey = None
+    body: SimpleBatchAsync,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("batch.create")],
+    idempotency_key: IdempotencyKey = None,
 ) -> AsyncAnswer:
     """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
@@ -139,6 +145,7 @@ async def batch_async(
     batch = await services.jobs.create_simple(
         tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key, key=key
     )
+    deed.object = batch.id
     return AsyncAnswer(batch_id=batch.id, status=status_of(batch))
 
 
@@ -163,13 +170,18 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     )
 
 
-@router.get("/{batch_id}", dependencies=[needs("batches")])
-async def retrieve_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
+@router.get("/{batch_id}", dependencies=[needs("batches"), audited("batch.results", "batch_id")])
+async def retrieve_simple_batch(
+    batch_id: BatchId, request: Request, services: ServicesOf, tenant: Tenant
+) -> SimpleState:
     """How far a job of prompts is; its outputs when it has ended."""
-    return await _state(services, await _simple(services, tenant, batch_id))
+    state = await _state(services, await _simple(services, tenant, batch_id))
+    if state.outputs is None:
+        not_audited(request)
+    return state
 
 
-@router.delete("/{batch_id}", dependencies=[needs("batches")])
+@router.delete("/{batch_id}", dependencies=[needs("batches"), audited("batch.cancel", "batch_id")])
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """Cancel a job of prompts. Nothing changes for one that has ended."""
     await _simple(services, tenant, batch_id)
