@@ -130,7 +130,7 @@ def test_beyond_this_machine_there_is_no_administration_without_a_key(play: Play
         guard = Guard(inner, keys=service.services.keys, loopback=False)
         scope = {"type": "http", "method": "GET", "path": "/v1/admin/keys", "headers": [(b"host", b"127.0.0.1")]}
         with pytest.raises(HttpError) as refused:
-            await guard(scope, nothing, inner)  # type: ignore[arg-type]
+            await guard(scope, nothing, inner)
         assert (refused.value.status, passed) == (401, [])
 
     play(main)

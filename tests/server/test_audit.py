@@ -18,8 +18,10 @@ from tests.server.conftest import Play, Service
 from tests.server.test_batches import content, line
 from tests.server.test_tenancy import _routes
 
+from batchwright.clock import ManualClock
 from batchwright.jobs.service.audit import AuditLog
 from batchwright.limiting.sparing import Sparing
+from batchwright.server.trail import Trail
 
 _DAY = 86_400.0
 _NOON = datetime(2030, 5, 10, 12, tzinfo=UTC).timestamp()
@@ -105,12 +107,13 @@ def test_every_route_that_changes_something_writes_a_line(play: Play) -> None:
 
 def test_strangers_are_written_down_but_not_each_time(play: Play) -> None:
     async def main(service: Service) -> None:
+        clock = _trail(service)._clock = ManualClock()
         key = await service.key("ours", scopes=["online"])
         nobody, limited = service.as_tenant(None), service.as_tenant(key)
         for _ in range(50):
             assert (await nobody.get("/v1/files")).status_code == 401
         assert (await limited.get("/metrics")).status_code == 403
-        service.services.clock.advance(61)  # type: ignore[attr-defined]
+        clock.advance(61)
         assert (await limited.get("/metrics")).status_code == 403
         written = _written(service)
         assert [each["action"] for each in written] == ["access.refused"] * 12
@@ -118,31 +121,16 @@ def test_strangers_are_written_down_but_not_each_time(play: Play) -> None:
         assert written[10]["suppressed"] == 41
         assert (written[11]["status"], written[11]["tenant"], written[11]["object"]) == (403, "ours", "GET /metrics")
 
-    from batchwright.clock import ManualClock
-
-    def with_clock(service_main: Any) -> Any:
-        async def whole(service: Service) -> None:
-            clock = ManualClock()
-            service.services.clock = clock
-            for layer in _layers(service):
-                if hasattr(layer, "_sparing"):
-                    layer._clock = clock
-            await service_main(service)
-
-        return whole
-
-    play(with_clock(main))
+    play(main)
 
 
-def _layers(service: Service) -> list[Any]:
-    """The middleware, outermost first."""
-    layer = service.app.middleware_stack or service.app.build_middleware_stack()
+def _trail(service: Service) -> Any:
+    """The layer of the application that writes the log."""
+    layer: Any = service.app.build_middleware_stack()
     service.app.middleware_stack = layer
-    found = []
-    while layer is not None:
-        found.append(layer)
-        layer = getattr(layer, "app", None) or getattr(layer, "_app", None)
-    return found
+    while not isinstance(layer, Trail):
+        layer = getattr(layer, "app", None) or layer._app
+    return layer
 
 
 def test_without_retention_nothing_is_written(play: Play) -> None:
@@ -174,6 +162,7 @@ def test_a_day_has_a_file_for_its_owner_and_old_ones_go(tmp_path: Path) -> None:
 _APPEND = """
 import sys
 from pathlib import Path
+from batchwright.clock import ManualClock
 from batchwright.jobs.service.audit import AuditLog
 
 log = AuditLog(Path(sys.argv[1]), retention=1, now=lambda: float(sys.argv[2]))

@@ -51,7 +51,11 @@ def test_requests_a_minute(play: Play) -> None:
         assert wait <= int(headers["retry-after"]) < wait + 1
         assert headers["x-ratelimit-remaining-requests"] == "0"
         assert "x-request-id" in headers
-        assert service.services.quotas.refused == {"requests_per_minute": 1}
+        figures = (await service.http.get("/metrics")).text
+        assert 'batchwright_quota_refusals_total{quota="requests_per_minute"} 1.0' in figures
+        assert 'batchwright_quota_used{rate="tenant:default/requests"} 2.0' in figures
+        [quota] = (await service.http.get("/dashboard/state")).json()["quotas"]
+        assert (quota["name"], quota["limit"], quota["used"]) == ("requests_per_minute", 2, 2)
         clock.advance(wait)
         await service.client.completions.create(**_PROMPT)  # type: ignore[call-overload]
 
@@ -253,8 +257,10 @@ def test_servers_of_one_store_keep_one_limit_and_know_of_each_other(tmp_path: Pa
             await one.until(lambda: _is(one.stub.waiting == 2))
             await exchange()
             assert (await two.http.post("/v1/completions", json=_PROMPT)).status_code == 429
-            [(_, told)] = two.services.peers.others
-            assert told["online"] == 2
+            shown = (await two.http.get("/dashboard/state")).json()
+            assert sorted((server["here"], server["online"]) for server in shown["servers"]) == [(False, 2), (True, 0)]
+            assert shown["quotas"] == [{"of": "tenant", "name": "concurrent_requests", "limit": 2, "used": 2}]
+            assert "batchwright_servers 2.0" in (await two.http.get("/metrics")).text
             one.stub.go.set()
             await asyncio.gather(*waiting)
             await exchange()

@@ -19,6 +19,7 @@ from batchwright.cli.store_options import (
     StoreFlags,
     open_local_store,
     settings_with,
+    write_audit,
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
@@ -72,6 +73,7 @@ def create(
             quotas=with_limits(UNLIMITED, quota or ()),
         ),
         create=True,
+        audit=lambda made: ("key.create", made[0].id),
     )
     typer.echo(f"{record.id} for tenant {record.tenant}; keep this key, it is not shown again:", err=True)
     typer.echo(secret)
@@ -144,7 +146,7 @@ def update(
             changes["quotas"] = with_limits((await keys.key(key_id)).quotas, quota)
         return await keys.update(key_id, changes)
 
-    _with_keys(StoreFlags(data, database, config), change)
+    _with_keys(StoreFlags(data, database, config), change, audit=lambda _: ("key.update", key_id))
     typer.echo(f"{key_id} is changed; running services heed it within {SEEN_WITHIN:g} s", err=True)
 
 
@@ -160,7 +162,11 @@ def rotate(
 ) -> None:
     """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
     seconds = _duration_of(overlap, "overlap")
-    record, secret = _with_keys(StoreFlags(data, database, config), lambda keys: keys.rotate(key_id, seconds))
+    record, secret = _with_keys(
+        StoreFlags(data, database, config),
+        lambda keys: keys.rotate(key_id, seconds),
+        audit=lambda _: ("key.rotate", key_id),
+    )
     until = when(record.previous_until or 0.0)
     typer.echo(
         f"the old secret of {record.id} works until {until} UTC; keep this one, it is not shown again:", err=True
@@ -176,7 +182,9 @@ def revoke(
     config: ConfigOption = None,
 ) -> None:
     """Make a key worthless. A service that is running notices within a few seconds."""
-    _with_keys(StoreFlags(data, database, config), lambda keys: keys.revoke(key_id))
+    _with_keys(
+        StoreFlags(data, database, config), lambda keys: keys.revoke(key_id), audit=lambda _: ("key.revoke", key_id)
+    )
     typer.echo(f"{key_id} is revoked; running services refuse it within {SEEN_WITHIN:g} s", err=True)
 
 
@@ -218,11 +226,23 @@ def _time_of(text: str) -> float:
         ) from None
 
 
-def _with_keys(flags: StoreFlags, work: Callable[[ApiKeys], Awaitable[_T]], *, create: bool = False) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made."""
+def _with_keys(
+    flags: StoreFlags,
+    work: Callable[[ApiKeys], Awaitable[_T]],
+    *,
+    create: bool = False,
+    audit: Callable[[_T], tuple[str, str]] | None = None,
+) -> _T:
+    """What `work` returns. `create`: a store that is not there yet is made. `audit`: action and object of what was
+    done, from what it returned.
+    """
+    settings = settings_with(flags)
 
     async def main() -> _T:
-        async with open_local_store(settings_with(flags), create=create) as store:
+        async with open_local_store(settings, create=create) as store:
             return await work(ApiKeys(store))
 
-    return asyncio.run(main())
+    came = asyncio.run(main())
+    if audit is not None:
+        write_audit(settings, *audit(came))
+    return came

@@ -16,6 +16,7 @@ from batchwright.cli.store_options import (
     StoreFlags,
     open_local_store,
     settings_with,
+    write_audit,
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
@@ -49,7 +50,9 @@ def set_quotas(
         await store.set_tenant_quotas(tenant, changed)
         return changed
 
-    changed = _with_store(StoreFlags(data, database, config), change)
+    flags = StoreFlags(data, database, config)
+    changed = _with_store(flags, change)
+    write_audit(settings_with(flags), "quotas.set", tenant)
     typer.echo(f"tenant {tenant}: {shown(changed)}", err=True)
 
 

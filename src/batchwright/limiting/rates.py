@@ -15,11 +15,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from batchwright.limiting.quotas import Quotas
 
 Kind: TypeAlias = Literal["requests", "tokens"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PERIOD = 60
 SLOT = 5
@@ -219,6 +220,11 @@ class RateLimiter:
     def inside_here(self) -> dict[str, int]:
         """Requests inside of this process, by subject: for the other ones."""
         return dict(self._inside)
+
+    def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Each rate that was used of late, its limit and what is used."""
+        for rate, window in self._windows.items():
+            yield rate, window.limit, window.used(now)
 
     def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
         """Requests inside of the other processes, by subject."""

@@ -16,10 +16,9 @@ from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.estimates import tokens_of_request
 from batchwright.limiting.quotas import UNLIMITED, Quotas
-from batchwright.limiting.rates import Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
+from batchwright.limiting.rates import KINDS, Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
 from batchwright.server.middleware import ANSWER_HEADERS
 
-_KINDS: tuple[Kind, ...] = ("requests", "tokens")
 _REFRESH = 5.0
 """Seconds between looks at the quotas of tenants."""
 
@@ -114,7 +113,7 @@ class OnlineQuotas:
     def _headers(self, subjects: list[Subject]) -> dict[str, str]:
         """How the scarcest quotas stand, as OpenAI says it."""
         headers: dict[str, str] = {}
-        for kind in _KINDS:
+        for kind in KINDS:
             if (standing := self.limiter.standing(subjects, kind, self.now)) is not None:
                 headers |= _headers_of(kind, standing)
         return headers

@@ -32,7 +32,7 @@ from batchwright.server.observability.engines import dispatch_reasons, engine_st
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
 from batchwright.server.observability.measured import MeasuredInference
-from batchwright.server.observability.metrics import Scrape, StoreCounts
+from batchwright.server.observability.metrics import QuotaFigures, Scrape, StoreCounts
 from batchwright.server.observability.timed_store import StoreFigures, timed_store
 from batchwright.server.observability.traces import Tracing, configured
 from batchwright.server.online import OnlineDoor
@@ -138,6 +138,11 @@ class Services:
             worker=self.worker.stats,
             lines_in_flight=self.worker.in_flight,
             store=self.store_figures,
+            quotas=QuotaFigures(
+                refused=dict(self.quotas.refused),
+                rates=sorted(self.quotas.limiter.standings(self.quotas.now)),
+                servers=1 + len(self.peers.others),
+            ),
             counts=counts,
         )
 

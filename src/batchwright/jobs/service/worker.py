@@ -414,7 +414,7 @@ class Worker:
     async def _registered(self) -> str:
         async with self._registering:
             if self._id is None:
-                self._id = await self._store.register_worker(_name(), self._options.lease, this_process())
+                self._id = await self._store.register_worker(process_name(), self._options.lease, this_process())
                 self._renew_at = self._clock.now() + self._options.lease / 3
             return self._id
 
@@ -453,5 +453,6 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _name() -> str:
+def process_name() -> str:
+    """Of this process, for people to read."""
     return f"{socket.gethostname()}:{os.getpid()}"
