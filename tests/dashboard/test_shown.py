@@ -195,7 +195,7 @@ def test_quotas_and_servers_are_shown_where_there_are_some(browser: Browser, fee
         page.until("document.querySelector('#shared').checkVisibility()")
         shown = page.text("#quotas")
         assert "Storage, tenant" in shown
-        assert "2.5 MB of 10 MB" in shown
+        assert "2.50 MB of 10.0 MB" in shown
         assert "Requests a minute, key" in shown
         assert "90 of 60" in shown
         shown = page.text("#servers")
