@@ -117,6 +117,32 @@ class Overloaded(BatchwrightError):
         self.retry_after = retry_after
 
 
+class QuotaExceeded(BatchwrightError):
+    """A tenant or a key has used what it may for now, or has no room left.
+
+    `kind` is the type of the error in its body: `requests`, `tokens` or `insufficient_quota`. `passing`: time alone
+    makes room, about after `retry_after` seconds where that is known.
+    """
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        code: str | None = None,
+        passing: bool = True,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.passing = passing
+        self.retry_after = retry_after
+        if code is not None:
+            self.code = code
+
+
 class Cancelled(BatchwrightError):
     """The caller cancelled the request."""
 

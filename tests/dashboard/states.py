@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchwright.limiting.quotas import NAMES
 from batchwright.server.dashboard.state import (
     ClassState,
     DashboardState,
@@ -12,7 +13,9 @@ from batchwright.server.dashboard.state import (
     JobCounts,
     Percentiles,
     Point,
+    QuotaState,
     Rates,
+    ServerState,
 )
 
 NOW = 1_800_000_000.0
@@ -136,6 +139,11 @@ def extreme() -> DashboardState:
         dispatch_reasons={"full": MANY, "a_reason_of_a_later_version": MANY, "idle": 1},
         deliveries_pending=MANY,
         deliveries_failed=MANY,
+        quotas=[QuotaState(of="tenant", name=name, limit=2**53, used=2**53) for name in NAMES],
+        servers=[
+            ServerState(name=f"{LONG_NAME}-{number}:4194304", here=not number, online=MANY, lines=MANY, tokens=rates)
+            for number in range(3)
+        ],
         job_counts=JobCounts(**dict.fromkeys(JobCounts.model_fields, MANY)),
         history=[Point(at=NOW - second, **point) for second in range(120, -1, -1)],
     )

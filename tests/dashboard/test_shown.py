@@ -9,7 +9,7 @@ from tests.dashboard import states
 from tests.dashboard.browser import Browser
 from tests.dashboard.feed import Feed
 
-from batchwright.server.dashboard.state import DashboardState, Percentiles
+from batchwright.server.dashboard.state import DashboardState, Percentiles, QuotaState, Rates, ServerState
 
 LIVE = "document.documentElement.dataset.link === 'live'"
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -174,3 +174,32 @@ def test_nothing_moves_for_those_who_want_it_still(browser: Browser, feed: Feed)
         assert page.value("document.getAnimations().length") == 0
         page.emulate("prefers-reduced-motion", "no-preference")
         page.until("document.getAnimations().length > 0")
+
+
+def test_quotas_and_servers_are_shown_where_there_are_some(browser: Browser, feed: Feed) -> None:
+    feed.show(states.state())
+    with browser.page() as page:
+        page.go(feed.url)
+        page.until(LIVE)
+        assert not page.value("document.querySelector('#shared').checkVisibility()")
+        quotas = [
+            QuotaState(of="tenant", name="storage_bytes", limit=10_000_000, used=2_500_000),
+            QuotaState(of="key", name="requests_per_minute", limit=60, used=90),
+        ]
+        servers = [
+            ServerState(name="one:1", here=True, online=3, lines=4, tokens=Rates(generated=10.0)),
+            ServerState(name="two:2", here=False, online=5, lines=6, tokens=Rates(generated=20.0)),
+            ServerState(name="two:3", here=False, online=None, lines=None, tokens=None),
+        ]
+        feed.show(states.state(quotas=quotas, servers=servers))
+        page.until("document.querySelector('#shared').checkVisibility()")
+        shown = page.text("#quotas")
+        assert "Storage, tenant" in shown
+        assert "2.50 MB of 10.0 MB" in shown
+        assert "Requests a minute, key" in shown
+        assert "90 of 60" in shown
+        shown = page.text("#servers")
+        assert "30 tokens/s, 8 online, 10 lines in all" in shown
+        assert "one:1 (this one)" in shown
+        assert "tells nothing of itself yet" in shown
+        assert page.complaints == []

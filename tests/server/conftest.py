@@ -56,9 +56,9 @@ class Service:
         """A client with another key, or none."""
         return _http(self.app, {} if key is None else {"authorization": f"Bearer {key}"})
 
-    async def key(self, tenant: str, name: str = "test") -> str:
-        """A new key."""
-        return (await self.services.keys.create(name, tenant))[1]
+    async def key(self, tenant: str, name: str = "test", **more: Any) -> str:
+        """A new key; `more`: what `ApiKeys.create` takes besides."""
+        return (await self.services.keys.create(name, tenant, **more))[1]
 
     async def until(self, reached: Callable[[], Awaitable[bool]]) -> None:
         """Look again and again; the test as a whole has a limit of time."""

@@ -54,6 +54,8 @@ def test_the_page_tells_of_every_metric_and_of_no_other(play: Play) -> None:
         shown = await _shown(service)
         # Nothing was dispatched by the stub.
         shown["batchwright_dispatches_total"] = ("counter", {"reason"})
+        # Nothing is limited.
+        shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"rate"})
         assert shown == _documented()
 
     play(main)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from collections.abc import Awaitable
+from contextlib import closing
+from pathlib import Path
 from typing import TypeVar
 
 import httpx2
@@ -16,7 +19,10 @@ from tests.server.test_batches import begin, content, line
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
+from batchwright.jobs.service.keys import SCOPES, ApiKeys
+from batchwright.jobs.store import open_store
 from batchwright.jobs.store.records import ApiKey
+from batchwright.jobs.store.statements import migrations
 from batchwright.server.auth import is_public
 
 _T = TypeVar("_T")
@@ -50,7 +56,7 @@ def test_another_tenants_ids_are_not_found_on_any_route(play: Play) -> None:
         tried = 0
         for method, path in _routes(service):
             names = re.findall(r"{(\w+)(?::\w+)?}", path)
-            if not names or path in _OPEN or is_public(path):
+            if not names or path in _OPEN or is_public(path) or path.startswith("/v1/admin"):
                 continue
             ids = [batch.input_file_id, batch.output_file_id] if names == ["file_id"] else [batch.id, simple]
             assert names[0] in _OURS, f"{path}: say in this test whose {names} are"
@@ -180,11 +186,14 @@ class _Outage:
         self._store = service.services.keys._store
         service.services.keys._store = self  # type: ignore[assignment]
 
-    async def keys(self) -> list[ApiKey]:
-        return await self._answer(self._store.keys())
+    async def any_key(self) -> bool:
+        return await self._answer(self._store.any_key())
 
     async def key(self, digest: bytes) -> ApiKey | None:
         return await self._answer(self._store.key(digest))
+
+    async def note_key_uses(self, used_at: dict[str, float]) -> None:
+        await self._answer(self._store.note_key_uses(used_at))
 
     async def _answer(self, asked: Awaitable[_T]) -> _T:
         answer = await asked
@@ -224,5 +233,99 @@ def test_a_database_that_was_away_from_the_start_lets_nobody_in(play: Play) -> N
         _Outage(service).on = True
         answers = [await service.http.get("/v1/models") for _ in range(2)]
         assert [answer.status_code for answer in answers] == [503] * 2
+
+    play(main)
+
+
+def _needed(path: str) -> str | None:
+    """The scope that a route needs; None: any key will do."""
+    if path == "/v1/models" or path in _OPEN:
+        return None
+    if path == "/metrics":
+        return "metrics"
+    if path.startswith("/v1/admin"):
+        return "admin"
+    online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
+    return "online" if path in online else "batches"
+
+
+def test_every_route_needs_its_scope_and_no_other(play: Play) -> None:
+    async def main(service: Service) -> None:
+        for scope in SCOPES:
+            client = service.as_tenant(await service.key("ours", scope, scopes=[scope]))
+            tried = 0
+            for method, path in _routes(service):
+                # A stream of states has no end.
+                if is_public(path) or path == "/dashboard/events":
+                    continue
+                needed = _needed(path)
+                answer = await client.request(method, path, json={})
+                refused = answer.status_code == 403
+                assert refused == (needed not in (None, scope)), f"{method} {path} with {scope}: {answer.text}"
+                if refused:
+                    error = answer.json()["error"]
+                    assert f"needs the scope {needed!r}" in error["message"]
+                    assert (error["type"], error["code"]) == ("permission_error", "missing_scope")
+                tried += 1
+            assert tried > 20
+
+    play(main)
+
+
+def test_a_key_from_before_scopes_still_reads_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as old:
+        scripts = migrations("sqlite")
+        before = next(number for number, script in enumerate(scripts) if "api_keys ADD COLUMN scopes" in script)
+        for script in scripts[:before]:
+            old.executescript(script)
+        old.execute(f"PRAGMA user_version = {before}")
+        old.execute("INSERT INTO api_keys VALUES ('key_1', 't', 'old', 'bw-', 0, NULL, ?)", [b"x" * 32])
+        old.commit()
+
+    async def main() -> None:
+        async with open_store(path) as store:
+            assert await store.key(b"x" * 32) == ApiKey(
+                "key_1", "t", "old", "bw-", 0.0, scopes=("online", "batches", "metrics"), weight=1.0, best_priority=None
+            )
+
+    asyncio.run(main())
+
+
+def test_the_priority_of_requests_and_of_lines_is_bounded_by_the_key(play: Play) -> None:
+    async def main(service: Service) -> None:
+        asked = {"model": "stub", "prompt": "x", "priority": -100}
+        await service.http.post("/v1/completions", json=asked)
+        assert service.stub.calls[-1].body["priority"] == -100  # without keys there is no bound
+        for best in (5, 9, None):
+            client = service.as_tenant(await service.key("ours", best_priority=best))
+            expected = -100 if best is None else best
+            service.stub.calls.clear()
+            await client.post("/v1/completions", json=asked)
+            await client.post("/v1/batch/sync", json={"prompts": ["x", "y"], "priority": -100})
+            form = {"file": ("in.jsonl", content(line("a", "x", priority=-100), line("b", "y", priority=200)))}
+            file_id = (await client.post("/v1/files", files=form, data={"purpose": "batch"})).json()["id"]
+            body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+            made = (await client.post("/v1/batches", json=body)).json()["id"]
+
+            async def done(client: httpx2.AsyncClient = client, path: str = f"/v1/batches/{made}") -> bool:
+                return bool((await client.get(path)).json()["status"] == "completed")
+
+            await service.until(done)
+            online = [call.body["priority"] for call in service.stub.calls if call.traffic == "online"]
+            lines = [call.body["priority"] for call in service.stub.calls if call.traffic == "batch"]
+            assert online == [expected] * 3
+            assert sorted(lines) == [expected, 200]
+
+    play(main)
+
+
+def test_a_key_that_another_process_makes_is_required_of_the_very_next_request(play: Play, tmp_path: Path) -> None:
+    async def main(service: Service) -> None:
+        assert (await service.http.get("/v1/models")).status_code == 200
+        async with open_store(tmp_path / "data" / "batchwright.db") as elsewhere:
+            _, secret = await ApiKeys(elsewhere).create("first")
+        assert (await service.http.get("/v1/models")).status_code == 401
+        assert (await service.as_tenant(secret).get("/v1/models")).status_code == 200
 
     play(main)

@@ -9,6 +9,7 @@ from tests.store.support import Play, World
 
 from batchwright.errors import Conflict
 from batchwright.jobs.store.records import ApiKey, BatchRecord, Delivery, Webhook
+from batchwright.limiting.quotas import Quotas
 
 
 async def _finished(world: World, worker: str, callback_url: str | None = None) -> BatchRecord:
@@ -166,6 +167,55 @@ def test_keys(play: Play) -> None:
         assert await store.revoke_key("key_1")
         assert await store.keys("t") == [revoked]
         assert not await store.revoke_key("key_0")
+
+    play(scenario)
+
+
+def test_a_key_has_all_that_it_was_given_and_ends_with_its_time(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        assert not await store.any_key()
+        key = ApiKey(
+            "key_1", "t", "ci", "bw_1", world.now, None, world.now + 50, ("online", "admin"), 0.25, -3,
+            quotas=Quotas(storage_bytes=2**40, requests_per_minute=7),
+        )  # fmt: skip
+        await store.add_key(key, b"1" * 32)
+        assert await store.any_key()
+        assert await store.key(b"1" * 32) == key
+        assert await store.keys() == [key]
+        key = replace(key, name="other", weight=2.0, scopes=("metrics",), best_priority=None, quotas=Quotas())
+        changes = {name: getattr(key, name) for name in ("name", "weight", "scopes", "best_priority", "quotas")}
+        assert await store.update_key("key_1", changes) == key
+        assert await store.update_key("key_0", changes) is None
+        assert await store.keys() == [key]
+        await store.note_key_uses({"key_1": world.now + 1, "key_0": 5.0})
+        await store.note_key_uses({"key_1": world.now})
+        key = replace(key, last_used_at=world.now + 1)
+        assert await store.keys() == [key]
+        world.later(49)
+        assert await store.key(b"1" * 32) == key
+        world.later(1)
+        assert await store.key(b"1" * 32) is None
+        assert await store.any_key()
+
+    play(scenario)
+
+
+def test_a_rotated_key_has_two_secrets_until_the_overlap_is_over(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        key = ApiKey("key_1", "t", "ci", "bw_1", world.now)
+        await store.add_key(key, b"1" * 32)
+        rotated = replace(key, prefix="bw_2", previous_until=world.now + 10)
+        assert await store.rotate_key("key_1", b"2" * 32, "bw_2", 10.0) == rotated
+        assert await store.key(b"2" * 32) == rotated
+        assert await store.key(b"1" * 32) == replace(rotated, expires_at=world.now + 10)
+        world.later(10)
+        assert await store.key(b"1" * 32) is None
+        assert await store.key(b"2" * 32) == rotated
+        assert await store.revoke_key("key_1")
+        assert await store.rotate_key("key_1", b"3" * 32, "bw_3", 10.0) is None
+        assert await store.rotate_key("key_0", b"3" * 32, "bw_3", 10.0) is None
 
     play(scenario)
 

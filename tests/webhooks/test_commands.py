@@ -1,21 +1,23 @@
-"""`batchwright keys` and `batchwright webhooks`."""
+"""`batchwright keys`, `batchwright quotas` and `batchwright webhooks`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.webhooks.outbox import end_batch
 from typer.testing import CliRunner, Result
 
-from batchwright.cli import keys, webhooks
+from batchwright.cli import keys, quotas, webhooks
 from batchwright.errors import InputError, InvalidRequest, NotFound
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.store import open_store
 from batchwright.jobs.webhooks.signing import secret_bytes
 
-APPS = {"keys": keys.app, "webhooks": webhooks.app}
+APPS = {"keys": keys.app, "quotas": quotas.app, "webhooks": webhooks.app}
 URL = "https://93.184.216.34/hook"
 
 
@@ -55,7 +57,7 @@ def test_a_key_is_shown_once(tmp_path: Path) -> None:
     assert asyncio.run(known())
     assert "5 s" in run("keys", "revoke", key_id, "--data", data).stderr
     assert not asyncio.run(known())
-    assert len(rows(run("keys", "list", "--data", data))[0]) == 8
+    assert " revoked " in run("keys", "list", "--data", data).stdout
 
 
 def test_the_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
@@ -141,3 +143,71 @@ def test_a_webhook_that_leads_inside_needs_the_allow_list(tmp_path: Path) -> Non
     run("webhooks", "create", inside, "--webhook-allow", "10.1.0.0/16", "--data", tmp_path)
     [[_, url, *_]] = rows(run("webhooks", "list", "--data", tmp_path))
     assert url == inside
+
+
+def _audited(data: Path) -> list[tuple[str, str]]:
+    """Actions and objects of the audit log."""
+    [log] = (data / "audit").iterdir()
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert all(event["operator"] and event["host"] and event["outcome"] == "done" for event in events)
+    return [(event["action"], event["object"]) for event in events]
+
+
+def test_a_key_is_changed_and_rotated_and_all_of_it_is_audited(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    options = ("--expires", "90d", "--scopes", "online, admin", "--weight", "2.5", "--best-priority", "-3")
+    made = run("keys", "create", "ci", *options, "--quota", "storage_bytes=10MB", "--data", data)
+    key_id = made.stderr[made.stderr.index("key_") :].split()[0]
+    shown = run("keys", "list", "--data", data).stdout
+    for text in ("valid", "online,admin", "2.5", "-3", "storage_bytes=10000000", "never"):
+        assert text in shown
+    changes = ("--expires", "2030-01-31", "--name", "other", "--quota", "storage_bytes=none", "--weight", "1")
+    run("keys", "update", key_id, *changes, "--data", data)
+    shown = run("keys", "list", "--data", data).stdout
+    assert "2030-01-31 00:00:00" in shown
+    assert "other" in shown
+    assert "storage_bytes" not in shown
+    run("keys", "update", key_id, "--expires", "never", "--data", data)
+    assert "2030-01-31" not in run("keys", "list", "--data", data).stdout
+    rotated = run("keys", "rotate", key_id, "--overlap", "1h", "--data", data)
+    assert rotated.stdout.strip() != made.stdout.strip()
+    assert "valid, old secret until" in run("keys", "list", "--data", data).stdout
+    run("keys", "revoke", key_id, "--data", data)
+    actions = ("create", "update", "update", "rotate", "revoke")
+    assert _audited(data) == [(f"key.{action}", key_id) for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--expires", "soon"), "--expires soon: must be a duration such as 90d or 12h, or a date"),
+        (("--expires", "2001-01-01"), "must be in the future"),
+        (("--scopes", "all"), "scopes: 'all'; give one or more of online"),
+        (("--scopes", ""), "scopes: none"),
+        (("--weight", "0"), "weight=0: must be 0.01 to 1000"),
+        (("--quota", "speed=1"), "quota 'speed=1': must be NAME=VALUE; the names are storage_bytes"),
+        (("--quota", "storage_bytes"), "must be NAME=VALUE"),
+        (("--quota", "storage_bytes=much"), "storage_bytes=much: must be a size such as 10GB"),
+        (("--quota", "enqueued_lines=1.5"), "enqueued_lines=1.5: must be a whole number"),
+        (("--quota", "enqueued_lines=0"), "enqueued_lines=0: must be a whole number from 1"),
+    ],
+)
+def test_what_a_key_cannot_be_is_refused(arguments: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        run("keys", "create", "ci", *arguments, "--data", tmp_path)
+
+
+def test_quotas_of_a_tenant_are_set_shown_and_removed(tmp_path: Path) -> None:
+    run("keys", "create", "ci", "--tenant", "team", "--quota", "tokens_per_minute=5", "--data", tmp_path)
+    limits = ("storage_bytes=1GiB", "requests_per_minute=60")
+    assert "storage_bytes=1073741824" in run("quotas", "set", *limits, "--tenant", "team", "--data", tmp_path).stderr
+    run("quotas", "set", "requests_per_minute=none", "--tenant", "team", "--data", tmp_path)
+    shown = run("quotas", "list", "--data", tmp_path).stdout.splitlines()[1:]
+    assert shown[0].split() == ["tenant", "team", "storage_bytes", "0", "of", "1,073,741,824"]
+    assert shown[1].split()[-2:] == ["tokens_per_minute", "5"]
+    assert len(shown) == 2
+    run("quotas", "set", "storage_bytes=none", "--tenant", "team", "--data", tmp_path)
+    assert len(run("quotas", "list", "--data", tmp_path).stdout.splitlines()) == 2
+    assert [action for action, _ in _audited(tmp_path)][1:] == ["quotas.set"] * 3
+    with pytest.raises(InvalidRequest, match="^tenant: 'a b' cannot be one"):
+        run("quotas", "set", "storage_bytes=1", "--tenant", "a b", "--data", tmp_path)

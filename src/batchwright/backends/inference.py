@@ -25,6 +25,8 @@ class Call:
     it up in between. Only where what computes tries again by itself."""
     flow: Flow | None = None
     """Whose share of what computes it takes; None: one that all who say nothing have together."""
+    used: Callable[[int], None] | None = None
+    """Told how many tokens the prompts and the answers have, where that comes to be known."""
 
 
 class Inference(Protocol):

@@ -21,6 +21,7 @@ from batchwright.cli.store_options import (
     StoreFlags,
     open_local_files,
     settings_with,
+    write_audit,
 )
 from batchwright.cli.work import HELP as WORK_HELP
 from batchwright.cli.work import work_command
@@ -86,7 +87,9 @@ def submit(
         )
         return await waiting(jobs, batch) if wait else batch
 
-    batch = _with_jobs(StoreFlags(data, database, config), work, create=True)
+    flags = StoreFlags(data, database, config)
+    batch = _with_jobs(flags, work, create=True)
+    write_audit(settings_with(flags), "batch.create", batch.id)
     if as_json:
         print_json(batch)
     elif wait:
@@ -176,7 +179,10 @@ def retry(
 ) -> None:
     """Make a new batch of the lines that failed or were not computed in time."""
     _shown(
-        StoreFlags(data, database, config), lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json
+        StoreFlags(data, database, config),
+        lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window),
+        as_json,
+        "batch.retry",
     )
 
 
@@ -235,7 +241,9 @@ def results(
             finally:
                 partial.unlink(missing_ok=True)
 
-    _with_jobs(StoreFlags(data, database, config), work)
+    flags = StoreFlags(data, database, config)
+    _with_jobs(flags, work)
+    write_audit(settings_with(flags), "batch.results", batch_id)
 
 
 async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
@@ -268,11 +276,16 @@ def _changed(
             raise Conflict(f"batch {batch.id} has ended (it is {batch.status}): there is nothing to {name}")
         return batch
 
-    _shown(flags, work, as_json)
+    _shown(flags, work, as_json, f"batch.{name}")
 
 
-def _shown(flags: StoreFlags, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool) -> None:
+def _shown(
+    flags: StoreFlags, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool, action: str | None = None
+) -> None:
+    """`action`: what it has done to the batch, for the audit log."""
     batch = _with_jobs(flags, ask)
+    if action is not None:
+        write_audit(settings_with(flags), action, batch.id)
     if as_json:
         print_json(batch)
     else:

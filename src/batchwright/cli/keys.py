@@ -1,14 +1,17 @@
-"""`batchwright keys`: API keys, made, listed and revoked in the store that the service uses."""
+"""`batchwright keys`: API keys, made, listed, changed and revoked in the store that the service uses."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from batchwright.cli.quotas import shown, with_limits
 from batchwright.cli.store_options import (
     ConfigOption,
     DatabaseOption,
@@ -16,29 +19,64 @@ from batchwright.cli.store_options import (
     StoreFlags,
     open_local_store,
     settings_with,
+    write_audit,
 )
 from batchwright.cli.tables import print_table
-from batchwright.jobs.service.keys import DEFAULT_TENANT, SEEN_WITHIN, ApiKeys
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys
+from batchwright.jobs.store.records import ApiKey
+from batchwright.limiting.quotas import NAMES, UNLIMITED
+from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")
+_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-app = typer.Typer(name="keys", help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", no_args_is_help=True)
 
 TenantOption = Annotated[str, typer.Option("--tenant", help="Whose files, batches and webhooks the key opens.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)]
+QuotaOption = Annotated[
+    list[str] | None,
+    typer.Option("--quota", metavar="NAME=VALUE", help=f"A limit of its own: {', '.join(NAMES)}.", show_default=False),
+]
+_EXPIRES = "When it ends: a duration (90d, 12h) or a date in UTC (2030-01-31)"
+_SCOPES = f"What it opens, with commas: {', '.join(SCOPES)}."
+_WEIGHT = "Its share of online capacity and of batches, relative to other keys."
+_BEST_PRIORITY = "The smallest `priority` that its requests get; smaller ones are raised to it."
 
 
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="What the key is for, to tell it from others.", show_default=False)],
     tenant: TenantOption = DEFAULT_TENANT,
+    expires: Annotated[str | None, typer.Option("--expires", help=f"{_EXPIRES}. Default: never.")] = None,
+    scopes: Annotated[str, typer.Option("--scopes", help=_SCOPES)] = ",".join(DEFAULT_SCOPES),
+    weight: Annotated[float, typer.Option("--weight", help=_WEIGHT)] = 1.0,
+    best_priority: Annotated[int, typer.Option("--best-priority", help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
+    quota: QuotaOption = None,
     data: DataOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Make a key and print it. It is shown this once and cannot be found out later."""
-    record, key = _with_keys(StoreFlags(data, database, config), lambda keys: keys.create(name, tenant), create=True)
+    expires_at = None if expires is None else _time_of(expires)
+    record, secret = _with_keys(
+        StoreFlags(data, database, config),
+        lambda keys: keys.create(
+            name,
+            tenant,
+            expires_at=expires_at,
+            scopes=_listed(scopes),
+            weight=weight,
+            best_priority=best_priority,
+            quotas=with_limits(UNLIMITED, quota or ()),
+        ),
+        create=True,
+        audit=lambda made: ("key.create", made[0].id),
+    )
     typer.echo(f"{record.id} for tenant {record.tenant}; keep this key, it is not shown again:", err=True)
-    typer.echo(key)
+    typer.echo(secret)
 
 
 @app.command("list")
@@ -49,22 +87,104 @@ def list_keys(
     config: ConfigOption = None,
 ) -> None:
     """Show all keys, revoked ones too, by their first characters."""
-    rows = []
-    for key in _with_keys(StoreFlags(data, database, config), lambda keys: keys.keys(tenant)):
-        revoked = "" if key.revoked_at is None else when(key.revoked_at)
-        rows.append((key.id, key.name, key.tenant, f"{key.prefix}…", when(key.created_at), revoked))
-    print_table(("id", "name", "tenant", "key", "created", "revoked"), rows)
+    now = time.time()
+    rows = [
+        (
+            key.id,
+            key.name,
+            key.tenant,
+            f"{key.prefix}…",
+            _state(key, now),
+            ",".join(key.scopes),
+            f"{key.weight:g}",
+            "any" if key.best_priority is None else str(key.best_priority),
+            shown(key.quotas) if key.quotas != UNLIMITED else "",
+            when(key.created_at),
+            "never" if key.expires_at is None else when(key.expires_at),
+            "never" if key.last_used_at is None else when(key.last_used_at),
+        )
+        for key in _with_keys(StoreFlags(data, database, config), lambda keys: keys.keys(tenant))
+    ]
+    titles = (
+        "id", "name", "tenant", "key", "state", "scopes", "weight", "best priority", "quotas", "created", "expires",
+        "last used",
+    )  # fmt: skip
+    print_table(titles, rows)
+
+
+@app.command("update")
+def update(
+    key_id: IdArgument,
+    name: Annotated[str | None, typer.Option("--name", help="What the key is for.", show_default=False)] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help=f"{_EXPIRES}, or: never.", show_default=False)
+    ] = None,
+    scopes: Annotated[str | None, typer.Option("--scopes", help=_SCOPES, show_default=False)] = None,
+    weight: Annotated[float | None, typer.Option("--weight", help=_WEIGHT, show_default=False)] = None,
+    best_priority: Annotated[
+        int | None, typer.Option("--best-priority", help=_BEST_PRIORITY, show_default=False)
+    ] = None,
+    quota: QuotaOption = None,
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Change what a key may do, and until when. A service that is running notices within a few seconds."""
+    given: dict[str, Any] = {"name": name, "weight": weight, "best_priority": best_priority}
+    changes = {field: value for field, value in given.items() if value is not None}
+    if scopes is not None:
+        changes["scopes"] = _listed(scopes)
+    if expires is not None:
+        changes["expires_at"] = None if expires == "never" else _time_of(expires)
+    if not changes and not quota:
+        raise InvalidRequest(
+            "nothing to change: give --name, --expires, --scopes, --weight, --best-priority or --quota"
+        )
+
+    async def change(keys: ApiKeys) -> ApiKey:
+        if quota:
+            changes["quotas"] = with_limits((await keys.key(key_id)).quotas, quota)
+        return await keys.update(key_id, changes)
+
+    _with_keys(StoreFlags(data, database, config), change, audit=lambda _: ("key.update", key_id))
+    typer.echo(f"{key_id} is changed; running services heed it within {SEEN_WITHIN:g} s", err=True)
+
+
+@app.command("rotate")
+def rotate(
+    key_id: IdArgument,
+    overlap: Annotated[
+        str, typer.Option("--overlap", help="How long the old secret still works: 24h, 30m, 7d; 0s: no longer.")
+    ] = "24h",
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
+    seconds = _duration_of(overlap, "overlap")
+    record, secret = _with_keys(
+        StoreFlags(data, database, config),
+        lambda keys: keys.rotate(key_id, seconds),
+        audit=lambda _: ("key.rotate", key_id),
+    )
+    until = when(record.previous_until or 0.0)
+    typer.echo(
+        f"the old secret of {record.id} works until {until} UTC; keep this one, it is not shown again:", err=True
+    )
+    typer.echo(secret)
 
 
 @app.command("revoke")
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)],
+    key_id: IdArgument,
     data: DataOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Make a key worthless. A service that is running notices within a few seconds."""
-    _with_keys(StoreFlags(data, database, config), lambda keys: keys.revoke(key_id))
+    _with_keys(
+        StoreFlags(data, database, config), lambda keys: keys.revoke(key_id), audit=lambda _: ("key.revoke", key_id)
+    )
     typer.echo(f"{key_id} is revoked; running services refuse it within {SEEN_WITHIN:g} s", err=True)
 
 
@@ -73,11 +193,56 @@ def when(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _with_keys(flags: StoreFlags, work: Callable[[ApiKeys], Awaitable[_T]], *, create: bool = False) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made."""
+def _state(key: ApiKey, now: float) -> str:
+    if key.revoked_at is not None:
+        return f"revoked {when(key.revoked_at)}"
+    if key.expires_at is not None and key.expires_at <= now:
+        return "expired"
+    if key.previous_until is not None and key.previous_until > now:
+        return f"valid, old secret until {when(key.previous_until)}"
+    return "valid"
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _duration_of(text: str, param: str) -> float:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(f"--{param} {text}: must be a duration such as 90d, 12h, 30m or 60s", param=param)
+    return float(int(match[1]) * _SECONDS[match[2]])
+
+
+def _time_of(text: str) -> float:
+    """The Unix time that a duration from now, or a date, means."""
+    if _DURATION.fullmatch(text):
+        return time.time() + _duration_of(text, "expires")
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise InvalidRequest(
+            f"--expires {text}: must be a duration such as 90d or 12h, or a date such as 2030-01-31", param="expires"
+        ) from None
+
+
+def _with_keys(
+    flags: StoreFlags,
+    work: Callable[[ApiKeys], Awaitable[_T]],
+    *,
+    create: bool = False,
+    audit: Callable[[_T], tuple[str, str]] | None = None,
+) -> _T:
+    """What `work` returns. `create`: a store that is not there yet is made. `audit`: action and object of what was
+    done, from what it returned.
+    """
+    settings = settings_with(flags)
 
     async def main() -> _T:
-        async with open_local_store(settings_with(flags), create=create) as store:
+        async with open_local_store(settings, create=create) as store:
             return await work(ApiKeys(store))
 
-    return asyncio.run(main())
+    came = asyncio.run(main())
+    if audit is not None:
+        write_audit(settings, *audit(came))
+    return came

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from batchwright import __version__
-from batchwright.cli import jobs, keys, models, run, serve, webhooks
+from batchwright.cli import jobs, keys, models, quotas, run, serve, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -34,6 +34,7 @@ app.command("serve", help=serve.HELP, context_settings=serve.PASSED_ON, add_help
 app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
+app.add_typer(quotas.app, name="quotas")
 app.add_typer(webhooks.app, name="webhooks")
 
 

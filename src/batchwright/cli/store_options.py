@@ -77,6 +77,17 @@ def settings_with(flags: StoreFlags, **more: object) -> Settings:
     return load_settings({"data": flags.data, "database": flags.database, **more}, config=flags.config)
 
 
+def write_audit(settings: Settings, action: str, what: str) -> None:
+    """Write into the audit log that whoever works at this command line did `action` to `what`, an id or a name."""
+    from batchwright.jobs.service.audit import AuditLog, operator
+
+    log = AuditLog(settings.data / "audit", retention=settings.audit_retention)
+    try:
+        log.write(action, "done", object=what, **operator())
+    except OSError as error:
+        typer.echo(f"this is done, but it is not in the audit log: {error}", err=True)
+
+
 def _tell_of_retry(details: RetryDetails) -> None:
     """What the driver of a database tries again within a second is not told; whoever waits for it is told of."""
     if isinstance(details.caused_by, BatchwrightError):

@@ -16,6 +16,7 @@ from batchwright.cli.store_options import (
     StoreFlags,
     open_local_store,
     settings_with,
+    write_audit,
 )
 from batchwright.cli.tables import print_table
 from batchwright.jobs.service.keys import DEFAULT_TENANT
@@ -48,7 +49,11 @@ def create(
 ) -> None:
     """Make a webhook and print the secret that its messages are signed with."""
     webhook = _with_webhooks(
-        StoreFlags(data, database, config), lambda webhooks: webhooks.create(tenant, url), webhook_allow, create=True
+        StoreFlags(data, database, config),
+        lambda webhooks: webhooks.create(tenant, url),
+        webhook_allow,
+        create=True,
+        audit=lambda made: ("webhook.create", made.id),
     )
     typer.echo(f"{webhook.id} for tenant {tenant}; the receiver checks signatures with this secret:", err=True)
     typer.echo(webhook.secrets[0])
@@ -78,7 +83,11 @@ def rotate(
     config: ConfigOption = None,
 ) -> None:
     """Give a webhook a new secret and print it. Messages bear the old signature as well, until the next rotation."""
-    webhook = _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.rotate(tenant, webhook_id))
+    webhook = _with_webhooks(
+        StoreFlags(data, database, config),
+        lambda webhooks: webhooks.rotate(tenant, webhook_id),
+        audit=lambda _: ("webhook.rotate", webhook_id),
+    )
     typer.echo(webhook.secrets[0])
 
 
@@ -99,7 +108,13 @@ def secret(
     """Print the secret that messages to a request's own callback_url are signed with."""
     flags = StoreFlags(data, database, config)
     if rotate:
-        typer.echo(_with_webhooks(flags, lambda webhooks: webhooks.rotate_callback_secret(tenant)))
+        typer.echo(
+            _with_webhooks(
+                flags,
+                lambda webhooks: webhooks.rotate_callback_secret(tenant),
+                audit=lambda _: ("webhook.secret.rotate", tenant),
+            )
+        )
     else:
         typer.echo(_with_webhooks(flags, lambda webhooks: webhooks.callback_secret(tenant)))
 
@@ -113,7 +128,11 @@ def disable(
     config: ConfigOption = None,
 ) -> None:
     """Turn a webhook off; messages that wait for it are given up."""
-    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.disable(tenant, webhook_id))
+    _with_webhooks(
+        StoreFlags(data, database, config),
+        lambda webhooks: webhooks.disable(tenant, webhook_id),
+        audit=lambda _: ("webhook.disable", webhook_id),
+    )
 
 
 @app.command("enable")
@@ -125,7 +144,11 @@ def enable(
     config: ConfigOption = None,
 ) -> None:
     """Turn a webhook on again, for batches that end from now on."""
-    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.enable(tenant, webhook_id))
+    _with_webhooks(
+        StoreFlags(data, database, config),
+        lambda webhooks: webhooks.enable(tenant, webhook_id),
+        audit=lambda _: ("webhook.enable", webhook_id),
+    )
 
 
 @app.command("delete")
@@ -137,7 +160,11 @@ def delete(
     config: ConfigOption = None,
 ) -> None:
     """Remove a webhook; messages that wait for it are given up."""
-    _with_webhooks(StoreFlags(data, database, config), lambda webhooks: webhooks.delete(tenant, webhook_id))
+    _with_webhooks(
+        StoreFlags(data, database, config),
+        lambda webhooks: webhooks.delete(tenant, webhook_id),
+        audit=lambda _: ("webhook.delete", webhook_id),
+    )
 
 
 @app.command("failed")
@@ -164,8 +191,11 @@ def _with_webhooks(
     webhook_allow: str | None = None,
     *,
     create: bool = False,
+    audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made."""
+    """What `work` returns. `create`: a store that is not there yet is made. `audit`: action and object of what was
+    done, from what it returned.
+    """
     settings = settings_with(flags, webhook_allow=webhook_allow)
     # Only now: what sends webhooks comes with the extra `server`, and the command line starts without it.
     from batchwright.jobs.webhooks.allowed import AllowList
@@ -180,4 +210,7 @@ def _with_webhooks(
         finally:
             sender.close()
 
-    return asyncio.run(main())
+    came = asyncio.run(main())
+    if audit is not None:
+        write_audit(settings, *audit(came))
+    return came

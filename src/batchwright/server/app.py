@@ -12,8 +12,9 @@ from batchwright.server import errors
 from batchwright.server.auth import Guard, is_loopback
 from batchwright.server.dashboard import page
 from batchwright.server.middleware import Frame
-from batchwright.server.routes import batches, files, health, models, online, simple, state
+from batchwright.server.routes import admin, batches, files, health, models, online, simple, state
 from batchwright.server.services import Services
+from batchwright.server.trail import Trail
 
 _ROUTERS = (
     online.router,
@@ -21,6 +22,7 @@ _ROUTERS = (
     files.router,
     batches.router,
     simple.router,
+    admin.router,
     health.router,
     state.router,
     page.router,
@@ -63,6 +65,7 @@ def create_app(services: Services) -> FastAPI:
     errors.install(app)
     # The one that is added last is the outermost.
     app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host))
+    app.add_middleware(Trail, log=services.audit, clock=clock)
     app.add_middleware(
         Frame,
         figures=services.http,

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from batchwright.jobs.service.keys import DEFAULT_TENANT, ApiKeys
+from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.server.errors import HttpError
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/openapi.json", "/favicon.ico"})
@@ -21,7 +22,7 @@ PUBLIC_FOLDER = "/dashboard/static/"
 
 
 class Guard:
-    """Lets a request pass with the tenant in its state, or answers it with 401 or 403."""
+    """Lets a request pass with its tenant and its key (None: no keys are used) in its state, or answers 401 or 403."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool) -> None:
         """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may."""
@@ -33,21 +34,33 @@ class Guard:
         if scope["type"] == "http" and not is_public(scope["path"]):
             headers = Headers(scope=scope)
             if not self._loopback or await self._keys.required():
-                tenant = await self._by_key(headers)
+                key = await self._by_key(headers)
             else:
                 refuse_strangers(headers)
-                tenant = DEFAULT_TENANT
-            scope.setdefault("state", {})["tenant"] = tenant
+                key = None
+            scope.setdefault("state", {}).update(key=key, tenant=DEFAULT_TENANT if key is None else key.tenant)
         await self._app(scope, receive, send)
 
-    async def _by_key(self, headers: Headers) -> str:
+    async def _by_key(self, headers: Headers) -> ApiKey:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("give an API key: Authorization: Bearer <key>", "missing_api_key")
         known = await self._keys.recognize(key.strip())
         if known is None:
-            raise _unauthorized("the API key is not known here, or was revoked", "invalid_api_key")
-        return known.tenant
+            raise _unauthorized("the API key is not known here, was revoked, or has expired", "invalid_api_key")
+        return known
+
+
+def require_scope(key: ApiKey | None, needed: KeyScope) -> None:
+    """Raises `HttpError` (403) for a key without this scope. Where no keys are used, this machine may do everything."""
+    if key is not None and needed not in key.scopes:
+        raise HttpError(
+            403,
+            f"this needs the scope {needed!r}, and the key {key.name} ({key.id}) has {', '.join(key.scopes)}: "
+            f"use another key, or have it added (batchwright keys update {key.id} --scopes …)",
+            kind="permission_error",
+            code="missing_scope",
+        )
 
 
 def is_public(path: str) -> bool:

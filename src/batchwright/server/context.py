@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.request import Flow
+from batchwright.server.auth import require_scope
 from batchwright.server.services import Services
 
 
@@ -22,6 +24,21 @@ def tenant_of(request: Request) -> str:
     return tenant
 
 
+def key_of(request: Request) -> ApiKey | None:
+    """The key that the request came with; None where no keys are used. Set by `auth.Guard`."""
+    key: ApiKey | None = request.state.key
+    return key
+
+
+def needs(scope: KeyScope) -> Any:
+    """A dependency of routes: 403 for a key without this scope."""
+
+    def check(request: Request) -> None:
+        require_scope(key_of(request), scope)
+
+    return Depends(check)
+
+
 def request_id_of(request: Request) -> str:
     """Set by `middleware.Frame`."""
     request_id: str = request.state.request_id
@@ -30,12 +47,12 @@ def request_id_of(request: Request) -> str:
 
 def flow_of(request: Request) -> Flow:
     """Whose share of the model a request takes: that of its key; where no keys are used, one of its own."""
-    request_id = request_id_of(request)
-    key = getattr(request.state, "key", None)
+    request_id, key = request_id_of(request), key_of(request)
     return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
 
 
 ServicesOf = Annotated[Services, Depends(services_of)]
+Key = Annotated[ApiKey | None, Depends(key_of)]
 Tenant = Annotated[str, Depends(tenant_of)]
 RequestId = Annotated[str, Depends(request_id_of)]
 FlowOf = Annotated[Flow, Depends(flow_of)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.errors import BatchwrightError, InvalidRequest, QuotaExceeded
 from batchwright.server.observability.logs import logger
 from batchwright.wire.errors import error_body, hides_details, retry_after, status_of
 
@@ -65,7 +66,18 @@ def as_http(error: BaseException) -> HttpError:
     code = told["code"]
     status = _BY_CODE.get(code, status_of(error)) if isinstance(error, InvalidRequest) else status_of(error)
     headers = {"retry-after": str(retry_after(error) or RETRY_AFTER)} if status in _RETRIED else {}
+    if isinstance(error, QuotaExceeded):
+        headers = _waits(error, headers)
     return HttpError(status, told["message"], kind=told["type"], param=told["param"], code=code, headers=headers)
+
+
+def _waits(error: QuotaExceeded, headers: dict[str, str]) -> dict[str, str]:
+    """When to try again, as OpenAI's clients read it."""
+    if not error.passing:
+        return {"x-should-retry": "false"}
+    if error.retry_after is None:
+        return headers
+    return headers | {"retry-after-ms": str(math.ceil(error.retry_after * 1e3))}
 
 
 def shutting_down(*, close: bool = False) -> HttpError:

@@ -19,6 +19,8 @@ from batchwright.server.observability.logs import logger
 
 UPLOAD = ("POST", "/v1/files")
 """Has a cap of its own, counted as it passes into its blob."""
+ANSWER_HEADERS = "answer_headers"
+"""In the state of a request: headers of its answer, whatever that will be."""
 HUNG_UP = 499
 """What the log and the figures say of a request whose client went away before the answer."""
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -68,7 +70,9 @@ class Frame:
             nonlocal status, answering
             if message["type"] == "http.response.start":
                 answering, status = True, message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers.update(scope["state"].get(ANSWER_HEADERS, {}))
+                headers["x-request-id"] = request_id
             await send(message)
 
         try:

@@ -12,6 +12,7 @@ from batchwright import __version__
 from batchwright.backends.inference import Inference
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputError, StoreUnavailable
+from batchwright.jobs.service.audit import AuditLog
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.service.limits import Limits
@@ -25,6 +26,7 @@ from batchwright.jobs.webhooks.allowed import AllowList
 from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
 from batchwright.limiting.admission import AdmissionController, Size
+from batchwright.limiting.quotas import Quotas
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.live import Live
 from batchwright.server.loading import load_inference
@@ -32,12 +34,16 @@ from batchwright.server.observability.engines import dispatch_reasons, engine_st
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
 from batchwright.server.observability.measured import MeasuredInference
-from batchwright.server.observability.metrics import Scrape, StoreCounts
+from batchwright.server.observability.metrics import QuotaFigures, Scrape, StoreCounts
 from batchwright.server.observability.timed_store import StoreFigures, timed_store
 from batchwright.server.observability.traces import Tracing, configured
 from batchwright.server.online import OnlineCalls
+from batchwright.server.peers import Peers
+from batchwright.server.quotas import OnlineQuotas
 from batchwright.server.settings import Settings
 
+_AUDIT = "audit"
+_AUDIT_EVERY = 3600.0
 _CHECK_EVERY = 1.0
 """Seconds for which the answer of the database to a check is good."""
 _PATIENCE = 3.0
@@ -60,6 +66,9 @@ class Services:
     sender: Sender
     inference: MeasuredInference
     online: OnlineCalls
+    quotas: OnlineQuotas
+    audit: AuditLog
+    peers: Peers
     worker: Worker
     live: Live
     http: HttpFigures
@@ -140,6 +149,11 @@ class Services:
             worker=self.worker.stats,
             lines_in_flight=self.worker.in_flight,
             store=self.store_figures,
+            quotas=QuotaFigures(
+                refused=dict(self.quotas.refused),
+                rates=sorted(self.quotas.limiter.standings(self.quotas.now)),
+                servers=1 + len(self.peers.others),
+            ),
             counts=counts,
         )
 
@@ -172,7 +186,10 @@ async def open_services(
             opened.push_async_callback(raw_store.close)
             blobs = await joined(store, settings.data)
         store = timed_store(raw_store, store_figures, clock, tracing)
+        audit = audit_log(settings, unix_time)
+        opened.callback(audit.close)
         keys = ApiKeys(store, clock=clock, now=unix_time)
+        opened.push_async_callback(keys.note_uses)
         await _require_key(settings, keys)
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
@@ -192,6 +209,8 @@ async def open_services(
         jobs = JobService(
             store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
+        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time)
+        live = Live(measured, clock, unix_time)
         services = Services(
             settings=settings,
             limits=limits,
@@ -209,19 +228,45 @@ async def open_services(
                 clock,
             ),
             worker=worker,
-            live=Live(measured, clock, unix_time),
+            quotas=quotas,
+            audit=audit,
+            peers=Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight)),
+            live=live,
             http=HttpFigures(),
             store_figures=store_figures,
         )
+        # Before the first request, so that none is let in that the quotas of its tenant forbid.
+        with suppress(StoreUnavailable):
+            await quotas.share()
         await worker.start()
         opened.push_async_callback(services.stopped)
         courier = Courier(store, sender, now=unix_time)
-        for name, work in (("courier", courier.run(lambda: worker.id)), ("live", services.live.run())):
+        for name, work in (
+            ("courier", courier.run(lambda: worker.id)),
+            ("live", live.run()),
+            ("peers", services.peers.run()),
+            ("audit", _keep_audit(audit)),
+            ("keys", keys.run()),
+        ):
             opened.push_async_callback(_end, asyncio.create_task(work, name=name))
         try:
             yield services
         finally:
             services.drain()
+
+
+def audit_log(settings: Settings, now: Callable[[], float] = time.time) -> AuditLog:
+    """The audit log of this data folder."""
+    return AuditLog(settings.data / _AUDIT, retention=settings.audit_retention, now=now)
+
+
+async def _keep_audit(audit: AuditLog) -> None:
+    """Remove days that are over, now and every hour."""
+    while True:
+        removed = await off_loop(audit.remove_old)
+        if removed:
+            logger.info("audit_removed", days=[day.isoformat() for day in sorted(removed)])
+        await asyncio.sleep(_AUDIT_EVERY)
 
 
 def _worker_options(settings: Settings) -> WorkerOptions:
@@ -243,6 +288,14 @@ def limits_of(settings: Settings) -> Limits:
         upload_stall=settings.upload_timeout,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
+        default_quotas=Quotas(
+            storage_bytes=settings.quota_storage,
+            enqueued_lines=settings.quota_enqueued_lines,
+            enqueued_tokens=settings.quota_enqueued_tokens,
+            requests_per_minute=settings.quota_requests_per_minute,
+            tokens_per_minute=settings.quota_tokens_per_minute,
+            concurrent_requests=settings.quota_concurrent_requests,
+        ),
     )
 
 

@@ -173,6 +173,21 @@ class Settings(BaseSettings):
         "Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async."
     )
 
+    quota_storage: Size | None = _setting(
+        "Quotas", None, "Most bytes of the files of a tenant, such as 10GB. Default, as of all quotas: no limit."
+    )
+    quota_enqueued_lines: Count | None = _setting(
+        "Quotas", None, "Most lines of batches of a tenant that have no result yet."
+    )
+    quota_enqueued_tokens: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts of those lines, four bytes of the input counted as a token."
+    )
+    quota_requests_per_minute: Count | None = _setting("Quotas", None, "Most online requests of a tenant in a minute.")
+    quota_tokens_per_minute: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts and answers of a tenant's online requests in a minute."
+    )
+    quota_concurrent_requests: Count | None = _setting("Quotas", None, "Most online requests of a tenant at once.")
+
     webhook_allow: Names = _setting(
         "Webhooks",
         (),
@@ -195,6 +210,9 @@ class Settings(BaseSettings):
     )
     drain_grace: Seconds = _setting(
         "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
+    )
+    audit_retention: Annotated[int, Field(ge=0, le=36_500)] = _setting(
+        "Operation", 90, "Days for which the audit log is kept, in audit/ of the data folder; 0: none is written."
     )
     log_format: LogFormat = _setting(
         "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."

@@ -30,6 +30,7 @@ from batchwright.errors import (
     ModelNotFound,
     NotFound,
     Overloaded,
+    QuotaExceeded,
     RunFailed,
     StoreUnavailable,
     UnsupportedModel,
@@ -48,6 +49,7 @@ _STATUSES: tuple[tuple[type[BatchwrightError], int], ...] = (
     (DeadlineExceeded, 408),
     (Conflict, 409),
     (Overloaded, 429),
+    (QuotaExceeded, 429),
     (Cancelled, 499),
     (BatcherClosed, 503),
     (DownloadError, 503),
@@ -91,7 +93,10 @@ def error_body(error: BaseException) -> dict[str, Any]:
             return _of_endpoint(error, error.body, status)
         return _body(_failure_of(error), status, None, error.code)
     param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
-    return _body(_told(error), status, param, error.code)
+    body = _body(_told(error), status, param, error.code)
+    if isinstance(error, QuotaExceeded):
+        body["error"]["type"] = error.kind
+    return body
 
 
 def hides_details(error: BaseException) -> bool:

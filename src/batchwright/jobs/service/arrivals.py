@@ -21,6 +21,11 @@ class Gauge:
         self._returned = False
         """The last of them is a carriage return: perhaps of the end of the line, which does not count."""
 
+    @property
+    def lines(self) -> int:
+        """That have come, blank ones counted."""
+        return self._newlines + (self._open > 0)
+
     def take(self, chunk: bytes) -> None:
         """Raises `InvalidRequest` past a limit."""
         limits = self._limits

@@ -56,6 +56,8 @@ class BlobWriter:
         self._temporary: Path | None = None
         self._descriptor = -1
         self.size = 0
+        self.lines: int | None = None
+        """Of an upload, once it has come."""
 
     def open(self) -> None:
         """Make the temporary file and take its lock."""
@@ -149,6 +151,7 @@ class Blobs:
                         await off_loop(writer.write, buffer)
                         buffer.clear()
             await off_loop(writer.write, buffer)
+            writer.lines = gauge.lines
             yield writer
 
     def open(self, file_id: str) -> BinaryIO:

@@ -14,9 +14,11 @@ from batchwright.backends.inference import Call, Inference
 from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.jobs.service import outputs
+from batchwright.jobs.service.keys import bounded_priority
 from batchwright.jobs.service.retries import Failures, RetryPolicy, nobody_computes, passing
 from batchwright.jobs.service.timeouts import Timeouts
 from batchwright.jobs.store.records import ClaimedLine, LineResult
+from batchwright.request import Flow
 from batchwright.wire.errors import hides_details
 
 _log = logging.getLogger(__name__)
@@ -139,11 +141,13 @@ class Calls:
             return outputs.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
         call = Call(
             line.endpoint,
-            body,
+            bounded_priority(body, line.best_priority),
             outputs.request_id(line.batch_id, line.number),
             "batch",
             self._timeouts.seconds,
             lambda pausing: self._pauses(task, pausing),
+            # One share for all lines of a tenant: between its batches their windows decide, when lines are claimed.
+            flow=Flow(line.tenant, "lines"),
         )
         failures = None
         while True:

@@ -118,4 +118,5 @@ class _LineFile:
             bytes=self._writer.size,
             created_at=now,
             expires_at=now + (limits.file_age if age is None else age),
+            key_id=self._batch.key_id,
         )

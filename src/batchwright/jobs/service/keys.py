@@ -7,29 +7,51 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
 from batchwright.jobs.store.interface import Store
-from batchwright.jobs.store.records import ApiKey
+from batchwright.jobs.store.records import ApiKey, KeyScope
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.wire.fields import DEFAULT_PRIORITY
 
 DEFAULT_TENANT = "default"
 """Whose everything is where no keys are used."""
+SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
+DEFAULT_SCOPES: tuple[KeyScope, ...] = ("online", "batches")
+"""`metrics` tells of all tenants, and `admin` makes keys of any: who needs these is given them by name."""
+DEFAULT_OVERLAP = 86_400.0
+"""Seconds for which the secret before a rotation works."""
 SEEN_WITHIN = 5.0
-"""Seconds within which a revocation by another process takes effect here."""
+"""Seconds within which a revocation or another change by another process takes effect here."""
+_MOST_OVERLAP = 30 * 86_400.0
 _PATIENCE = 1.0
 """Seconds that a request waits for the database to confirm what was known before."""
+_NOTED_EVERY = 60.0
 _PREFIX = "bw-"
 _RANDOM_BYTES = 32
 _SHOWN = 10
 """Characters of a key that are kept to recognize it by: `bw-` and 7 of its 43 random ones."""
 _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_WEIGHTS = (0.01, 1000.0)
+_PRIORITIES = (-(2**31), 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A key that was recognized, and until when (of the clock) that needs no confirmation."""
+
+    key: ApiKey
+    until: float
 
 
 class ApiKeys:
-    """Makes, lists, revokes and recognizes keys. `clock` is monotonic; `now` gives Unix seconds.
+    """Makes, lists, changes, revokes and recognizes keys. `clock` is monotonic; `now` gives Unix seconds.
 
     A key that was recognized is remembered for `SEEN_WITHIN` seconds, and for as many again when the database does not
     answer then, so that online requests go on without it. One that was not is looked up each time, so a new
@@ -42,31 +64,76 @@ class ApiKeys:
         self._store = store
         self._clock = clock or MonotonicClock()
         self._now = now
-        self._seen: dict[bytes, tuple[float, ApiKey]] = {}
+        self._seen: dict[bytes, _Seen] = {}
+        self._used: dict[str, float] = {}
+        """When keys were used, where the store has not been told yet."""
         self._any = False
-        self._asked_at: float | None = None
-        """When it was last known that there was none."""
+        self._none_before = False
+        """It was once known that there was no key."""
+        self._ask_again_at = float("-inf")
+        """Of the clock: until then nobody asks whether there is a key, since the database did not answer."""
 
-    async def create(self, name: str, tenant: str = DEFAULT_TENANT) -> tuple[ApiKey, str]:
-        """A new key: what is kept of it, and the key itself, which is not. Raises `InvalidRequest` for a bad name."""
-        for param, value in (("name", name), ("tenant", tenant)):
-            if not _NAME.fullmatch(value):
-                raise InvalidRequest(
-                    f"{param}: {value[:80]!r} cannot be one; use 1 to 64 letters, digits and . _ @ -, "
-                    "a letter or digit first",
-                    param=param,
-                )
-        key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    async def create(
+        self,
+        name: str,
+        tenant: str = DEFAULT_TENANT,
+        *,
+        expires_at: float | None = None,
+        scopes: Sequence[str] = DEFAULT_SCOPES,
+        weight: float = 1.0,
+        best_priority: int | None = DEFAULT_PRIORITY,
+        quotas: Quotas = UNLIMITED,
+    ) -> tuple[ApiKey, str]:
+        """A new key: what is kept of it, and its secret, which is not.
+
+        `expires_at` in Unix seconds, None: never. `weight`: the share of its requests and batches, relative to those of
+        other keys. `best_priority`: the smallest `priority` that its requests get, None: any. Raises `InvalidRequest`.
+        """
+        asked = {"name": name, "tenant": tenant, "expires_at": expires_at, "scopes": scopes, "weight": weight}
+        chosen = self._checked(asked | {"best_priority": best_priority})
+        secret = _new_secret()
         record = ApiKey(
-            id=f"key_{secrets.token_hex(12)}", tenant=tenant, name=name, prefix=key[:_SHOWN], created_at=self._now()
+            id=f"key_{secrets.token_hex(12)}",
+            prefix=secret[:_SHOWN],
+            created_at=self._now(),
+            quotas=quotas,
+            **chosen,
         )
-        await self._store.add_key(record, _digest(key))
+        await self._store.add_key(record, _digest(secret))
         self._any = True
-        return record, key
+        return record, secret
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Revoked ones too, the newest first; None: of all tenants."""
         return await self._store.keys(tenant)
+
+    async def key(self, key_id: str) -> ApiKey:
+        """The key with this id, also one that was revoked. Raises `NotFound`."""
+        return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
+
+    async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
+        """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
+
+        It holds here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
+        """
+        changed = await self._store.update_key(key_id, self._checked(changes))
+        self._seen.clear()
+        return _found(changed, key_id)
+
+    async def rotate(self, key_id: str, overlap: float = DEFAULT_OVERLAP) -> tuple[ApiKey, str]:
+        """A new secret for a key, which keeps its id and all that belongs to it.
+
+        The secret before works for `overlap` seconds more, and one that was replaced earlier no more. Raises
+        `NotFound`, also for a revoked key, and `InvalidRequest`.
+        """
+        if not 0.0 <= overlap <= _MOST_OVERLAP:
+            raise InvalidRequest(
+                f"overlap={overlap:g}: must be 0 to {_MOST_OVERLAP:g} seconds (30 days)", param="overlap"
+            )
+        secret = _new_secret()
+        rotated = await self._store.rotate_key(key_id, _digest(secret), secret[:_SHOWN], overlap)
+        self._seen.clear()
+        return _found(rotated, key_id, "or was revoked"), secret
 
     async def revoke(self, key_id: str) -> None:
         """From now on it is not recognized here, and within `SEEN_WITHIN` seconds nowhere. Raises `NotFound`."""
@@ -74,20 +141,27 @@ class ApiKeys:
         revoked = await self._store.revoke_key(key_id)
         self._seen.clear()  # again: a request may have looked it up meanwhile
         if not revoked:
-            raise NotFound(f"key {key_id!r} does not exist; `batchwright keys list` shows those that do")
+            raise _unknown(key_id)
 
-    async def recognize(self, key: str) -> ApiKey | None:
-        """The key that was presented, or None when it was never given out or is revoked.
+    async def recognize(self, secret: str) -> ApiKey | None:
+        """The key whose secret was presented, or None when it was never given out, was revoked or has expired.
 
         One that was recognized before is taken while the database is away. Raises `StoreUnavailable` for another.
         """
-        if not _KEY.fullmatch(key):
+        if not _KEY.fullmatch(secret):
             return None
-        digest = _digest(key)
+        found = await self._looked_up(_digest(secret))
+        now = self._now()
+        if found is None or (found.expires_at is not None and found.expires_at <= now):
+            return None
+        self._used[found.id] = now
+        return found
+
+    async def _looked_up(self, digest: bytes) -> ApiKey | None:
         asked_at = self._clock.now()
-        until, seen = self._seen.get(digest, (0.0, None))
-        if seen is not None and asked_at < until:
-            return seen
+        seen = self._seen.get(digest)
+        if seen is not None and asked_at < seen.until:
+            return seen.key
         try:
             async with asyncio.timeout(None if seen is None else _PATIENCE):
                 found = await self._store.key(digest)
@@ -95,32 +169,123 @@ class ApiKeys:
             if seen is None:
                 raise
             if digest in self._seen:
-                self._seen[digest] = (self._clock.now() + SEEN_WITHIN, seen)
-            return seen
+                self._seen[digest] = _Seen(seen.key, self._clock.now() + SEEN_WITHIN)
+            return seen.key
         if found is None:
             self._seen.pop(digest, None)
         else:
-            self._seen[digest] = (asked_at + SEEN_WITHIN, found)
+            self._seen[digest] = _Seen(found, asked_at + SEEN_WITHIN)
         return found
 
     async def required(self) -> bool:
-        """Whether a key was ever given out; the first one is noticed within `SEEN_WITHIN` seconds.
+        """Whether a key was ever given out. The store is asked each time while there is none, so the first key is
+        required of the very next request, whichever process made it.
 
-        One that is revoked counts: revoking the last key must not open the door. Raises `StoreUnavailable` until it was
-        once known; after that, nobody makes a first key while the database is away.
+        A key that is revoked counts: revoking the last one must not open the door. Raises `StoreUnavailable` until the
+        answer was once known. After that a database that is away means that there is still none, since nobody makes a
+        first key without it; one request in `SEEN_WITHIN` seconds then waits for it, and no other.
         """
-        now = self._clock.now()
-        if not self._any and (self._asked_at is None or now - self._asked_at >= SEEN_WITHIN):
-            try:
-                async with asyncio.timeout(None if self._asked_at is None else _PATIENCE):
-                    self._any = bool(await self._store.keys()) or self._any
-            except (StoreUnavailable, TimeoutError):
-                if self._asked_at is None:
-                    raise
-            # Only now: nobody is let in while the answer is on its way.
-            self._asked_at = now
+        if self._any:
+            return True
+        if self._clock.now() < self._ask_again_at:
+            return False
+        if self._ask_again_at > float("-inf"):
+            self._ask_again_at = self._clock.now() + SEEN_WITHIN
+        try:
+            async with asyncio.timeout(_PATIENCE if self._none_before else None):
+                self._any = await self._store.any_key() or self._any
+        except (StoreUnavailable, TimeoutError):
+            if not self._none_before:
+                raise
+            self._ask_again_at = self._clock.now() + SEEN_WITHIN
+            return self._any
+        self._none_before, self._ask_again_at = True, float("-inf")
         return self._any
 
+    async def run(self) -> None:
+        """Tell the store once a minute which keys were used, until cancelled."""
+        while True:
+            await asyncio.sleep(_NOTED_EVERY)
+            await self.note_uses()
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+    async def note_uses(self) -> None:
+        """Tell the store which keys were used since it was last told. It is told later when it does not answer now."""
+        used, self._used = self._used, {}
+        if not used:
+            return
+        with suppress(StoreUnavailable):
+            await self._store.note_key_uses(used)
+            return
+        self._used = used | self._used
+
+    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` by the names of their fields, if they can be. Raises `InvalidRequest`."""
+        checked = dict(values)
+        for param in ("name", "tenant"):
+            if param in checked:
+                require_name(param, checked[param])
+        if "scopes" in checked:
+            checked["scopes"] = _scopes_of(checked["scopes"])
+        _require_range("weight", checked.get("weight", 1.0), _WEIGHTS)
+        if checked.get("best_priority") is not None:
+            _require_range("best_priority", checked["best_priority"], _PRIORITIES)
+        expires_at = checked.get("expires_at")
+        if expires_at is not None and expires_at <= self._now():
+            raise InvalidRequest(f"expires_at={expires_at:.0f}: must be in the future", param="expires_at")
+        return checked
+
+
+def require_name(param: str, value: str) -> str:
+    """`value`, which can be the name of a key or a tenant. Raises `InvalidRequest`."""
+    if not _NAME.fullmatch(value):
+        raise InvalidRequest(
+            f"{param}: {value[:80]!r} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
+            param=param,
+        )
+    return value
+
+
+def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, Any]:
+    """`body`, whose `priority` is raised to `best` where it is smaller, that is, sooner.
+
+    It is not refused: a priority changes when an answer comes and not what it is, so one program works with any key.
+    """
+    priority = body.get("priority")
+    given = DEFAULT_PRIORITY if priority is None else priority
+    # What is no priority at all is refused by whoever reads the body.
+    if best is None or not isinstance(given, int) or given >= best:
+        return body
+    return {**body, "priority": best}
+
+
+def _scopes_of(values: Sequence[str]) -> tuple[KeyScope, ...]:
+    """In the order of `SCOPES`, each once."""
+    unknown = [each for each in values if each not in SCOPES]
+    if unknown or not values:
+        given = ", ".join(map(repr, unknown)) or "none"
+        raise InvalidRequest(f"scopes: {given}; give one or more of {', '.join(SCOPES)}", param="scopes")
+    return tuple(each for each in SCOPES if each in values)
+
+
+def _require_range(name: str, value: float, bounds: tuple[float, float]) -> None:
+    if not bounds[0] <= value <= bounds[1]:
+        raise InvalidRequest(f"{name}={value:g}: must be {bounds[0]:g} to {bounds[1]:g}", param=name)
+
+
+def _found(key: ApiKey | None, key_id: str, otherwise: str = "") -> ApiKey:
+    if key is None:
+        raise _unknown(key_id, otherwise)
+    return key
+
+
+def _unknown(key_id: str, otherwise: str = "") -> NotFound:
+    what = f"does not exist {otherwise}".strip()
+    return NotFound(f"key {key_id!r} {what}; `batchwright keys list` shows those that do")
+
+
+def _new_secret() -> str:
+    return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+
 DAY = 86_400.0
 
 
@@ -27,3 +29,5 @@ class Limits:
     max_completion_window: float = 30 * DAY
     min_free_disk: int = 0
     """Bytes that the disk of the data folder must have free for uploads and new batches."""
+    default_quotas: Quotas = UNLIMITED
+    """Of tenants that have none of their own."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
+from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
 from batchwright.jobs.service import checks, simple
 from batchwright.jobs.service.blobs import Blobs
 from batchwright.jobs.service.ids import new_id
@@ -20,7 +20,8 @@ from batchwright.jobs.service.off_loop import off_loop
 from batchwright.jobs.service.progress import Paces, Progress
 from batchwright.jobs.service.simple import Prompts, SimpleOutput
 from batchwright.jobs.store.interface import Store
-from batchwright.jobs.store.records import BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.jobs.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.limiting.estimates import tokens_of_bytes
 
 _PAGE_LINES = 256
 _T = TypeVar("_T")
@@ -65,14 +66,16 @@ class JobService:
         *,
         purpose: str = "batch",
         expires_after: float | Callable[[], float | None] | None = None,
+        key: ApiKey | None = None,
     ) -> FileRecord:
         """Take in an input file as it arrives.
 
         `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
-        say it last.
+        say it last. `key`: the one with which it came.
 
-        Raises `InvalidRequest`, whose code is `file_too_large` past a limit and `upload_too_slow` when the upload
-        stalls; nothing is left of it then, nor when `chunks` raises or the caller is cancelled.
+        Raises `QuotaExceeded` where there is no room for it, and `InvalidRequest`, whose code is `file_too_large` past
+        a limit and `upload_too_slow` when the upload stalls; nothing is left of it then, nor when `chunks` raises or
+        the caller is cancelled.
         """
         if purpose != "batch":
             raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose")
@@ -94,13 +97,18 @@ class JobService:
                 bytes=blob.size,
                 created_at=now,
                 expires_at=now + (self._limits.file_age if age is None else age),
+                lines=blob.lines,
+                key_id=None if key is None else key.id,
             )
             await self._add_file(file)
         return file
 
     async def _add_file(self, file: FileRecord) -> None:
         try:
-            await self._store.add_file(file)
+            await self._store.add_file(file, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._blobs.remove([file.id])
+            raise
         except StoreUnavailable:
             # A database that went away just then may have added it after all. What cannot be asked is swept later.
             with suppress(StoreUnavailable):
@@ -151,11 +159,13 @@ class JobService:
         output_expires_after: float | None = None,
         idempotency_key: str | None = None,
         callback_url: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
 
         `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`, also for a key that was
         used to ask for something else.
+        `key`: the one with which it is asked for.
         """
         batch = self._new_batch(
             tenant,
@@ -166,6 +176,7 @@ class JobService:
             output_expires_after=checks.expiry_of(output_expires_after, "output_expires_after"),
             idempotency_key=checks.idempotency_key_of(idempotency_key),
             callback_url=callback_url,
+            key=key,
         )
         await self._require_room()
         file = await self._store.file(tenant, input_file_id)
@@ -175,7 +186,9 @@ class JobService:
                 f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'",
                 param="input_file_id",
             )
-        made = await self._store.create_batch(batch)
+        if file is not None:
+            batch = await self._measured(batch, file)
+        made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
         checks.require_same(made, batch)
         self._on_work()
         return made
@@ -187,13 +200,14 @@ class JobService:
         *,
         callback_url: str | None = None,
         idempotency_key: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """Make a batch of prompts; otherwise as `create_batch`."""
         prompts.check(self._limits)
-        key = checks.idempotency_key_of(idempotency_key)
+        idempotency_key = checks.idempotency_key_of(idempotency_key)
         batch_id = new_id("batch_")
         async with aclosing(simple.input_of(prompts)) as chunks:
-            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks)
+            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks, key=key)
         batch = self._new_batch(
             tenant,
             file.id,
@@ -201,10 +215,16 @@ class JobService:
             "24h",
             batch_id=batch_id,
             simple=True,
-            idempotency_key=key,
+            idempotency_key=idempotency_key,
             callback_url=callback_url,
+            key=key,
         )
-        made = await self._store.create_batch(batch)
+        batch = await self._measured(batch, file)
+        try:
+            made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._store.delete_file(tenant, file.id)
+            raise
         if made.id != batch_id:
             same = await self._blobs.same(made.input_file_id, file.id)
             await self._store.delete_file(tenant, file.id)
@@ -249,6 +269,7 @@ class JobService:
         *,
         completion_window: str | None = None,
         idempotency_key: str | None = None,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
 
@@ -265,9 +286,10 @@ class JobService:
             callback_url=old.callback_url,
             simple=old.simple,
             idempotency_key=checks.idempotency_key_of(idempotency_key),
+            key=key,
         )
         await self._require_room()
-        made = await self._store.retry_batch(tenant, batch_id, new)
+        made = await self._store.retry_batch(tenant, batch_id, new, defaults=self._limits.default_quotas)
         checks.require_same(made, replace(new, parent_id=batch_id))
         self._on_work()
         return made
@@ -306,6 +328,21 @@ class JobService:
         """Raises `StoreUnavailable`: batches that run must not find the disk full of what came later."""
         await off_loop(self._blobs.require_room, self._limits.min_free_disk)
 
+    async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
+        """`batch`, with what its input is for quotas."""
+        lines = file.lines
+        if lines is None:
+            lines = await off_loop(self._count_lines, file.id)
+        return replace(batch, enqueued_lines=lines, enqueued_tokens=tokens_of_bytes(file.bytes))
+
+    def _count_lines(self, file_id: str) -> int:
+        """Of a file that came before its lines were counted; 0 where its content is gone, of which its batch tells."""
+        try:
+            with self._blobs.open(file_id) as content:
+                return sum(1 for _ in content)
+        except NotFound:
+            return 0
+
     def _new_batch(
         self,
         tenant: str,
@@ -319,6 +356,7 @@ class JobService:
         idempotency_key: str | None = None,
         callback_url: str | None = None,
         simple: bool = False,
+        key: ApiKey | None = None,
     ) -> BatchRecord:
         now = self._unix_time()
         return BatchRecord(
@@ -334,6 +372,8 @@ class JobService:
             idempotency_key=idempotency_key,
             callback_url=callback_url,
             simple=simple,
+            key_id=None if key is None else key.id,
+            best_priority=None if key is None else key.best_priority,
         )
 
 

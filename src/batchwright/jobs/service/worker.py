@@ -460,7 +460,7 @@ class Worker:
         async with self._registering:
             if self._id is None:
                 self._id = await self._store.register_worker(
-                    _name(), self._options.lease, this_process(), former=self._former
+                    process_name(), self._options.lease, this_process(), former=self._former
                 )
                 self._former = None
                 self._renew_at = self._clock.now() + self._options.lease / 3
@@ -502,5 +502,6 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _name() -> str:
+def process_name() -> str:
+    """Of this process, for people to read."""
     return f"{socket.gethostname()}:{os.getpid()}"

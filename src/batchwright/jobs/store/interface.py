@@ -32,9 +32,9 @@ line is committed exactly once, though it may be computed more than once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from batchwright.jobs.store.records import (
     ApiKey,
@@ -46,11 +46,15 @@ from batchwright.jobs.store.records import (
     FileRecord,
     LineResult,
     NewLine,
+    Peer,
     Purpose,
+    QuotaUse,
     StoredLine,
     StoreIdentity,
     Webhook,
 )
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.limiting.rates import Change
 from batchwright.policies.suspects import MAX_CRASHES
 
 
@@ -59,8 +63,12 @@ class Store(Protocol):
 
     # Files. The bytes are not here but in `jobs/service/blobs.py`.
 
-    async def add_file(self, file: FileRecord) -> None:
-        """Make a file visible."""
+    async def add_file(self, file: FileRecord, *, defaults: Quotas = UNLIMITED) -> None:
+        """Make a file visible. Raises `QuotaExceeded` where its tenant or its key has no room for it.
+
+        `defaults`: the quotas of tenants that have none of their own, here and below. What is compared with a quota
+        does not change until the file or batch is added, whatever other processes add.
+        """
         ...
 
     async def file(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -103,10 +111,10 @@ class Store(Protocol):
 
     # Batches, as their owner sees them.
 
-    async def create_batch(self, batch: BatchRecord) -> BatchRecord:
+    async def create_batch(self, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
         """The batch; or the one that was made with the same tenant and idempotency key before.
 
-        Raises `NotFound` when its input file is not there any more.
+        Raises `NotFound` when its input file is not there any more, and `QuotaExceeded` where too much is enqueued.
         """
         ...
 
@@ -138,13 +146,15 @@ class Store(Protocol):
         """
         ...
 
-    async def retry_batch(self, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
+    async def retry_batch(
+        self, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED
+    ) -> BatchRecord:
         """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
 
         Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
         An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
-        `Conflict` when it has not ended, or has no such lines, or they were removed. The lines of the new batch are its
-        own: they stay when those of the old one go.
+        `Conflict` when it has not ended, or has no such lines, or they were removed, and `QuotaExceeded` as
+        `create_batch`. The lines of the new batch are its own: they stay when those of the old one go.
         """
         ...
 
@@ -351,11 +361,36 @@ class Store(Protocol):
         ...
 
     async def key(self, digest: bytes) -> ApiKey | None:
-        """The key with this digest that is not revoked."""
+        """The key whose secret has this digest, if it is neither revoked nor expired.
+
+        The secret before the last rotation counts until its time is over, which `expires_at` then says.
+        """
+        ...
+
+    async def any_key(self) -> bool:
+        """Whether a key was ever given out. Revoked and expired ones count."""
         ...
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Revoked ones too, the newest first; None: of all tenants."""
+        ...
+
+    async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
+        """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
+
+        The key as it is then; None: there is no such key.
+        """
+        ...
+
+    async def rotate_key(self, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
+        """Give a key another secret; the one before works for `overlap` seconds more, and the one before that no more.
+
+        The key as it is then; None: there is no such key, or it is revoked.
+        """
+        ...
+
+    async def note_key_uses(self, used_at: Mapping[str, float]) -> None:
+        """When keys were last used, by their ids. An earlier time than the one that is known changes nothing."""
         ...
 
     async def revoke_key(self, key_id: str) -> bool:
@@ -381,6 +416,37 @@ class Store(Protocol):
 
         Takes time in proportion to the number of files. What removes files asks this first.
         """
+        ...
+
+    # Quotas.
+
+    async def tenant_quotas(self) -> dict[str, Quotas]:
+        """Of the tenants that have some of their own."""
+        ...
+
+    async def set_tenant_quotas(self, tenant: str, limits: Quotas) -> None:
+        """Replace the quotas of a tenant; where `limits` has none, those that are the default hold again."""
+        ...
+
+    async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
+        """What a tenant uses, or one of its keys."""
+        ...
+
+    async def share_rates(
+        self, changes: Sequence[Change], rates: Sequence[str], oldest: int
+    ) -> tuple[float, list[Change]]:
+        """Add `changes` to the counters of all processes, and read those of `rates` from slot `oldest` on.
+
+        The time of the store comes with them, by which all processes count.
+        """
+        ...
+
+    async def publish(self, worker: str, snapshot: str) -> None:
+        """What a process tells the others of itself, for as long as it renews the lease of its worker."""
+        ...
+
+    async def peers(self) -> list[Peer]:
+        """All processes whose leases hold, by name."""
         ...
 
     async def check(self) -> None:

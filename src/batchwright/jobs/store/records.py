@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from batchwright.limiting.quotas import UNLIMITED, Quotas
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Purpose: TypeAlias = Literal["batch", "batch_output"]
@@ -13,6 +15,7 @@ BatchStatus: TypeAlias = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
+KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
 """`suspect`: pending, but was in work when a process died, and is claimed only with few others."""
 
@@ -32,6 +35,10 @@ class FileRecord:
     expires_at: float | None = None
     status: FileStatus = "processed"
     status_details: str | None = None
+    lines: int | None = None
+    """Of an input, blank ones counted; None: not known."""
+    key_id: str | None = None
+    """The key that uploaded it, or made the batch that wrote it; None where no keys are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,14 @@ class BatchRecord:
     cancelled_at: float | None = None
     lines_removed_at: float | None = None
     """From here on it has no lines and no results: its files are gone, or it ended before its lines were complete."""
+    key_id: str | None = None
+    """The key that made it; None where no keys are used."""
+    best_priority: int | None = None
+    """Of that key: the smallest `priority` that its lines have; None: any."""
+    enqueued_lines: int = 0
+    """About how many lines it has, for quotas: known when it is made, before they are read."""
+    enqueued_tokens: int = 0
+    """About how many tokens their prompts have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,10 @@ class ClaimedLine:
     endpoint: Endpoint
     expires_at: float
     """Of its batch."""
+    best_priority: int | None = None
+    """Of its batch."""
+    tenant: str = ""
+    """Whose batch it is."""
     crashes: int = 0
     """How often a process died with it in work, while the line is under suspicion."""
     given_up: bool = False
@@ -203,15 +222,27 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that was given out; the key itself is not kept."""
+    """A key that was given out; its secret is not kept."""
 
     id: str
     tenant: str
     name: str
     prefix: str
-    """The first characters of the key, to recognize it by."""
+    """The first characters of the secret, to recognize it by."""
     created_at: float
     revoked_at: float | None = None
+    expires_at: float | None = None
+    scopes: tuple[KeyScope, ...] = ("online", "batches")
+    """What the key opens."""
+    weight: float = 1.0
+    """Its share of the capacity, relative to other keys."""
+    best_priority: int | None = None
+    """The smallest `priority` that its requests have; None: any."""
+    last_used_at: float | None = None
+    """About a minute late at most."""
+    previous_until: float | None = None
+    """Until when the secret before the last rotation works, too; None: it was never rotated."""
+    quotas: Quotas = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,3 +255,29 @@ class StoreIdentity:
     """Of the last time that the store and the folder were seen together."""
     next_mark: str | None = None
     """The mark that is being written to the folder; None: the folder has `mark`."""
+
+
+class Enqueued(NamedTuple):
+    """Lines of batches without a result, and about how many tokens their prompts have."""
+
+    lines: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUse:
+    """What a tenant or a key uses of what the store holds."""
+
+    storage_bytes: int
+    enqueued_lines: int
+    enqueued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process that works on this store."""
+
+    worker: str
+    name: str
+    snapshot: str | None
+    """What it last told of itself, as JSON."""

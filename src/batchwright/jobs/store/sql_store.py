@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from batchwright.jobs.store.operations import (
     batches,
@@ -13,6 +13,7 @@ from batchwright.jobs.store.operations import (
     identity,
     keys,
     outbox,
+    quotas,
     removal,
     shares,
     stages,
@@ -28,12 +29,16 @@ from batchwright.jobs.store.records import (
     FileRecord,
     LineResult,
     NewLine,
+    Peer,
     Purpose,
+    QuotaUse,
     StoredLine,
     StoreIdentity,
     Webhook,
 )
 from batchwright.jobs.store.transaction import Driver
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.limiting.rates import Change
 from batchwright.policies.suspects import MAX_CRASHES
 
 
@@ -43,8 +48,8 @@ class SqlStore:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    async def add_file(self, file: FileRecord) -> None:
-        await self._driver.write(files.add_file, file)
+    async def add_file(self, file: FileRecord, *, defaults: Quotas = UNLIMITED) -> None:
+        await self._driver.write(files.add_file, file, defaults)
 
     async def file(self, tenant: str, file_id: str) -> FileRecord | None:
         return await self._driver.read(files.file, tenant, file_id)
@@ -72,8 +77,8 @@ class SqlStore:
     async def known_files(self, file_ids: Sequence[str]) -> set[str]:
         return await self._driver.read(files.known_files, file_ids)
 
-    async def create_batch(self, batch: BatchRecord) -> BatchRecord:
-        return await self._driver.write(batches.create_batch, batch)
+    async def create_batch(self, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
+        return await self._driver.write(batches.create_batch, batch, defaults)
 
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord | None:
         return await self._driver.read(batches.batch, tenant, batch_id)
@@ -95,8 +100,10 @@ class SqlStore:
     async def set_paused(self, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
         return await self._driver.write(batches.set_paused, tenant, batch_id, paused)
 
-    async def retry_batch(self, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
-        return await self._driver.write(batches.retry_batch, tenant, batch_id, batch)
+    async def retry_batch(
+        self, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED
+    ) -> BatchRecord:
+        return await self._driver.write(batches.retry_batch, tenant, batch_id, batch, defaults)
 
     async def results(self, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
         return await self._driver.read(batches.results, tenant, batch_id, after=after, limit=limit)
@@ -215,8 +222,20 @@ class SqlStore:
     async def key(self, digest: bytes) -> ApiKey | None:
         return await self._driver.read(keys.key, digest)
 
+    async def any_key(self) -> bool:
+        return await self._driver.read(keys.any_key)
+
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         return await self._driver.read(keys.keys, tenant)
+
+    async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
+        return await self._driver.write(keys.update_key, key_id, changes)
+
+    async def rotate_key(self, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
+        return await self._driver.write(keys.rotate_key, key_id, digest, prefix, overlap)
+
+    async def note_key_uses(self, used_at: Mapping[str, float]) -> None:
+        await self._driver.write(keys.note_key_uses, used_at)
 
     async def revoke_key(self, key_id: str) -> bool:
         return await self._driver.write(keys.revoke_key, key_id)
@@ -229,6 +248,28 @@ class SqlStore:
 
     async def a_live_file(self) -> str | None:
         return await self._driver.read(identity.a_live_file)
+
+    async def tenant_quotas(self) -> dict[str, Quotas]:
+        return await self._driver.read(quotas.tenant_quotas)
+
+    async def set_tenant_quotas(self, tenant: str, limits: Quotas) -> None:
+        await self._driver.write(quotas.set_tenant_quotas, tenant, limits)
+
+    async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
+        return await self._driver.read(quotas.quota_use, tenant, key_id)
+
+    async def share_rates(
+        self, changes: Sequence[Change], rates: Sequence[str], oldest: int
+    ) -> tuple[float, list[Change]]:
+        if not changes:
+            return await self._driver.read(quotas.read_rates, rates, oldest)
+        return await self._driver.write(quotas.share_rates, changes, rates, oldest)
+
+    async def publish(self, worker: str, snapshot: str) -> None:
+        await self._driver.write(workers.publish, worker, snapshot)
+
+    async def peers(self) -> list[Peer]:
+        return await self._driver.read(workers.peers)
 
     async def check(self) -> None:
         await self._driver.check(workers.check)

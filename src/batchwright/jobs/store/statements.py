@@ -14,7 +14,9 @@ from typing import Literal, TypeAlias
 
 Dialect: TypeAlias = Literal["sqlite", "postgresql"]
 
-_SUBJECTS = ("files", "batches", "lines", "shares", "suspects", "removal", "workers", "outbox", "keys", "identity")
+_SUBJECTS = (
+    "files", "batches", "lines", "shares", "suspects", "removal", "workers", "outbox", "keys", "identity", "quotas",
+)  # fmt: skip
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*$", re.MULTILINE)
 _PLACE = re.compile(r"\{(\w+)\}")

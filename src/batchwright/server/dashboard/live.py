@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from batchwright.clock import Clock
 from batchwright.request import Traffic
@@ -73,6 +74,16 @@ class Live:
         first, last = self._window()
         steps = last.steps - first.steps
         return (last.occupancy_sum - first.occupancy_sum) / steps if steps > 0 else None
+
+    def snapshot(self, lines: int) -> dict[str, Any]:
+        """What other processes show of this one, `lines` of which are being computed."""
+        rates = [self.rates(traffic) for traffic in ("online", "batch")]
+        return {
+            "online": self._inference.figures["online"].in_flight,
+            "lines": lines,
+            "prompt": round(sum(each.prompt for each in rates), 1),
+            "generated": round(sum(each.generated for each in rates), 1),
+        }
 
     def history(self) -> list[Point]:
         """A point for each second, oldest first."""

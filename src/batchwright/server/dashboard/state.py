@@ -71,6 +71,30 @@ class EngineState(_Part):
     preemptions: int
 
 
+class QuotaState(_Part):
+    """A limit that holds for whoever looks."""
+
+    of: Literal["tenant", "key"]
+    name: str
+    """As in the quotas: `requests_per_minute`, ..."""
+    limit: int
+    used: int
+
+
+class ServerState(_Part):
+    """A process that works on the same store."""
+
+    name: str
+    """Host and process id."""
+    here: bool
+    """The one that shows this."""
+    online: int | None
+    """Online requests waiting or running; null for one that tells nothing (yet), as the following."""
+    lines: int | None
+    """Batch lines being computed."""
+    tokens: Rates | None
+
+
 class Job(_Part):
     """A batch of the tenant."""
 
@@ -156,6 +180,10 @@ class DashboardState(_Part):
     deliveries_pending: int
     """Messages to webhooks under way."""
     deliveries_failed: int
+    quotas: list[QuotaState] = []
+    """Empty where nothing is limited."""
+    servers: list[ServerState] = []
+    """All of them, by name; empty where this is the only one."""
     job_counts: JobCounts
     jobs: list[Job]
     """At most 50: those that have not ended, then the newest that have."""

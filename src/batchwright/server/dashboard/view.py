@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from batchwright import __version__
-from batchwright.jobs.store.records import ENDED, BatchProblem, BatchRecord, BatchStatus
+from batchwright.jobs.service.worker import process_name
+from batchwright.jobs.store.records import ENDED, ApiKey, BatchProblem, BatchRecord, BatchStatus
+from batchwright.limiting.rates import KINDS
 from batchwright.metrics import Recent
 from batchwright.request import Traffic
 from batchwright.server.dashboard.state import (
@@ -16,7 +20,9 @@ from batchwright.server.dashboard.state import (
     Job,
     JobCounts,
     Percentiles,
+    QuotaState,
     Rates,
+    ServerState,
 )
 from batchwright.server.observability.engines import dispatch_reasons, engine_stats
 from batchwright.server.services import Services
@@ -25,13 +31,14 @@ _JOBS = 50
 _UNENDED: tuple[BatchStatus, ...] = ("in_progress", "validating", "finalizing", "cancelling")
 
 
-async def dashboard_state(services: Services, tenant: str) -> DashboardState:
+async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = None) -> DashboardState:
     """Everything on the page. Raises `StoreUnavailable`."""
-    counts, lines, deliveries, jobs = await asyncio.gather(
+    counts, lines, deliveries, jobs, quotas = await asyncio.gather(
         services.jobs.count_batches(tenant),
         services.store.count_lines(),
         services.store.count_deliveries(),
         _jobs(services, tenant),
+        _quotas(services, tenant, key),
     )
     rates = [services.live.rates(traffic) for traffic in ("online", "batch")]
     now = time.time()
@@ -53,6 +60,8 @@ async def dashboard_state(services: Services, tenant: str) -> DashboardState:
         lines_claimed=lines.get("claimed", 0),
         deliveries_pending=deliveries.get("pending", 0),
         deliveries_failed=deliveries.get("failed", 0),
+        quotas=quotas,
+        servers=_servers(services),
         job_counts=JobCounts(**counts),
         jobs=jobs,
         history=services.live.history(),
@@ -76,6 +85,41 @@ def _traffic(services: Services, traffic: Traffic, pending: int) -> ClassState:
         ttft_ms=_percentiles(figures.recent_ttft_ms if engine is None else engine.recent_ttft_ms),
         tpot_ms=_percentiles(figures.recent_tpot_ms if engine is None else engine.recent_tpot_ms),
     )
+
+
+async def _quotas(services: Services, tenant: str, key: ApiKey | None) -> list[QuotaState]:
+    found = []
+    limiter, now = services.quotas.limiter, services.quotas.now
+    for subject in services.quotas.subjects(tenant, key):
+        of: Literal["tenant", "key"] = "tenant" if subject.name.startswith("tenant:") else "key"
+        stored = await services.store.quota_use(tenant, None if of == "tenant" or key is None else key.id)
+        used = {
+            "storage_bytes": stored.storage_bytes,
+            "enqueued_lines": stored.enqueued_lines,
+            "enqueued_tokens": stored.enqueued_tokens,
+            "concurrent_requests": limiter.inside(subject.name),
+        }
+        for kind in KINDS:
+            if (standing := limiter.standing([subject], kind, now)) is not None:
+                used[f"{kind}_per_minute"] = standing.limit - standing.remaining
+        found += [
+            QuotaState(of=of, name=name, limit=limit, used=used[name])
+            for name, limit in subject.quotas.as_values().items()
+        ]
+    return found
+
+
+def _servers(services: Services) -> list[ServerState]:
+    others = [_server(peer.name, told, here=False) for peer, told in services.peers.others]
+    if not others:
+        return []
+    here = _server(process_name(), services.live.snapshot(services.worker.in_flight), here=True)
+    return sorted([here, *others], key=lambda server: server.name)
+
+
+def _server(name: str, told: Mapping[str, Any], *, here: bool) -> ServerState:
+    tokens = Rates(prompt=told["prompt"], generated=told["generated"]) if "prompt" in told else None
+    return ServerState(name=name, here=here, online=told.get("online"), lines=told.get("lines"), tokens=tokens)
 
 
 def _percentiles(recent: Recent) -> Percentiles:

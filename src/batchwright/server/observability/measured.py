@@ -45,7 +45,7 @@ class MeasuredInference:
     async def answer(self, call: Call) -> dict[str, Any]:
         with self._counted(call) as figures:
             body = await self.inner.answer(call)
-            _count_tokens(figures, body.get("usage"))
+            _count_tokens(figures, body.get("usage"), call)
             return body
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ class MeasuredInference:
                         elif body.get("choices"):
                             yield {name: value for name, value in body.items() if name != "usage"}
             finally:
-                generated = _count_tokens(figures, usage)
+                generated = _count_tokens(figures, usage, call)
                 if first is not None and generated > 1:
                     _add(figures.tpot_ms, figures.recent_tpot_ms, (last - first) * 1e3 / (generated - 1))
 
@@ -115,7 +115,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
 
 
-def _count_tokens(figures: CallFigures, usage: Any) -> int:
+def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
     """The tokens generated."""
     if not isinstance(usage, Mapping):
         return 0
@@ -124,4 +124,6 @@ def _count_tokens(figures: CallFigures, usage: Any) -> int:
     figures.embedded_tokens += prompt if "completion_tokens" not in usage else 0
     figures.cached_tokens += int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
     figures.generated_tokens += generated
+    if call.used is not None:
+        call.used(prompt + generated)
     return generated

@@ -5,7 +5,7 @@ docs/metrics.md tells what each of them means; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -37,6 +37,18 @@ class StoreCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaFigures:
+    """What online requests used of their rates, and how many were refused."""
+
+    refused: Mapping[str, int]
+    """By the name of the quota."""
+    rates: Sequence[tuple[str, int, int]]
+    """Name, limit and use of each that was used of late."""
+    servers: int
+    """Processes on this store, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scrape:
     """Everything that is shown."""
 
@@ -49,6 +61,7 @@ class Scrape:
     worker: WorkerStats
     lines_in_flight: int
     store: StoreFigures
+    quotas: QuotaFigures
     counts: StoreCounts | None
     """None: the database does not answer; the rest is shown all the same."""
 
@@ -84,6 +97,7 @@ class _Families(Collector):
         for reason, count in sorted(scrape.reasons.items()):
             reasons.add_metric([reason], count)
         yield reasons
+        yield from _quotas(scrape.quotas)
         yield from _worker(scrape.worker, scrape.lines_in_flight)
         yield from _store(scrape.store, scrape.counts)
 
@@ -121,6 +135,20 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
         for name, times_of in times.items():
             fill(times_of, [traffic], getattr(figures, name))
     yield from (outcomes, in_flight, *tokens.values(), *times.values())
+
+
+def _quotas(figures: QuotaFigures) -> Iterator[Metric]:
+    refused = counter("quota_refusals", "Online requests refused with 429, by the quota that they met.", "quota")
+    for name in ("requests_per_minute", "tokens_per_minute", "concurrent_requests"):
+        refused.add_metric([name], figures.refused.get(name, 0))
+    limits = gauge("quota_limit", "Limit of a rate that was used in the last minute.", "rate")
+    used = gauge("quota_used", "What all servers used of it in the last minute.", "rate")
+    for rate, limit, amount in figures.rates:
+        limits.add_metric([rate], limit)
+        used.add_metric([rate], amount)
+    servers = gauge("servers", "Processes that work on this store.")
+    servers.add_metric([], figures.servers)
+    yield from (refused, limits, used, servers)
 
 
 def _worker(stats: WorkerStats, in_flight: int) -> Iterator[Metric]:

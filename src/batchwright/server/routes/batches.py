@@ -9,13 +9,14 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.jobs.store.records import BatchRecord
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.objects import BatchObject, Page
 from batchwright.server.routes.bodies import BatchCreate, BatchRetry
 from batchwright.server.routes.ids import After, BatchId
 from batchwright.server.services import Services
+from batchwright.server.trail import Deed, audited
 
-router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")])
 
 IdempotencyKey = Annotated[
     str | None,
@@ -36,7 +37,12 @@ class ResultPage(BaseModel):
 
 @router.post("")
 async def create_batch(
-    body: BatchCreate, services: ServicesOf, tenant: Tenant, idempotency_key: IdempotencyKey = None
+    body: BatchCreate,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("batch.create")],
+    idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
     """Make a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
     expires = body.output_expires_after
@@ -48,7 +54,9 @@ async def create_batch(
         metadata=body.metadata,
         output_expires_after=None if expires is None else float(expires.seconds),
         idempotency_key=idempotency_key,
+        key=key,
     )
+    deed.object = batch.id
     return _shown(services, batch)
 
 
@@ -67,19 +75,19 @@ async def retrieve_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant
     return _shown(services, await services.jobs.batch(tenant, batch_id))
 
 
-@router.post("/{batch_id}/cancel")
+@router.post("/{batch_id}/cancel", dependencies=[audited("batch.cancel", "batch_id")])
 async def cancel_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """End a batch with what is done of it. Nothing changes for one that has ended."""
     return _shown(services, await services.jobs.cancel(tenant, batch_id))
 
 
-@router.post("/{batch_id}/pause")
+@router.post("/{batch_id}/pause", dependencies=[audited("batch.pause", "batch_id")])
 async def pause_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """Begin no further lines until it is resumed. Its completion window goes on."""
     return _shown(services, await services.jobs.pause(tenant, batch_id))
 
 
-@router.post("/{batch_id}/resume")
+@router.post("/{batch_id}/resume", dependencies=[audited("batch.resume", "batch_id")])
 async def resume_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
     """Go on with a paused batch."""
     return _shown(services, await services.jobs.resume(tenant, batch_id))
@@ -90,6 +98,8 @@ async def retry_batch(
     batch_id: BatchId,
     services: ServicesOf,
     tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("batch.retry")],
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
@@ -98,11 +108,19 @@ async def retry_batch(
     409 when there are none, when it has not ended, and when its output files are gone, with which its lines went.
     """
     window = None if body is None else body.completion_window
-    batch = await services.jobs.retry(tenant, batch_id, completion_window=window, idempotency_key=idempotency_key)
+    batch = await services.jobs.retry(
+        tenant, batch_id, completion_window=window, idempotency_key=idempotency_key, key=key
+    )
+    deed.object = f"{batch_id} as {batch.id}"
     return _shown(services, batch)
 
 
-@router.get("/{batch_id}/results", response_class=Response, responses={200: {"model": ResultPage}})
+@router.get(
+    "/{batch_id}/results",
+    response_class=Response,
+    responses={200: {"model": ResultPage}},
+    dependencies=[audited("batch.results", "batch_id")],
+)
 async def batch_results(
     batch_id: BatchId,
     services: ServicesOf,

@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.store.records import Purpose
-from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.multipart import Form
 from batchwright.server.objects import FileDeleted, FileObject, Page
 from batchwright.server.routes.ids import After, FileId
 from batchwright.server.sse import ByteStream
+from batchwright.server.trail import Deed, audited
 
-router = APIRouter(tags=["Files"])
+router = APIRouter(tags=["Files"], dependencies=[needs("batches")])
 
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -45,12 +46,19 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/v1/files", openapi_extra=_FORM)
-async def upload_file(request: Request, services: ServicesOf, tenant: Tenant) -> FileObject:
+async def upload_file(
+    request: Request,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("file.upload")],
+) -> FileObject:
     """Take in the input file of a batch, as a form; it is stored as it arrives."""
     form = Form(request.headers.get("content-type", ""), request.stream())
     filename = await form.begin()
     async with aclosing(_described(form)) as chunks:
-        file = await services.jobs.upload(tenant, filename, chunks, expires_after=lambda: _expiry(form.fields))
+        file = await services.jobs.upload(tenant, filename, chunks, expires_after=lambda: _expiry(form.fields), key=key)
+    deed.object = file.id
     return FileObject.of(file)
 
 
@@ -74,14 +82,19 @@ async def retrieve_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -
     return FileObject.of(await services.jobs.file(tenant, file_id))
 
 
-@router.delete("/v1/files/{file_id}")
+@router.delete("/v1/files/{file_id}", dependencies=[audited("file.delete", "file_id")])
 async def delete_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -> FileDeleted:
     """Delete a file. 409 for the input of a batch that has not ended."""
     await services.jobs.delete_file(tenant, file_id)
     return FileDeleted(id=file_id, deleted=True)
 
 
-@router.get("/v1/files/{file_id}/content", response_class=Response, responses=_CONTENT)
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses=_CONTENT,
+    dependencies=[audited("file.content", "file_id")],
+)
 async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) -> Response:
     """The bytes of a file."""
     file, chunks = await services.jobs.content(tenant, file_id)

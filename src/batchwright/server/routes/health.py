@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright import __version__
-from batchwright.server.context import ServicesOf
+from batchwright.server.context import ServicesOf, needs
 from batchwright.server.errors import RETRY_AFTER, HttpError
 from batchwright.server.observability.metrics import CONTENT_TYPE, exposition
 
@@ -48,10 +48,11 @@ async def ready(services: ServicesOf) -> Ready:
     return Ready()
 
 
-@router.head("/metrics", include_in_schema=False)
+@router.head("/metrics", include_in_schema=False, dependencies=[needs("metrics")])
 @router.get(
     "/metrics",
     response_class=Response,
+    dependencies=[needs("metrics")],
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(services: ServicesOf) -> Response:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from batchwright.backends.inference import Call
+from batchwright.jobs.service.keys import bounded_priority
+from batchwright.jobs.store.records import ApiKey
 from batchwright.request import Flow
-from batchwright.server.context import FlowOf, RequestId, ServicesOf
+from batchwright.server.context import FlowOf, Key, RequestId, ServicesOf, needs
 from batchwright.server.routes.answers import (
     ChatBody,
     ChatCompletion,
@@ -21,10 +25,11 @@ from batchwright.server.routes.answers import (
 )
 from batchwright.server.services import Services
 from batchwright.server.sse import EventStream, first_of, while_connected
+from batchwright.server.streams import closing
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 from batchwright.wire.texts import require_texts
 
-router = APIRouter(tags=["Online"])
+router = APIRouter(tags=["Online"], dependencies=[needs("online")])
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -35,35 +40,50 @@ def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, A
 
 @router.post(CHAT_URL, response_class=Response, responses=_answers(ChatCompletion))
 async def chat_completions(
-    body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf
+    body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
     """Answer a chat; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
-    return await _answer(CHAT_URL, body, request, services, request_id, flow)
+    return await _answer(CHAT_URL, body, request, services, request_id, flow, key)
 
 
 @router.post(COMPLETION_URL, response_class=Response, responses=_answers(Completion))
 async def completions(
-    body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf
+    body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
     """Go on with prompts; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
-    return await _answer(COMPLETION_URL, body, request, services, request_id, flow)
+    return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key)
 
 
 @router.post(EMBEDDINGS_URL, response_class=Response, responses=_answers(Embeddings, stream=False))
 async def embeddings(
-    body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf
+    body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
     """The vectors of texts."""
-    return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow)
+    return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key)
 
 
 async def _answer(
-    endpoint: str, body: dict[str, Any], request: Request, services: Services, request_id: str, flow: Flow
+    endpoint: str,
+    body: dict[str, Any],
+    request: Request,
+    services: Services,
+    request_id: str,
+    flow: Flow,
+    key: ApiKey | None,
 ) -> Response:
     """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
     require_texts(body)
-    call = Call(endpoint, body, request_id, flow=flow)
+    bounded = bounded_priority(body, None if key is None else key.best_priority)
+    call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
-        return EventStream(await first_of(request, services.online.stream(call)))
-    answer = await while_connected(request.receive, services.online.answer(call))
+        return EventStream(await first_of(request, _streamed(services, request, call)))
+    with services.quotas.admitted(request, body) as used:
+        answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+
+
+async def _streamed(services: Services, request: Request, call: Call) -> AsyncIterator[dict[str, Any]]:
+    with services.quotas.admitted(request, call.body) as used:
+        async with closing(services.online.stream(replace(call, used=used))) as bodies:
+            async for body in bodies:
+                yield body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -21,10 +21,11 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.jobs.service.ids import new_id
+from batchwright.jobs.service.keys import bounded_priority
 from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
-from batchwright.jobs.store.records import ENDED, BatchRecord
+from batchwright.jobs.store.records import ENDED, ApiKey, BatchRecord
 from batchwright.request import Flow
-from batchwright.server.context import FlowOf, ServicesOf, Tenant
+from batchwright.server.context import FlowOf, Key, ServicesOf, Tenant, needs
 from batchwright.server.errors import as_http, log_failure
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
@@ -32,6 +33,7 @@ from batchwright.server.routes.bodies import SimpleBatch, SimpleBatchAsync
 from batchwright.server.routes.ids import BatchId
 from batchwright.server.services import Services
 from batchwright.server.sse import while_connected
+from batchwright.server.trail import Deed, audited, not_audited
 from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"])
@@ -99,8 +101,8 @@ class SimpleStats(BaseModel):
     """Generated over the last ten seconds."""
 
 
-@router.post("/sync")
-async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf) -> SyncAnswer:
+@router.post("/sync", dependencies=[needs("online")])
+async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf, key: Key) -> SyncAnswer:
     """Compute prompts and wait for all of them. A prompt that fails has an entry in `errors`; the others are answered.
 
     When the client hangs up, what is not finished is cancelled.
@@ -109,7 +111,9 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    results = await while_connected(request.receive, _computed(services, prompts, batch_id, flow))
+    with services.quotas.admitted(request, *prompts.bodies()) as used:
+        results = await while_connected(request.receive, _computed(services, prompts, batch_id, flow, key))
+        used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
     seconds = services.clock.now() - started
     failures = [result for result in results if isinstance(result, BatchwrightError)]
     if len(failures) == len(results) and isinstance(failures[0], _CONCERNS_ALL):
@@ -125,9 +129,14 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     )
 
 
-@router.post("/async")
+@router.post("/async", dependencies=[needs("batches")])
 async def batch_async(
-    body: SimpleBatchAsync, services: ServicesOf, tenant: Tenant, idempotency_key: IdempotencyKey = None
+    body: SimpleBatchAsync,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("batch.create")],
+    idempotency_key: IdempotencyKey = None,
 ) -> AsyncAnswer:
     """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
@@ -136,13 +145,14 @@ async def batch_async(
         except InvalidRequest as error:
             raise InvalidRequest(f"callback_{error}", param="callback_url", code=error.code) from error
     batch = await services.jobs.create_simple(
-        tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key
+        tenant, _prompts(body), callback_url=body.callback_url, idempotency_key=idempotency_key, key=key
     )
+    deed.object = batch.id
     return AsyncAnswer(batch_id=batch.id, status=status_of(batch))
 
 
 # Before the route with an id, which would take `stats` for one.
-@router.get("/stats")
+@router.get("/stats", dependencies=[needs("batches")])
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     """How many jobs of prompts there are, and how full the batches of this process are."""
     counts = await services.jobs.count_batches(tenant, simple=True)
@@ -162,13 +172,18 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     )
 
 
-@router.get("/{batch_id}")
-async def retrieve_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
+@router.get("/{batch_id}", dependencies=[needs("batches"), audited("batch.results", "batch_id")])
+async def retrieve_simple_batch(
+    batch_id: BatchId, request: Request, services: ServicesOf, tenant: Tenant
+) -> SimpleState:
     """How far a job of prompts is; its outputs when it has ended."""
-    return await _state(services, await _simple(services, tenant, batch_id))
+    state = await _state(services, await _simple(services, tenant, batch_id))
+    if state.outputs is None:
+        not_audited(request)
+    return state
 
 
-@router.delete("/{batch_id}")
+@router.delete("/{batch_id}", dependencies=[needs("batches"), audited("batch.cancel", "batch_id")])
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """Cancel a job of prompts. Nothing changes for one that has ended."""
     await _simple(services, tenant, batch_id)
@@ -186,11 +201,12 @@ def _prompts(body: SimpleBatch) -> Prompts:
 
 
 async def _computed(
-    services: Services, prompts: Prompts, batch_id: str, flow: Flow
+    services: Services, prompts: Prompts, batch_id: str, flow: Flow, key: ApiKey | None
 ) -> list[Mapping[str, Any] | BatchwrightError]:
     """The answer to each prompt, or why there is none."""
+    best = None if key is None else key.best_priority
     calls = [
-        Call(COMPLETION_URL, body, f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
+        Call(COMPLETION_URL, bounded_priority(body, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
         for place, body in enumerate(prompts.bodies())
     ]
 

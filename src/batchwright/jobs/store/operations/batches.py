@@ -10,6 +10,7 @@ from typing import Any
 from batchwright.errors import Conflict, NotFound
 from batchwright.jobs.store.operations import pages
 from batchwright.jobs.store.operations.files import is_there
+from batchwright.jobs.store.operations.quotas import require_queue
 from batchwright.jobs.store.operations.removal import removed_on
 from batchwright.jobs.store.records import (
     ENDED,
@@ -21,6 +22,7 @@ from batchwright.jobs.store.records import (
     TokenUsage,
 )
 from batchwright.jobs.store.transaction import Row, Tx
+from batchwright.limiting.quotas import Quotas
 
 _NEWEST = 2**62
 _METADATA, _SIMPLE, _PAUSED, _ERRORS = 7, 12, 16, 17
@@ -70,11 +72,12 @@ def _require_input(tx: Tx, batch: BatchRecord) -> None:
         raise NotFound(f"there is no file {batch.input_file_id}: upload it first")
 
 
-def create_batch(tx: Tx, batch: BatchRecord) -> BatchRecord:
+def create_batch(tx: Tx, batch: BatchRecord, defaults: Quotas) -> BatchRecord:
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
     _require_input(tx, batch)
+    require_queue(tx, batch, defaults)
     return _add(tx, batch)[1]
 
 
@@ -118,7 +121,7 @@ def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord 
     return batch(tx, tenant, batch_id)
 
 
-def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord) -> BatchRecord:
+def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, defaults: Quotas) -> BatchRecord:
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
@@ -137,8 +140,11 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord) -> Batch
         status="in_progress",
         in_progress_at=tx.now,
         counts=LineCounts(total=total),
+        enqueued_lines=total,
+        enqueued_tokens=parent.enqueued_tokens * total // max(total, parent.counts.total),
     )
     _require_input(tx, made)
+    require_queue(tx, made, defaults)
     key, made = _add(tx, made)
     if key is not None:
         tx.run("copy_unsuccessful_lines", batch=key, parent=parent_key)

@@ -8,13 +8,18 @@ from dataclasses import asdict
 from typing import Literal
 
 from batchwright.errors import Conflict, NotFound
+from batchwright.jobs.store.operations.quotas import require_storage
 from batchwright.jobs.store.records import FileRecord, Purpose
 from batchwright.jobs.store.transaction import Tx
+from batchwright.limiting.quotas import Quotas
 
 _END_OF_TIME = 1e300
 
 
-def add_file(tx: Tx, file: FileRecord) -> None:
+def add_file(tx: Tx, file: FileRecord, defaults: Quotas | None = None) -> None:
+    """`defaults`: the quotas of a tenant that has none of its own; None: quotas do not matter."""
+    if defaults is not None:
+        require_storage(tx, file, defaults)
     tx.run("add_file", **asdict(file))
 
 

@@ -132,7 +132,7 @@ def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[Claim
 
 def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) -> list[ClaimedLine]:
     """From a row of `claimable_batches` and those of `claim_lines`, by number."""
-    _, batch_id, input_file_id, endpoint, expires_at = batch
+    _, batch_id, input_file_id, endpoint, expires_at, best_priority, tenant = batch
     return [
         ClaimedLine(
             batch_id,
@@ -144,6 +144,8 @@ def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) ->
             input_file_id,
             endpoint,
             expires_at,
+            best_priority,
+            tenant,
             crashes=crashes[0] if crashes else 0,
             given_up=given_up,
         )

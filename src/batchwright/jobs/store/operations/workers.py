@@ -6,6 +6,7 @@ import secrets
 
 from batchwright.errors import LeaseLost
 from batchwright.jobs.store.operations.suspects import clear_suspects_of, suspect_lines_of
+from batchwright.jobs.store.records import Peer
 from batchwright.jobs.store.transaction import Tx
 
 
@@ -35,6 +36,14 @@ def require_lease(tx: Tx, worker: str) -> int | None:
         raise LeaseLost(f"the lease of worker {worker} has run out: register again")
     trying: int | None = row[1]
     return trying
+
+
+def publish(tx: Tx, worker: str, snapshot: str) -> None:
+    tx.run("publish", worker=worker, snapshot=snapshot, now=tx.now)
+
+
+def peers(tx: Tx) -> list[Peer]:
+    return [Peer(*row) for row in tx.rows("snapshots", now=tx.now)]
 
 
 def retire_worker(tx: Tx, worker: str) -> int:

@@ -2,7 +2,8 @@
 id, tenant, endpoint, input_file_id, completion_window, created_at, expires_at, metadata, model, output_expires_after,
 idempotency_key, callback_url, simple, parent_id, status, ending, paused, errors, output_file_id, error_file_id,
 total, completed, failed, input_tokens, cached_tokens, output_tokens, reasoning_tokens,
-in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at, cancelled_at, lines_removed_at
+in_progress_at, finalizing_at, completed_at, failed_at, expired_at, cancelling_at, cancelled_at, lines_removed_at,
+key_id, best_priority, enqueued_lines, enqueued_tokens
 
 -- name: add_batch
 INSERT INTO batches ({batch_columns})
@@ -11,7 +12,7 @@ VALUES (
     :output_expires_after, :idempotency_key, :callback_url, :simple, :parent_id, :status, :ending, :paused, :errors,
     :output_file_id, :error_file_id, :total, :completed, :failed, :input_tokens, :cached_tokens, :output_tokens,
     :reasoning_tokens, :in_progress_at, :finalizing_at, :completed_at, :failed_at, :expired_at, :cancelling_at,
-    :cancelled_at, :lines_removed_at
+    :cancelled_at, :lines_removed_at, :key_id, :best_priority, :enqueued_lines, :enqueued_tokens
 )
 ON CONFLICT DO NOTHING
 RETURNING key;

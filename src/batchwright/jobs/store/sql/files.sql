@@ -1,9 +1,11 @@
 -- name: file_columns
-id, tenant, filename, purpose, bytes, created_at, expires_at, status, status_details
+id, tenant, filename, purpose, bytes, created_at, expires_at, status, status_details, lines, key_id
 
 -- name: add_file
-INSERT INTO files (id, tenant, filename, purpose, bytes, created_at, expires_at, status, status_details)
-VALUES (:id, :tenant, :filename, :purpose, :bytes, :created_at, :expires_at, :status, :status_details);
+INSERT INTO files ({file_columns})
+VALUES (
+    :id, :tenant, :filename, :purpose, :bytes, :created_at, :expires_at, :status, :status_details, :lines, :key_id
+);
 
 -- name: file
 SELECT {file_columns} FROM files

@@ -16,7 +16,7 @@ WHERE batch = :parent AND state <> 'succeeded';
 SELECT count(*) FROM lines WHERE batch = :batch AND state <> 'succeeded';
 
 -- name: claimable_batches
-SELECT key, id, input_file_id, endpoint, expires_at FROM batches AS b
+SELECT key, id, input_file_id, endpoint, expires_at, best_priority, tenant FROM batches AS b
 WHERE tenant = :tenant AND status = 'in_progress' AND ending IS NULL AND NOT paused AND expires_at > :now
     AND (expires_at, key) > (:after_time, :after_key)
     AND EXISTS (SELECT 1 FROM lines AS l WHERE l.batch = b.key AND l.state = 'pending')

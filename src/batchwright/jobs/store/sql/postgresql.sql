@@ -220,3 +220,26 @@ WITH held AS MATERIALIZED (
 )
 UPDATE lines AS l SET state = 'pending', crash = NULL
 FROM held WHERE l.batch = held.batch AND l.number = held.number;
+
+-- name: lock_key
+SELECT {key_columns} FROM api_keys WHERE id = :id FOR NO KEY UPDATE;
+
+-- name: lock_tenant
+SELECT pg_advisory_xact_lock(hashtextextended('batchwright quotas of ' || CAST(:tenant AS TEXT), 0));
+
+-- In one order, so that servers that count the same rates do not wait for each other in a circle.
+-- name: add_rates
+INSERT INTO rates (rate, slot, amount)
+SELECT rate, slot, amount FROM unnest(
+    CAST(:rate AS TEXT[]), CAST(:slot AS BIGINT[]), CAST(:amount AS BIGINT[])
+) AS given (rate, slot, amount) ORDER BY rate, slot
+ON CONFLICT (rate, slot) DO UPDATE SET amount = rates.amount + excluded.amount;
+
+-- name: rates
+SELECT rate, slot, amount FROM rates
+WHERE rate IN (SELECT json_array_elements_text(CAST(:rates AS JSON))) AND slot >= :oldest;
+
+-- name: forget_rates
+DELETE FROM rates WHERE (rate, slot) IN (
+    SELECT rate, slot FROM rates WHERE slot < :oldest LIMIT 1000 FOR UPDATE SKIP LOCKED
+);

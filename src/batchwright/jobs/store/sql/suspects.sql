@@ -14,7 +14,7 @@ WHERE EXISTS (
 ORDER BY c.crashed_at, c.key;
 
 -- name: suspect_batches
-SELECT key, id, input_file_id, endpoint, expires_at FROM batches AS b
+SELECT key, id, input_file_id, endpoint, expires_at, best_priority, tenant FROM batches AS b
 WHERE tenant = :tenant AND status = 'in_progress' AND ending IS NULL AND NOT paused AND expires_at > :now
     AND EXISTS (SELECT 1 FROM lines AS l WHERE l.crash = :crash AND l.batch = b.key AND l.state = 'suspect')
 ORDER BY expires_at, key;

@@ -13,6 +13,12 @@ UPDATE workers SET expires_at = :expires_at WHERE id = :worker AND expires_at > 
 -- name: lock_worker
 SELECT id FROM workers WHERE id = :worker;
 
+-- name: publish
+UPDATE workers SET snapshot = :snapshot WHERE id = :worker AND expires_at > :now;
+
+-- name: snapshots
+SELECT id, name, snapshot FROM workers WHERE expires_at > :now ORDER BY name, id;
+
 -- name: remove_worker
 DELETE FROM workers WHERE id = :worker;
 

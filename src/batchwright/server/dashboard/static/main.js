@@ -8,6 +8,7 @@ import { Jobs } from "./jobs.js";
 import { KEY_GIVEN, askForKey, connectKey } from "./key.js";
 import { Live } from "./live.js";
 import { announce } from "./messages.js";
+import { Shared } from "./shared.js";
 import { connectTheme } from "./theme.js";
 import { Uploads, connectExample } from "./upload.js";
 
@@ -15,6 +16,7 @@ let latest = null;
 let link = "connecting";
 
 const figures = new Figures();
+const shared = new Shared();
 const details = new Details();
 const jobs = new Jobs({ onDetails: (id) => details.open(jobs.job(id)) });
 const uploads = new Uploads();
@@ -23,7 +25,7 @@ const live = new Live({ onState, onLink });
 
 function onState(state) {
   latest = state;
-  for (const each of [figures, jobs, details, uploads]) each.update(state);
+  for (const each of [figures, shared, jobs, details, uploads]) each.update(state);
   showExample();
   showLink();
 }

@@ -1,0 +1,117 @@
+"""`batchwright quotas`: what tenants and keys may use at most, and what they use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from batchwright.cli.store_options import (
+    ConfigOption,
+    DatabaseOption,
+    DataOption,
+    StoreFlags,
+    open_local_store,
+    settings_with,
+    write_audit,
+)
+from batchwright.cli.tables import print_table
+from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.keys import require_name
+from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
+
+if TYPE_CHECKING:
+    from batchwright.jobs.store.interface import Store
+
+_T = TypeVar("_T")
+
+app = typer.Typer(name="quotas", help="Say what tenants and keys may use at most.", no_args_is_help=True)
+
+_LIMITS = f"NAME=VALUE, NAME being {', '.join(NAMES)}; NAME=none removes the limit."
+
+
+@app.command("set")
+def set_quotas(
+    limits: Annotated[list[str], typer.Argument(metavar="LIMIT…", help=_LIMITS, show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose limits.", show_default=False)],
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Limit what a tenant uses, all of its keys together. A service that is running notices within a few seconds."""
+
+    require_name("tenant", tenant)
+
+    async def change(store: Store) -> Quotas:
+        changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits)
+        await store.set_tenant_quotas(tenant, changed)
+        return changed
+
+    flags = StoreFlags(data, database, config)
+    changed = _with_store(flags, change)
+    write_audit(settings_with(flags), "quotas.set", tenant)
+    typer.echo(f"tenant {tenant}: {shown(changed)}", err=True)
+
+
+@app.command("list")
+def list_quotas(
+    data: DataOption = None,
+    database: DatabaseOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show the limits of tenants and keys that have some, and what they use of the store."""
+
+    async def found(store: Store) -> list[tuple[str, ...]]:
+        limited: list[tuple[str, str, str | None, Quotas]] = [
+            (f"tenant {tenant}", tenant, None, quotas) for tenant, quotas in (await store.tenant_quotas()).items()
+        ]
+        limited += [
+            (f"key {key.id} ({key.name})", key.tenant, key.id, key.quotas)
+            for key in await store.keys()
+            if key.quotas != UNLIMITED and key.revoked_at is None
+        ]
+        rows: list[tuple[str, ...]] = []
+        for whose, tenant, key_id, quotas in limited:
+            use = await store.quota_use(tenant, key_id)
+            used = {name: f"{getattr(use, name):,} of " for name in type(use).__dataclass_fields__}
+            rows += [(whose, name, f"{used.get(name, '')}{limit:,}") for name, limit in quotas.as_values().items()]
+        return rows
+
+    print_table(("whose", "quota", "limit"), _with_store(StoreFlags(data, database, config), found))
+
+
+def with_limits(quotas: Quotas, limits: Iterable[str]) -> Quotas:
+    """`quotas`, changed as `NAME=VALUE` texts say. Raises `InvalidRequest`."""
+    for limit in limits:
+        name, separator, text = limit.partition("=")
+        if name not in NAMES or not separator:
+            raise InvalidRequest(f"quota {limit!r}: must be NAME=VALUE; the names are {', '.join(NAMES)}")
+        quotas = replace(quotas, **{name: None if text == "none" else _value(name, text)})
+    return quotas
+
+
+def shown(quotas: Quotas) -> str:
+    """In one line."""
+    return ", ".join(f"{name}={value}" for name, value in quotas.as_values().items()) or "no limits of its own"
+
+
+def _value(name: str, text: str) -> int:
+    """A number; of bytes also with a unit."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text)) if name == "storage_bytes" else int(text)
+    except (ValidationError, ValueError):
+        example = "a size such as 10GB" if name == "storage_bytes" else "a whole number"
+        raise InvalidRequest(f"{name}={text}: must be {example}, or none", param=name) from None
+
+
+def _with_store(flags: StoreFlags, work: Callable[[Store], Awaitable[_T]]) -> _T:
+    async def main() -> _T:
+        async with open_local_store(settings_with(flags)) as store:
+            return await work(store)
+
+    return asyncio.run(main())

@@ -1,0 +1,93 @@
+"""Operations on quotas, and what they are compared with inside of the transactions that add something."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from batchwright.errors import QuotaExceeded
+from batchwright.jobs.store.records import BatchRecord, Enqueued, FileRecord, QuotaUse
+from batchwright.jobs.store.transaction import Tx
+from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
+from batchwright.limiting.rates import Change
+
+
+def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
+    return {tenant: of_values(json.loads(values)) for tenant, values in tx.rows("tenant_quotas")}
+
+
+def set_tenant_quotas(tx: Tx, tenant: str, quotas: Quotas) -> None:
+    if quotas == UNLIMITED:
+        tx.run("remove_tenant_quotas", tenant=tenant)
+    else:
+        tx.run("set_tenant_quotas", tenant=tenant, quotas=json.dumps(quotas.as_values()))
+
+
+def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
+    return QuotaUse(_stored(tx, tenant, key_id), *_enqueued(tx, tenant, key_id))
+
+
+def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
+    """Raises `QuotaExceeded` where there is no room for this file."""
+    for whose, key_id, quotas in _quotas(tx, file.tenant, file.key_id, defaults):
+        if (most := quotas.storage_bytes) is None:
+            continue
+        used = _stored(tx, file.tenant, key_id)
+        if used + file.bytes > most:
+            raise QuotaExceeded(
+                f"{whose} stores {used:,} bytes of at most {most:,}, and the file has {file.bytes:,}: delete files",
+                kind="insufficient_quota",
+                code="insufficient_quota",
+                passing=False,
+            )
+
+
+def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
+    """Raises `QuotaExceeded` where there is no room for the lines of this batch."""
+    asked = Enqueued(batch.enqueued_lines, batch.enqueued_tokens)
+    for whose, key_id, quotas in _quotas(tx, batch.tenant, batch.key_id, defaults):
+        limits = (("requests", quotas.enqueued_lines), ("tokens", quotas.enqueued_tokens))
+        if all(most is None for _, most in limits):
+            continue
+        waiting = _enqueued(tx, batch.tenant, key_id)
+        for (kind, most), used, more, what in zip(limits, waiting, asked, ("lines", "tokens"), strict=True):
+            if most is not None and used + more > most:
+                raise QuotaExceeded(
+                    f"{whose} has {used:,} {what} of batches waiting of at most {most:,}, and this batch has "
+                    f"{more:,}: {'wait until others have ended' if more <= most else 'make it smaller'}",
+                    kind=kind,
+                    passing=more <= most,
+                )
+
+
+def _quotas(tx: Tx, tenant: str, key_id: str | None, defaults: Quotas) -> Iterator[tuple[str, str | None, Quotas]]:
+    """Who is limited, the key where it is one, and how. What they use does not change until the transaction ends."""
+    row = tx.row("quotas_of_tenant", tenant=tenant)
+    of_tenant = (UNLIMITED if row is None else of_values(json.loads(row[0]))).over(defaults)
+    row = None if key_id is None else tx.row("quotas_of_key", key_id=key_id)
+    of_key = UNLIMITED if row is None else of_values(json.loads(row[0]))
+    if of_tenant == of_key == UNLIMITED:
+        return
+    tx.rows("lock_tenant", tenant=tenant)
+    yield f"tenant {tenant}", None, of_tenant
+    yield f"key {key_id}", key_id, of_key
+
+
+def _stored(tx: Tx, tenant: str, key_id: str | None) -> int:
+    [(used,)] = tx.rows("stored_bytes", tenant=tenant, key_id=key_id, now=tx.now)
+    return int(used)
+
+
+def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> Enqueued:
+    [waiting] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
+    return Enqueued(*waiting)
+
+
+def share_rates(tx: Tx, changes: Sequence[Change], rates: Sequence[str], oldest: int) -> tuple[float, list[Change]]:
+    tx.many("add_rates", [change._asdict() for change in changes])
+    tx.run("forget_rates", oldest=oldest)
+    return read_rates(tx, rates, oldest)
+
+
+def read_rates(tx: Tx, rates: Sequence[str], oldest: int) -> tuple[float, list[Change]]:
+    return tx.now, [Change(*row) for row in tx.rows("rates", rates=json.dumps([*rates]), oldest=oldest)]

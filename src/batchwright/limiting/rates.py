@@ -1,0 +1,257 @@
+"""How many requests and tokens online clients may use in a minute, and how many requests at once.
+
+A minute is a sliding window: in no minute is more let in than a limit allows, up to what other processes let in that is
+not known here yet. What was used is counted in slots of a few seconds; a slot counts until all of it is a minute old.
+
+Several processes share counters: each hands over what it has counted (`take_changes`), and is told what all have
+(`learn`). In between, and while nothing can be shared, each goes on with what it knows.
+
+Times are seconds of a clock that is the same for all processes, about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from batchwright.limiting.quotas import Quotas
+
+Kind: TypeAlias = Literal["requests", "tokens"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+PERIOD = 60
+SLOT = 5
+_SOON = 1.0
+"""Seconds after which to try again when all places are taken: when one is free cannot be known."""
+
+
+class Change(NamedTuple):
+    """An amount that was used of a rate in a slot."""
+
+    rate: str
+    slot: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose use is limited."""
+
+    name: str
+    """`tenant:…` or `key:…`."""
+    quotas: Quotas
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a rate stands."""
+
+    limit: int
+    remaining: int
+    reset: float
+    """Seconds until nothing of it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not let in."""
+
+    subject: str
+    quota: str
+    """The name of the field of `Quotas`."""
+    limit: int
+    used: int
+    asked: int
+    wait: float | None
+    """Seconds until there is room, if nothing else comes in between; None: there never is."""
+
+
+@dataclass(slots=True)
+class Grant:
+    """A request that was let in."""
+
+    subjects: tuple[str, ...]
+    rates: tuple[str, ...]
+    """Of tokens."""
+    slot: int
+    tokens: int
+    """That it is counted with."""
+    inside: bool = True
+
+
+@dataclass(slots=True)
+class _Window:
+    """The last minute of a rate."""
+
+    limit: int
+    shared: Mapping[int, int] = field(default_factory=dict)
+    """By slot, of all processes, as it was last heard."""
+    handed: dict[int, int] = field(default_factory=dict)
+    """Being handed over: not in `shared` yet."""
+    own: dict[int, int] = field(default_factory=dict)
+
+    def slots(self, now: float) -> list[tuple[int, int]]:
+        """Those that count at `now`, the oldest first."""
+        amounts: Counter[int] = Counter()
+        for part in (self.shared, self.handed, self.own):
+            for slot, amount in part.items():
+                if slot >= oldest_slot(now):
+                    amounts[slot] += amount
+        return sorted(amounts.items())
+
+    def used(self, now: float) -> int:
+        return max(0, sum(amount for _, amount in self.slots(now)))
+
+    def wait(self, amount: int, now: float) -> float:
+        """Seconds until `amount` of what is used now counts no more."""
+        gone = 0
+        for slot, used in self.slots(now):
+            gone += used
+            if gone >= amount:
+                return (slot + 1) * SLOT + PERIOD - now
+        return 0.0
+
+    def add(self, slot: int, amount: int) -> None:
+        self.own[slot] = self.own.get(slot, 0) + amount
+
+
+def slot_of(now: float) -> int:
+    return math.floor(now / SLOT)
+
+
+def oldest_slot(now: float) -> int:
+    """The first one that has an end within the last minute."""
+    return slot_of(now - PERIOD)
+
+
+class RateLimiter:
+    """Decides which requests are let in."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+        self._inside: Counter[str] = Counter()
+        self._elsewhere: Mapping[str, int] = {}
+
+    # Requests.
+
+    def admit(self, subjects: Sequence[Subject], tokens: int, now: float) -> Grant | Refusal:
+        """Let a request in that may use `tokens`, or say why not: of several reasons the one that lasts longest."""
+        refusals = [refusal for subject in subjects for refusal in self._refusals(subject, tokens, now)]
+        if refusals:
+            return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
+        slot = slot_of(now)
+        of_tokens = []
+        for subject in subjects:
+            self._inside[subject.name] += 1
+            for kind, limit in _rates(subject.quotas):
+                rate = f"{subject.name}/{kind}"
+                self._window(rate, limit).add(slot, 1 if kind == "requests" else tokens)
+                if kind == "tokens":
+                    of_tokens.append(rate)
+        return Grant(tuple(subject.name for subject in subjects), tuple(of_tokens), slot, tokens)
+
+    def settle(self, grant: Grant, tokens: int, now: float) -> None:
+        """The request used so many tokens. Those that it was not counted with are counted now."""
+        more = tokens - grant.tokens
+        for rate in grant.rates:
+            if (window := self._windows.get(rate)) is not None:
+                window.add(slot_of(now) if more > 0 else grant.slot, more)
+        grant.tokens = tokens
+
+    def leave(self, grant: Grant) -> None:
+        """The request has ended. It may be said more than once."""
+        if not grant.inside:
+            return
+        grant.inside = False
+        self._inside -= Counter(grant.subjects)
+
+    def standing(self, subjects: Iterable[Subject], kind: Kind, now: float) -> Standing | None:
+        """How the scarcest rate of this kind stands; None: none of them is limited."""
+        found = []
+        for subject in subjects:
+            for each, limit in _rates(subject.quotas):
+                if each == kind:
+                    window = self._window(f"{subject.name}/{kind}", limit)
+                    used = window.used(now)
+                    found.append(Standing(limit, max(0, limit - used), window.wait(used, now) if used else 0.0))
+        return min(found, key=lambda standing: standing.remaining, default=None)
+
+    def inside(self, subject: str) -> int:
+        """Its requests that were let in and have not ended, in all processes."""
+        return self._inside[subject] + self._elsewhere.get(subject, 0)
+
+    # Other processes.
+
+    def take_changes(self, now: float) -> tuple[list[Change], list[str]]:
+        """What was counted here since it was last handed over, and the rates of which there may be news.
+
+        It is followed by `learn`, or by `put_back`.
+        """
+        oldest, changes = oldest_slot(now), []
+        for rate, window in [*self._windows.items()]:
+            if not window.slots(now):
+                del self._windows[rate]
+                continue
+            window.handed = {slot: amount for slot, amount in window.own.items() if slot >= oldest and amount}
+            window.own = {}
+            changes += [Change(rate, slot, amount) for slot, amount in window.handed.items()]
+        return changes, [*self._windows]
+
+    def learn(self, counted: Iterable[Change]) -> None:
+        """What all processes counted of the rates, what was handed over here included."""
+        shared: dict[str, dict[int, int]] = {}
+        for rate, slot, amount in counted:
+            shared.setdefault(rate, {})[slot] = amount
+        for rate, window in self._windows.items():
+            if rate in shared or window.handed:
+                window.shared, window.handed = shared.get(rate, {}), {}
+
+    def put_back(self) -> None:
+        """What was taken could not be handed over."""
+        for window in self._windows.values():
+            for slot, amount in window.handed.items():
+                window.add(slot, amount)
+            window.handed = {}
+
+    @property
+    def inside_here(self) -> dict[str, int]:
+        """Requests inside of this process, by subject: for the other ones."""
+        return dict(self._inside)
+
+    def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
+        """Each rate that was used of late, its limit and what is used."""
+        for rate, window in self._windows.items():
+            yield rate, window.limit, window.used(now)
+
+    def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
+        """Requests inside of the other processes, by subject."""
+        self._elsewhere = elsewhere
+
+    # What they share.
+
+    def _window(self, rate: str, limit: int) -> _Window:
+        window = self._windows.setdefault(rate, _Window(limit))
+        window.limit = limit
+        return window
+
+    def _refusals(self, subject: Subject, tokens: int, now: float) -> Iterator[Refusal]:
+        most = subject.quotas.concurrent_requests
+        if most is not None and (inside := self.inside(subject.name)) >= most:
+            yield Refusal(subject.name, "concurrent_requests", most, inside, 1, _SOON)
+        for kind, limit in _rates(subject.quotas):
+            asked = 1 if kind == "requests" else tokens
+            window = self._window(f"{subject.name}/{kind}", limit)
+            used = window.used(now)
+            if used + asked > limit:
+                wait = None if asked > limit else window.wait(used + asked - limit, now)
+                yield Refusal(subject.name, f"{kind}_per_minute", limit, used, asked, wait)
+
+
+def _rates(quotas: Quotas) -> Iterator[tuple[Kind, int]]:
+    if quotas.requests_per_minute is not None:
+        yield "requests", quotas.requests_per_minute
+    if quotas.tokens_per_minute is not None:
+        yield "tokens", quotas.tokens_per_minute

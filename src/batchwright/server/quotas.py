@@ -1,0 +1,152 @@
+"""Quotas of online requests: who is let in, what the answer says of it, and what other servers are told."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+
+from batchwright.clock import Clock
+from batchwright.errors import QuotaExceeded
+from batchwright.jobs.store.interface import Store
+from batchwright.jobs.store.records import ApiKey
+from batchwright.limiting.estimates import tokens_of_request
+from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.limiting.rates import KINDS, Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
+from batchwright.server.middleware import ANSWER_HEADERS
+
+_REFRESH = 5.0
+"""Seconds between looks at the quotas of tenants."""
+
+
+class OnlineQuotas:
+    """The quotas of tenants and keys, and what online requests use of them.
+
+    Nothing here waits for the store: requests are decided by what this process knows, and `share` keeps that close to
+    what all know.
+    """
+
+    def __init__(
+        self, store: Store, defaults: Quotas, clock: Clock, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        """`defaults`: of tenants that have none of their own."""
+        self.limiter = RateLimiter()
+        self.refused: Counter[str] = Counter()
+        """Requests that were not let in, by the name of the quota."""
+        self._store = store
+        self._defaults = defaults
+        self._clock = clock
+        self._ahead = unix_time() - clock.now()
+        """What the time of the store is ahead of the clock."""
+        self._tenants: Mapping[str, Quotas] = {}
+        self._refresh_at = float("-inf")
+
+    @property
+    def now(self) -> float:
+        """The time by which all processes count."""
+        return self._clock.now() + self._ahead
+
+    def subjects(self, tenant: str, key: ApiKey | None) -> list[Subject]:
+        """Whose quotas concern a request: those of its tenant, and those of its key."""
+        found = [Subject(f"tenant:{tenant}", self._tenants.get(tenant, UNLIMITED).over(self._defaults))]
+        if key is not None:
+            found.append(Subject(f"key:{key.id}", key.quotas))
+        return [subject for subject in found if subject.quotas != UNLIMITED]
+
+    @contextmanager
+    def admitted(self, request: Request, *bodies: Mapping[str, Any]) -> Iterator[Callable[[int], None]]:
+        """Let a request in, which asks for these bodies, for as long as the block lasts. Raises `QuotaExceeded`.
+
+        The block is given a function, to be told how many tokens were used. Until then the request counts with what it
+        may use at most, and also if it is cancelled; one that fails before counts with none.
+        """
+        subjects = self.subjects(request.state.tenant, request.state.key)
+        if not subjects:
+            yield lambda _: None
+            return
+        came = self.limiter.admit(subjects, sum(map(tokens_of_request, bodies)), self.now)
+        setattr(request.state, ANSWER_HEADERS, self._headers(subjects))
+        if isinstance(came, Refusal):
+            self.refused[came.quota] += 1
+            raise _exceeded(came)
+        grant, settled = came, False
+
+        def settle(tokens: int) -> None:
+            nonlocal settled
+            settled = True
+            self.limiter.settle(grant, tokens, self.now)
+
+        try:
+            yield settle
+        except Exception:
+            if not settled:
+                settle(0)
+            raise
+        finally:
+            self.limiter.leave(grant)
+
+    async def share(self) -> None:
+        """Exchange with the other processes what was used of late. Raises `StoreUnavailable`."""
+        if self._clock.now() >= self._refresh_at:
+            self._tenants = await self._store.tenant_quotas()
+            self._refresh_at = self._clock.now() + _REFRESH
+        now = self.now
+        changes, rates = self.limiter.take_changes(now)
+        if not rates:
+            return
+        try:
+            now, counted = await self._store.share_rates(changes, rates, oldest_slot(now))
+        except BaseException:
+            self.limiter.put_back()
+            raise
+        self._ahead = now - self._clock.now()
+        self.limiter.learn(counted)
+
+    def refresh(self) -> None:
+        """Look at the quotas of tenants at the next `share`: they were changed."""
+        self._refresh_at = float("-inf")
+
+    def _headers(self, subjects: list[Subject]) -> dict[str, str]:
+        """How the scarcest quotas stand, as OpenAI says it."""
+        headers: dict[str, str] = {}
+        for kind in KINDS:
+            if (standing := self.limiter.standing(subjects, kind, self.now)) is not None:
+                headers |= _headers_of(kind, standing)
+        return headers
+
+
+def _headers_of(kind: Kind, standing: Standing) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{kind}": str(standing.limit),
+        f"x-ratelimit-remaining-{kind}": str(standing.remaining),
+        f"x-ratelimit-reset-{kind}": _duration(standing.reset),
+    }
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: `1m5.2s`, `850ms`."""
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.0f}ms"
+    minutes, rest = divmod(seconds, 60.0)
+    return f"{minutes:.0f}m{rest:.3g}s" if minutes else f"{rest:.3g}s"
+
+
+def _exceeded(refusal: Refusal) -> QuotaExceeded:
+    what = refusal.quota.replace("_", " ")
+    kind, _, name = refusal.subject.partition(":")
+    told = f"rate limit reached for {kind} {name} on {what}: limit {refusal.limit:,}, used {refusal.used:,}, "
+    told += f"requested {refusal.asked:,}; "
+    if refusal.wait is None:
+        told += "a request as large as this never fits: shorten its prompt or lower max_tokens"
+    else:
+        told += f"try again in {_duration(refusal.wait)}"
+    return QuotaExceeded(
+        told,
+        kind="tokens" if refusal.quota == "tokens_per_minute" else "requests",
+        passing=refusal.wait is not None,
+        retry_after=refusal.wait,
+    )
