@@ -1,7 +1,8 @@
-"""How many tokens a request may use, before it is tokenized.
+"""How much a request asks for, before it is read in full and tokenized.
 
 Four bytes or characters count as a token. That is what English text has on average; what was used is settled when it is
-known, and lines of batches are only ever estimated.
+known, and lines of batches are only ever estimated. What makes no sense counts little or nothing: whoever reads the
+body refuses it.
 """
 
 from __future__ import annotations
@@ -19,25 +20,35 @@ def tokens_of_bytes(size: int) -> int:
     return -(-size // _PER_TOKEN)
 
 
+def sequences_of_request(body: Mapping[str, Any]) -> int:
+    """The texts to embed of an online request, or its prompts times their completions; at least 1."""
+    return len(_prompts(body)) * completions_of_request(body)
+
+
+def completions_of_request(body: Mapping[str, Any]) -> int:
+    """The completions of each prompt of an online request; 1 for a text to embed."""
+    return 1 if "input" in body else _whole(body.get("n")) or 1
+
+
+def prompt_tokens_of_request(body: Mapping[str, Any]) -> int:
+    """The tokens of the prompts of an online request, or of its texts to embed."""
+    return sum(map(_tokens, _prompts(body)))
+
+
 def tokens_of_request(body: Mapping[str, Any]) -> int:
-    """The tokens of the prompts of an online request and of the longest answers that it allows.
-
-    What makes no sense counts nothing: whoever reads the body refuses it.
-    """
+    """The tokens of the prompts of an online request and of the longest answers that it allows."""
+    prompts = prompt_tokens_of_request(body)
     if "input" in body:
-        return sum(map(_tokens, _prompts(body["input"])))
-    if "messages" in body:
-        messages = body["messages"] if isinstance(body["messages"], list) else []
-        prompts, count = sum(map(_of_message, messages)), 1
-    else:
-        given = _prompts(body.get("prompt"))
-        prompts, count = sum(map(_tokens, given)), len(given)
+        return prompts
     longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
-    return prompts + count * (_whole(body.get("n")) or 1) * longest
+    return prompts + sequences_of_request(body) * longest
 
 
-def _prompts(given: Any) -> list[Any]:
-    """One text or one list of token ids, or a list of these."""
+def _prompts(body: Mapping[str, Any]) -> list[Any]:
+    """Texts, lists of token ids, or one list of messages."""
+    if "messages" in body:
+        return [body["messages"]]
+    given = body.get("input", body.get("prompt"))
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]
@@ -46,14 +57,16 @@ def _prompts(given: Any) -> list[Any]:
 def _tokens(prompt: Any) -> int:
     if isinstance(prompt, str):
         return tokens_of_bytes(len(prompt))
-    return len(prompt) if isinstance(prompt, list) else 0
+    if not isinstance(prompt, list):
+        return 0
+    return len(prompt) if prompt and isinstance(prompt[0], int) else sum(map(_of_message, prompt))
 
 
 def _of_message(message: Any) -> int:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list):
         return sum(_tokens(part.get("text")) for part in content if isinstance(part, dict))
-    return _tokens(content)
+    return _tokens(content) if isinstance(content, str) else 0
 
 
 def _whole(value: Any) -> int:

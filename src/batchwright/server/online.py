@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from batchwright.backends.inference import Call
 from batchwright.clock import Clock
 from batchwright.limiting.admission import AdmissionController, Size
+from batchwright.limiting.estimates import completions_of_request, prompt_tokens_of_request, sequences_of_request
 from batchwright.request import Flow
 from batchwright.server.errors import shutting_down
 from batchwright.server.observability.measured import MeasuredInference
 from batchwright.server.streams import closing
-from batchwright.wire.size import inputs_of, prompt_tokens_of
 
 
 class OnlineCalls:
@@ -45,8 +45,7 @@ class OnlineCalls:
         if self.closed:
             raise shutting_down()
         flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)
-        bodies = [call.body for call in calls]
-        size = Size(sum(map(inputs_of, bodies)), sum(map(prompt_tokens_of, bodies)))
+        size = sum((_size(call.body) for call in calls), Size(0, 0))
         self.admission.admit(flow, size, self._clock.now())
         self.inside += 1
         try:
@@ -54,3 +53,8 @@ class OnlineCalls:
         finally:
             self.inside -= 1
             self.admission.release(flow, size, self._clock.now())
+
+
+def _size(body: Mapping[str, Any]) -> Size:
+    # Each completion of a prompt holds its tokens.
+    return Size(sequences_of_request(body), prompt_tokens_of_request(body) * completions_of_request(body))

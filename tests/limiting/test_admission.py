@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from batchwright.errors import InvalidRequest, Overloaded
 from batchwright.limiting.admission import AdmissionController, Size
+from batchwright.limiting.estimates import completions_of_request, prompt_tokens_of_request, sequences_of_request
 from batchwright.request import Flow
-from batchwright.wire.size import inputs_of, prompt_tokens_of
 
 
 class Admissions(RuleBasedStateMachine):
@@ -136,19 +136,21 @@ def test_what_could_never_be_let_in_is_invalid(size: Size, message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("body", "inputs", "tokens"),
+    ("body", "sequences", "completions", "tokens"),
     [
-        ({"prompt": "x" * 40}, 1, 11),
-        ({"prompt": ["abcd", "e"], "n": 3}, 6, 9),
-        ({"prompt": [1, 2, 3]}, 1, 3),
-        ({"prompt": [[1, 2], [3]], "n": 2}, 4, 6),
-        ({"input": ["a", "b"]}, 2, 2),
-        ({"messages": [{"role": "user", "content": "x" * 8}], "n": 2}, 2, 6),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}]}, 1, 3),
-        ({"prompt": None, "n": "many"}, 1, 1),
-        ({"messages": "none", "n": -1}, 1, 2),
-        ({}, 1, 0),
+        ({"prompt": "x" * 40}, 1, 1, 10),
+        ({"prompt": ["abcd", "e"], "n": 3}, 6, 3, 2),
+        ({"prompt": [1, 2, 3]}, 1, 1, 3),
+        ({"prompt": [[1, 2], [3]], "n": 2}, 4, 2, 3),
+        ({"input": ["a", "b"], "n": 7}, 2, 1, 2),
+        ({"messages": [{"role": "user", "content": "x" * 8}], "n": 2}, 2, 2, 2),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}]}, 1, 1, 2),
+        ({"prompt": None, "n": "many"}, 1, 1, 0),
+        ({"messages": "none", "n": -1}, 1, 1, 1),
+        ({"prompt": [{"a": 1}]}, 1, 1, 0),
+        ({}, 1, 1, 0),
     ],
 )
-def test_the_size_of_a_body(body: dict[str, object], inputs: int, tokens: int) -> None:
-    assert (inputs_of(body), prompt_tokens_of(body)) == (inputs, tokens)
+def test_the_size_of_a_request(body: dict[str, object], sequences: int, completions: int, tokens: int) -> None:
+    found = sequences_of_request(body), completions_of_request(body), prompt_tokens_of_request(body)
+    assert found == (sequences, completions, tokens)
