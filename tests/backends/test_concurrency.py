@@ -54,3 +54,28 @@ def test_who_is_cancelled_at_the_gate_leaves_no_trace() -> None:
         assert (gate.inside, gate.waiting_online, entered) == (0, 0, ["a", "c"])
 
     asyncio.run(main())
+
+
+def test_the_next_place_is_for_the_owner_with_the_fewest() -> None:
+    async def main() -> None:
+        gate = Gate(AimdLimit(2))
+        entered: list[str] = []
+        leaves = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "c1")}
+
+        async def enter(name: str) -> None:
+            async with gate.enter("online", name[0]):
+                entered.append(name)
+                await leaves[name].wait()
+
+        tasks = [asyncio.ensure_future(enter(name)) for name in leaves]
+        await asyncio.sleep(0)
+        assert (entered, gate.waiting_online) == (["a1", "a2"], 4)
+        for name in ("a1", "a2", "b1", "a3", "c1", "a4"):
+            leaves[name].set()
+            for _ in range(4):
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert entered == ["a1", "a2", "b1", "a3", "c1", "a4"]
+        assert (gate.inside, gate.waiting_online) == (0, 0)
+
+    asyncio.run(main())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
 
 from batchwright.request import Traffic
 
@@ -43,48 +43,70 @@ class AimdLimit:
 
 
 class Gate:
-    """Lets in as many calls as the limit allows; of those that wait, online ones first, then in order."""
+    """Lets in as many calls as the limit allows.
+
+    Of those that wait, online ones go first; then those of the owner with the fewest calls inside; then as they came.
+    """
 
     def __init__(self, limit: AimdLimit) -> None:
         self.limit = limit
         self.inside = 0
-        self._waiting: dict[Traffic, deque[asyncio.Future[None]]] = {"online": deque(), "batch": deque()}
-
-    @property
-    def waiting_online(self) -> int:
+        self.waiting_online = 0
         """Online calls that are not let in yet."""
-        return len(self._waiting["online"])
+        self._inside_of: Counter[Hashable] = Counter()
+        self._waiting: dict[Traffic, dict[Hashable, deque[asyncio.Future[None]]]] = {"online": {}, "batch": {}}
 
     @asynccontextmanager
-    async def enter(self, traffic: Traffic) -> AsyncIterator[int]:
+    async def enter(self, traffic: Traffic, owner: Hashable = None) -> AsyncIterator[int]:
         """Inside for as long as the block lasts; gives the round in which it was let in."""
-        await self._let_in(traffic)
+        await self._let_in(traffic, owner)
         try:
             yield self.limit.round
         finally:
-            self.inside -= 1
-            self._admit()
+            self._leave(owner)
 
-    async def _let_in(self, traffic: Traffic) -> None:
+    async def _let_in(self, traffic: Traffic, owner: Hashable) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[traffic].append(place)
+        self._waiting[traffic].setdefault(owner, deque()).append(place)
+        self.waiting_online += traffic == "online"
         self._admit()
         try:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 # Let in at the moment at which it was cancelled.
-                self.inside -= 1
+                self._leave(owner)
             else:
-                with suppress(ValueError):  # passed over already
-                    self._waiting[traffic].remove(place)
-            self._admit()
+                self._forget(traffic, owner, place)
             raise
 
+    def _leave(self, owner: Hashable) -> None:
+        self.inside -= 1
+        self._inside_of[owner] -= 1
+        if not self._inside_of[owner]:
+            del self._inside_of[owner]
+        self._admit()
+
+    def _forget(self, traffic: Traffic, owner: Hashable, place: asyncio.Future[None]) -> None:
+        owners = self._waiting[traffic]
+        if place not in owners.get(owner, ()):
+            return  # passed over already
+        owners[owner].remove(place)
+        self.waiting_online -= traffic == "online"
+        if not owners[owner]:
+            del owners[owner]
+
     def _admit(self) -> None:
-        for queue in (self._waiting["online"], self._waiting["batch"]):
-            while queue and self.inside < self.limit.value:
+        for traffic, owners in self._waiting.items():
+            while owners and self.inside < self.limit.value:
+                # Of equal ones the first in the dictionary, which is the one that has waited longest.
+                owner = min(owners, key=self._inside_of.__getitem__)
+                queue = owners.pop(owner)
                 place = queue.popleft()
+                if queue:
+                    owners[owner] = queue
+                self.waiting_online -= traffic == "online"
                 if not place.done():
                     self.inside += 1
+                    self._inside_of[owner] += 1
                     place.set_result(None)

@@ -196,7 +196,7 @@ class EndpointInference:
             raise InvalidRequest(f"the body has no form as JSON: {error}") from error
 
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
-        async with self._gate.enter(call.traffic) as began:
+        async with self._gate.enter(call.traffic, _owner(call)) as began:
             self._require_open()
             answer = await self._noticed(began, self._client.post(path, body))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
@@ -205,7 +205,7 @@ class EndpointInference:
 
     async def _opened(self, call: Call, path: str, body: bytes) -> _Opened:
         async with AsyncExitStack() as held:
-            began = await held.enter_async_context(self._gate.enter(call.traffic))
+            began = await held.enter_async_context(self._gate.enter(call.traffic, _owner(call)))
             self._require_open()
             chunks = await held.enter_async_context(aclosing(self._client.stream(path, body)))
             first = await self._noticed(began, anext(chunks, None))
@@ -315,3 +315,7 @@ async def _within(until: float | None, work: Awaitable[_T]) -> _T:
         if limit.expired():
             raise DeadlineExceeded("the time for this request passed before the endpoint answered") from error
         raise
+
+
+def _owner(call: Call) -> str | None:
+    return None if call.flow is None else call.flow.owner
