@@ -47,7 +47,7 @@ crash-test: install
 
 HOURS ?= 1
 soak: install
-	$(BIN)/python -m tests.soak --hours $(HOURS)
+	$(BIN)/python -m tests.soak --hours $(HOURS) --save benchmarks/results/soak.md
 
 lint: install
 	$(BIN)/ruff check .

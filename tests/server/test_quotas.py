@@ -15,6 +15,7 @@ from tests.server.test_batches import content, line
 from batchwright.clock import ManualClock
 from batchwright.jobs.store import open_store
 from batchwright.limiting.quotas import Quotas
+from batchwright.server.peers import Peers
 
 _PROMPT = {"model": "stub", "prompt": "one two three", "max_tokens": 3}
 
@@ -22,11 +23,16 @@ _PROMPT = {"model": "stub", "prompt": "one two three", "max_tokens": 3}
 async def _limit(service: Service, tenant: str = "default", **limits: int) -> None:
     await service.services.store.set_tenant_quotas(tenant, Quotas(**limits))
     service.services.quotas.refresh()
-    await service.services.peers.exchange()
+    await Peers.exchange(service.services.peers)
 
 
 def _still(service: Service) -> ManualClock:
-    """The quotas' time, which stands still from now on."""
+    """The quotas' time, which stands still from now on; nothing is exchanged with the store but by `_limit`."""
+
+    async def nothing() -> None:
+        pass
+
+    service.services.peers.exchange = nothing  # type: ignore[method-assign]
     clock = service.services.quotas._clock = ManualClock(1000.0)
     return clock
 
