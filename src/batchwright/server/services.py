@@ -24,10 +24,11 @@ from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
 from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.server.auth import is_loopback
+from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.dashboard.live import Live
 from batchwright.server.loading import load_inference
 from batchwright.server.observability.engines import dispatch_reasons, engine_stats
-from batchwright.server.observability.figures import HttpFigures
+from batchwright.server.observability.figures import ConnectionFigures, HttpFigures
 from batchwright.server.observability.logs import logger
 from batchwright.server.observability.measured import MeasuredInference
 from batchwright.server.observability.metrics import Scrape, StoreCounts
@@ -63,8 +64,10 @@ class Services:
     live: Live
     http: HttpFigures
     store_figures: StoreFigures
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    feeds: Feeds
+    stopping: asyncio.Event
     """Set by `drain`: streams without an end of their own end then."""
+    connections: ConnectionFigures = field(default_factory=ConnectionFigures)
     _checked: tuple[float, str | None] | None = None
     _worker_ends: asyncio.Task[None] | None = None
 
@@ -123,6 +126,7 @@ class Services:
             version=__version__,
             ready=await self.why_not_ready() is None,
             http=self.http,
+            connections=self.connections,
             calls=self.inference.figures,
             engine=engine_stats(inner),
             reasons=dispatch_reasons(inner),
@@ -176,6 +180,7 @@ async def open_services(
         jobs = JobService(
             store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
+        stopping = asyncio.Event()
         services = Services(
             settings=settings,
             limits=limits,
@@ -195,6 +200,8 @@ async def open_services(
             live=Live(measured, clock, unix_time),
             http=HttpFigures(),
             store_figures=store_figures,
+            feeds=Feeds(settings.max_page_streams, stopping),
+            stopping=stopping,
         )
         await worker.start()
         opened.push_async_callback(services.stopped)
