@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +24,8 @@ UPLOAD = ("POST", "/v1/files")
 """Has a cap of its own, counted as it passes into its blob."""
 HUNG_UP = 499
 """What the log and the figures say of a request whose client went away before the answer."""
+_LAST_WORD = 0.5
+"""Seconds that a client has to take the end of its answer when the service goes."""
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 
@@ -139,11 +142,10 @@ class Frame:
             task.uncancel()
             error = shutting_down(close=True)
             log_failure(error, error, path=scope["path"])
-            try:
-                await answer.give_up(error, scope, receive)
-            except asyncio.CancelledError:
-                # The client does not read, and the time for that is over.
-                task.uncancel()
+            # A client that does not read is not waited for, nor is anything else when it is cancelled once more.
+            with suppress(TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(_LAST_WORD):
+                    await answer.give_up(error, scope, receive)
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         """Answer the request; whatever is raised becomes an error in the form of the service."""

@@ -49,23 +49,28 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     async with open_services(settings) as services:
-        config = uvicorn.Config(
-            create_app(services),
-            # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
-            http="h11",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=math.ceil(settings.idle_timeout),
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
-        await _Server(config, services, listener, tls).serve(sockets=[listener])
+        await server_of(services, listener, tls).serve(sockets=[listener])
     logger.info("stopped")
 
 
-class _Server(uvicorn.Server):
+def server_of(services: Services, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
+    """What serves `services` on a socket that is bound."""
+    config = uvicorn.Config(
+        create_app(services),
+        # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=math.ceil(services.settings.idle_timeout),
+        timeout_graceful_shutdown=_LAST_SECONDS,
+    )
+    return Server(config, services, listener, tls)
+
+
+class Server(uvicorn.Server):
     """Takes connections by an `Acceptor`. Stops in two steps: at a signal no new work is taken; when what was taken is
     answered, or the time for that is over, the server goes.
     """
@@ -81,7 +86,7 @@ class _Server(uvicorn.Server):
         settings = services.settings
         self._timeouts = Timeouts(settings.header_timeout, settings.write_timeout)
         self._places: Places[Connection] = Places(_places(settings), settings.max_connections_per_address)
-        self._acceptor = Acceptor(
+        self.acceptor = Acceptor(
             listener,
             self._connect,
             places=self._places,
@@ -95,9 +100,9 @@ class _Server(uvicorn.Server):
         await super().startup([])
         if not self.started:
             return
-        self.servers.append(self._acceptor)  # type: ignore[arg-type]
-        self._acceptor.start()
-        if self._acceptor.tls is not None:
+        self.servers.append(self.acceptor)  # type: ignore[arg-type]
+        self.acceptor.start()
+        if self.acceptor.tls is not None:
             self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         _greet(self._services, self._listener)
 
@@ -117,7 +122,7 @@ class _Server(uvicorn.Server):
 
     def _reload(self) -> None:
         try:
-            self._acceptor.tls = tls_of(self._services.settings)
+            self.acceptor.tls = tls_of(self._services.settings)
         except InputError as error:
             logger.error("certificate_kept", error=str(error))
         else:
@@ -126,7 +131,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; true ends its loop."""
         if counter % _TICKS_OF_A_SWEEP == 0:
-            self._acceptor.sweep()
+            self.acceptor.sweep()
         late = self._services.clock.now() >= self._until
         if late:
             # Each is answered by `middleware.Frame`, and has until uvicorn's own timeout for that.

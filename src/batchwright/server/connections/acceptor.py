@@ -114,18 +114,27 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_TURN):
             try:
-                accepted, address = self._listener.accept()
+                self._take_next()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                if error.errno in _EXHAUSTED and self._refuse_by_reserve():
-                    continue
+            except OSError:
                 self._figures.count("accept_failed")
                 self._wait()
                 return
+
+    def _take_next(self) -> None:
+        """Raises OSError when there is none, or it cannot be taken."""
+        try:
+            accepted, address = self._listener.accept()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            self._refuse_next()
+        else:
             self._take(accepted, str(address[0]))
 
     def _take(self, accepted: socket.socket, host: str) -> None:
+        self._figures.accepted += 1
         try:
             evicted = self._places.make_room(host)
         except NoPlace as error:
@@ -182,22 +191,21 @@ class Acceptor:
             self._lingering.popleft()[1].close()
         self._lingering.append((self._clock.now() + _LINGER, accepted))
 
-    def _refuse_by_reserve(self) -> bool:
-        """Refuse one connection with the descriptor that is kept for it. Whether that could be done."""
+    def _refuse_next(self) -> None:
+        """Refuse a connection with the descriptor that is kept for that. Raises as `_take_next`."""
         if not self._open_reserve():
-            return False
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._close_reserve()
         try:
             accepted, _ = self._listener.accept()
-        except OSError:
-            return False
-        with accepted:
-            self._figures.count("no_descriptors")
-            if self.tls is None:
-                with suppress(OSError):
+            with accepted:
+                self._figures.accepted += 1
+                self._figures.count("no_descriptors")
+                if self.tls is None:
                     accepted.setblocking(False)
                     accepted.send(closing_answer(_overloaded("the service is out of descriptors", "no_descriptors")))
-        return self._open_reserve()
+        finally:
+            self._open_reserve()
 
     def _open_reserve(self) -> bool:
         if self._reserve is None:

@@ -24,8 +24,9 @@ Received: TypeAlias = "h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]"
 class StrictConnection(h11.Connection):
     """The server's side of a connection. Refuses ambiguous requests, and bodies of very many very small chunks."""
 
-    def __init__(self, max_incomplete_event_size: int) -> None:
-        super().__init__(h11.SERVER, max_incomplete_event_size)
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._max_head_bytes = max_head_bytes
         self.refusal: h11.RemoteProtocolError | None = None
         """Why `next_event` has raised."""
         self._chunks = 0
@@ -37,7 +38,11 @@ class StrictConnection(h11.Connection):
             event = super().next_event()
             if isinstance(event, h11.Request):
                 self._chunks = self._bytes = 0
-                _check_head(before[: len(before) - len(self.trailing_data[0])], event)
+                head = before[: len(before) - len(self.trailing_data[0])]
+                # The parser counts only what is not complete.
+                if len(head) > self._max_head_bytes:
+                    raise h11.RemoteProtocolError("the head of the request is too long", error_status_hint=431)
+                _check_head(head, event)
             elif isinstance(event, h11.Data):
                 self._check_chunks(event)
         except h11.RemoteProtocolError as error:

@@ -54,6 +54,10 @@ class Patience:
         self.phase, self._since = phase, now
         return True
 
+    def progressed(self) -> None:
+        """The client has read so much that more can be written."""
+        self._stalled_since = None
+
     def overdue(self, now: float, *, unsent: int, more_comes: bool) -> Overdue | None:
         """What has taken too long; None while nothing has.
 

@@ -58,6 +58,10 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._settle()
 
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._patience.progressed()
+
     def end_if_overdue(self, now: float) -> Overdue | None:
         """End the connection when it has taken too long; for what. To be called every second or so."""
         # Before that a TLS handshake is under way, which has a timeout of its own.

@@ -24,6 +24,8 @@ class HttpFigures:
 class ConnectionFigures:
     """Connections of clients."""
 
+    accepted: int = 0
+    """Those that were refused included."""
     open: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     """By why the service refused or ended them; those that ended as they should are not counted."""

@@ -102,12 +102,14 @@ def _http(figures: HttpFigures) -> Iterator[Metric]:
 
 
 def _connections(figures: ConnectionFigures) -> Iterator[Metric]:
+    accepted = counter("connections_accepted", "Connections of clients, those that were refused included.")
+    accepted.add_metric([], figures.accepted)
     opened = gauge("connections", "Connections of clients that are open.")
     opened.add_metric([], figures.open)
     ended = counter("connections_ended", "Connections that the service refused or ended, by why.", "reason")
     for reason, count in sorted(figures.ended.items()):
         ended.add_metric([reason], count)
-    yield from (opened, ended)
+    yield from (accepted, opened, ended)
 
 
 def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
