@@ -14,11 +14,14 @@ import typer
 
 from benchmarks.attacks import report
 from benchmarks.attacks.attack import Attack, Figure
+from benchmarks.attacks.quiet import ask
 from benchmarks.attacks.sections import ATTACKS
 from benchmarks.attacks.service import ROOT, NotStarted, endpoint, serving
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
+_WARMING = 5
+"""Requests before each attack."""
 _RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -79,6 +82,9 @@ def _attacked(attack: Attack, source: Path | None) -> list[Figure]:
 
         async def bounded() -> list[Figure]:
             async with asyncio.timeout(attack.seconds):
+                # What is made at the first request is not to be counted as felt.
+                for _ in range(_WARMING):
+                    await ask(service)
                 return list(await attack.run(service))
 
         return asyncio.run(bounded())
