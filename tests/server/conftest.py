@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from tests.server.fakes import StubInference
+from tests.server.served import Endpoint
 
 from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.jobs.store import open_store
@@ -117,3 +119,14 @@ def play(tmp_path: Path) -> Play:
         asyncio.run(whole())
 
     return run
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.answer.set()
+    server.shutdown()
+    server.server_close()

@@ -4,116 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from tests.server.served import LIMIT, Endpoint, command, environment, serving
 
-_LIMIT = 60.0
 _HALF_SENT = (
     b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
 )
 
 
-class _Endpoint(ThreadingHTTPServer):
-    """An endpoint elsewhere: it answers when it is told to."""
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.asked = Event()
-        self.answer = Event()
-        self.answer.set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Endpoint
-
-    def do_GET(self) -> None:
-        self._send({"object": "list", "data": [{"id": "far"}]})
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.set()
-        self.server.answer.wait(_LIMIT)
-        choice = {"index": 0, "text": "done", "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        self._send({"id": "x", "object": "text_completion", "created": 1, "model": "far", "choices": [choice],
-                    "usage": usage})  # fmt: skip
-
-    def _send(self, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
-        pass
-
-
-@pytest.fixture
-def endpoint() -> Iterator[_Endpoint]:
-    server = _Endpoint()
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.answer.set()
-    server.shutdown()
-    server.server_close()
-
-
-def _command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "batchwright", "serve", *flags]
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATCHWRIGHT_")}
-    return kept | {"BATCHWRIGHT_DATA": str(folder), "XDG_CONFIG_HOME": str(folder), "BATCHWRIGHT_LOG_FORMAT": "json"}
-
-
-@contextmanager
-def _serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[dict[str, Any]]]]:
-    """The process, its address, and its log as it comes."""
-    process = subprocess.Popen(
-        _command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=_environment(folder)
-    )
-    assert process.stderr is not None
-    log: list[dict[str, Any]] = []
-    try:
-        for line in process.stderr:
-            log.append(json.loads(line))
-            if log[-1]["event"] == "serving":
-                break
-        reader = Thread(target=lambda: log.extend(map(json.loads, process.stderr or ())), daemon=True)
-        reader.start()
-        yield process, log[-1]["url"], log
-        process.wait(_LIMIT)
-        reader.join(_LIMIT)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
-def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endpoint: _Endpoint) -> None:
+def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endpoint: Endpoint) -> None:
     async def main(process: subprocess.Popen[str], url: str) -> None:
-        async with httpx2.AsyncClient(base_url=url, timeout=_LIMIT) as http:
+        async with httpx2.AsyncClient(base_url=url, timeout=LIMIT) as http:
             for path in ("/health", "/ready", "/metrics"):
                 looked, told = await http.head(path), await http.get(path)
                 assert (looked.status_code, looked.content, told.status_code) == (200, b"", 200)
@@ -124,7 +34,7 @@ def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endp
             endpoint.asked.clear()
             endpoint.answer.clear()
             inside = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
-            await asyncio.to_thread(endpoint.asked.wait, _LIMIT)
+            await asyncio.to_thread(endpoint.asked.wait, LIMIT)
             process.send_signal(signal.SIGTERM)
             while (ready := await http.get("/ready")).status_code == 200:
                 pass
@@ -137,7 +47,7 @@ def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endp
             assert json.loads(body)["error"]["code"] == "shutting_down"
             half[1].close()
 
-    with _serving(tmp_path, "--backend", endpoint.url) as (process, url, log):
+    with serving(tmp_path, "--backend", endpoint.url) as (process, url, log):
         asyncio.run(main(process, url))
     assert process.returncode == 0
     events = [each["event"] for each in log]
@@ -147,22 +57,22 @@ def test_it_serves_drains_at_sigterm_and_ends_with_status_0(tmp_path: Path, endp
     assert [(each["path"], each["status"]) for each in requests] == [("/v1/completions", 200)]
 
 
-def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint: _Endpoint) -> None:
+def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint: Endpoint) -> None:
     body = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
     def ask(url: str) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
     endpoint.answer.clear()
-    with _serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0") as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url, "--drain-grace", "0") as (process, url, _):
         client = ask(url)
         file = client.files.create(file=("in.jsonl", json.dumps(body).encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-        assert endpoint.asked.wait(_LIMIT)
+        assert endpoint.asked.wait(LIMIT)
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0
     endpoint.answer.set()
-    with _serving(tmp_path, "--backend", endpoint.url) as (process, url, _):
+    with serving(tmp_path, "--backend", endpoint.url) as (process, url, _):
         client = ask(url)
         while (ended := client.batches.retrieve(batch.id)).status != "completed":
             pass
@@ -171,7 +81,7 @@ def test_what_was_not_done_is_done_after_the_next_start(tmp_path: Path, endpoint
         process.send_signal(signal.SIGTERM)
 
 
-def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, endpoint: _Endpoint) -> None:
+def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, endpoint: Endpoint) -> None:
     port = endpoint.server_port
     endpoint.server_close()
 
@@ -181,7 +91,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
         return answer
 
     async def main(url: str, log: list[dict[str, Any]]) -> None:
-        async with httpx2.AsyncClient(base_url=url, timeout=_LIMIT) as http, asyncio.timeout(_LIMIT):
+        async with httpx2.AsyncClient(base_url=url, timeout=LIMIT) as http, asyncio.timeout(LIMIT):
             told = (await until(http, 503)).json()["error"]["message"]
             assert told == "the endpoint does not answer"
             refused = await http.post("/v1/completions", json={"prompt": "x"})
@@ -190,7 +100,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             assert str(port) not in refused.text
             assert (await http.get("/v1/models")).json()["data"] == []
             assert any(str(port) in each["event"] for each in log), "the log has the address"
-            back = _Endpoint(port)
+            back = Endpoint(port)
             Thread(target=back.serve_forever, daemon=True).start()
             await until(http, 200)
             assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["far"]
@@ -198,14 +108,14 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             back.shutdown()
             back.server_close()
 
-    with _serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1") as (process, url, log):
+    with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1") as (process, url, log):
         asyncio.run(main(url, log))
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
 
 
-def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: _Endpoint) -> None:
-    with _serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB") as (process, url, _):
+def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: Endpoint) -> None:
+    with serving(tmp_path, "--backend", endpoint.url, "--max-file-size", "100kB") as (process, url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.APIStatusError) as caught:
             client.files.create(file=("in.jsonl", b"x\n" * 5_000_000), purpose="batch")
@@ -237,7 +147,7 @@ def test_what_keeps_it_from_starting_is_one_line(
     tmp_path: Path, flags: tuple[str, ...], status: int, told: str
 ) -> None:
     ended = subprocess.run(
-        _command("--port", "0", *flags), capture_output=True, text=True, env=_environment(tmp_path), check=False
+        command("--port", "0", *flags), capture_output=True, text=True, env=environment(tmp_path), check=False
     )
     last = ended.stderr.splitlines()[-1]
     assert (ended.returncode, last.startswith("error: ")) == (status, True), ended.stderr
@@ -251,7 +161,7 @@ def test_a_port_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ended = subprocess.run(
-            _command("--port", str(port)), capture_output=True, text=True, env=_environment(tmp_path), check=False
+            command("--port", str(port)), capture_output=True, text=True, env=environment(tmp_path), check=False
         )
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another with --port" in ended.stderr

@@ -72,6 +72,7 @@ def create_app(services: Services) -> FastAPI:
         clock=clock,
         max_body_size=settings.max_body_size,
         upload_timeout=settings.upload_timeout,
+        min_upload_rate=settings.min_upload_rate,
         stopping=lambda: services.draining,
     )
     return app

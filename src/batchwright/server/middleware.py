@@ -6,6 +6,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +18,7 @@ from batchwright.clock import Clock
 from batchwright.server.errors import HttpError, as_http, error_response, log_failure, shutting_down
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
+from batchwright.server.sse import event
 
 UPLOAD = ("POST", "/v1/files")
 """Has a cap of its own, counted as it passes into its blob."""
@@ -23,12 +26,66 @@ ANSWER_HEADERS = "answer_headers"
 """In the state of a request: headers of its answer, whatever that will be."""
 HUNG_UP = 499
 """What the log and the figures say of a request whose client went away before the answer."""
+_LAST_WORD = 0.5
+"""Seconds that a client has to take the end of its answer when the service goes."""
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 
 
 def new_request_id() -> str:
     return "req_" + secrets.token_hex(12)
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """How a body comes: nothing may be missing for `stall` seconds, nor may all of it take longer than that and its
+    size at `rate` bytes a second. Only the time counts in which the service waits for it.
+    """
+
+    stall: float
+    rate: int
+    size: int = 0
+    """Bytes that have come."""
+    waited: float = 0.0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the next bytes may take."""
+        return min(self.stall, self.stall + self.size / self.rate - self.waited)
+
+    def came(self, size: int, seconds: float) -> None:
+        """So many bytes, after so much waiting."""
+        self.size += size
+        self.waited += seconds
+
+
+class _Answer:
+    """What is sent to the client: how far it is, and how it ends when it cannot go on."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.status = HUNG_UP
+        self._state = scope["state"]
+        self.begun = False
+        self._events = False
+        self._send = send
+        self._request_id = request_id
+
+    async def send(self, message: Message) -> None:
+        """Send it on, with the id of the request."""
+        if message["type"] == "http.response.start":
+            self.begun, self.status = True, message["status"]
+            headers = MutableHeaders(scope=message)
+            headers.update(self._state.get(ANSWER_HEADERS, {}))
+            headers["x-request-id"] = self._request_id
+            self._events = headers.get("content-type", "").startswith("text/event-stream")
+        await self._send(message)
+
+    async def give_up(self, error: HttpError, scope: Scope, receive: Receive) -> None:
+        """End with `error`: as an answer where none was begun, as an event in a stream of events, else by a cut."""
+        if not self.begun:
+            await error_response(error)(scope, receive, self.send)
+        elif self._events:
+            await self._send({"type": "http.response.body", "body": event(error.body), "more_body": False})
 
 
 class Frame:
@@ -42,14 +99,19 @@ class Frame:
         clock: Clock,
         max_body_size: int,
         upload_timeout: float,
+        min_upload_rate: int,
         stopping: Callable[[], bool],
     ) -> None:
-        """`upload_timeout` in seconds. `stopping`: whether the service goes, and so may cancel a request."""
+        """`upload_timeout` in seconds, `min_upload_rate` in bytes a second: what a body may take (`_Arrival`).
+
+        `stopping`: whether the service goes, and so may cancel a request.
+        """
         self._app = app
         self._figures = figures
         self._clock = clock
         self._max_body_size = max_body_size
         self._upload_timeout = upload_timeout
+        self._min_upload_rate = min_upload_rate
         self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,70 +125,81 @@ class Frame:
             await self._answer(scope, receive, send, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        started, status = self._clock.now(), HUNG_UP
-        answering = False
-
-        async def sender(message: Message) -> None:
-            nonlocal status, answering
-            if message["type"] == "http.response.start":
-                answering, status = True, message["status"]
-                headers = MutableHeaders(scope=message)
-                headers.update(scope["state"].get(ANSWER_HEADERS, {}))
-                headers["x-request-id"] = request_id
-            await send(message)
-
+        started = self._clock.now()
+        answer = _Answer(scope, send, request_id)
         try:
-            await self._app(scope, self._bounded(scope, receive), sender)
-        except ClientDisconnect:
-            status = HUNG_UP
-        except Exception as error:
-            answer = as_http(error)
-            log_failure(error, answer, path=scope["path"])
-            if not answering:
-                await error_response(answer)(scope, receive, sender)
+            await self._within_life(scope, receive, answer)
         finally:
-            self._tell(scope, status, self._clock.now() - started)
+            self._tell(scope, answer.status, self._clock.now() - started)
+
+    async def _within_life(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Answer the request; if the service goes before it is answered, say so.
+
+        uvicorn would log the cancelled task with its traceback, and answer with a text.
+        """
+        try:
+            await self._within_form(scope, receive, answer)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not self._stopping():
+                raise
+            task.uncancel()
+            error = shutting_down(close=True)
+            log_failure(error, error, path=scope["path"])
+            # A client that does not read is not waited for, nor is anything else when it is cancelled once more.
+            with suppress(TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(_LAST_WORD):
+                    await answer.give_up(error, scope, receive)
+
+    async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """Answer the request; whatever is raised becomes an error in the form of the service."""
+        try:
+            await self._app(scope, self._bounded(scope, receive), answer.send)
+        except ClientDisconnect:
+            answer.status = HUNG_UP
+        except Exception as error:
+            told = as_http(error)
+            log_failure(error, told, path=scope["path"])
+            if not answer.begun:
+                await error_response(told)(scope, receive, answer.send)
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive`, which raises 408 when the body brings nothing for too long, and 413 past the cap on it."""
+        """`receive`, which raises 408 when the body comes too slowly, and 413 past the cap on it."""
         most = None if (scope["method"], scope["path"]) == UPLOAD else self._max_body_size
         length = Headers(scope=scope).get("content-length", "")
         announced = int(length) if length.isdecimal() and len(length) < 20 else 0
-        passed, arrived = 0, False
+        arrival = _Arrival(self._upload_timeout, self._min_upload_rate)
+        arrived = False
 
         async def bounded() -> Message:
-            nonlocal passed, arrived
+            nonlocal arrived
             if most is not None and announced > most:
                 raise self._too_large()
             # What is still to come after the body is that the client hangs up, which may take any time.
-            message = await (receive() if arrived else self._soon(receive))
+            message = await (receive() if arrived else self._soon(receive, arrival))
             arrived = not message.get("more_body", False)
-            passed += len(message.get("body", b""))
-            if most is not None and passed > most:
+            if most is not None and arrival.size > most:
                 raise self._too_large()
             return message
 
         return bounded
 
-    async def _soon(self, receive: Receive) -> Message:
+    async def _soon(self, receive: Receive, arrival: _Arrival) -> Message:
+        began = self._clock.now()
         try:
-            async with asyncio.timeout(self._upload_timeout):
-                return await receive()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not self._stopping():
-                raise
-            # By uvicorn, which would answer with a text. This is the end of the request either way.
-            task.uncancel()
-            raise shutting_down(close=True) from None
+            async with asyncio.timeout(arrival.patience):
+                message = await receive()
         except TimeoutError:
             raise HttpError(
                 408,
-                f"the body brought nothing for {self._upload_timeout:g} s: send it again",
+                f"the body came too slowly: nothing for {self._upload_timeout:g} s, or less than "
+                f"{self._min_upload_rate:,} bytes a second: send it again",
                 kind="timeout_error",
                 code="upload_too_slow",
                 headers={"connection": "close"},
             ) from None
+        arrival.came(len(message.get("body", b"")), self._clock.now() - began)
+        return message
 
     def _too_large(self) -> HttpError:
         return HttpError(

@@ -4,67 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 import signal
 import socket
+import ssl
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
-from batchwright.errors import RunFailed
+from batchwright.errors import InputError, RunFailed
 from batchwright.server.app import create_app
 from batchwright.server.auth import is_loopback
+from batchwright.server.connections.acceptor import Acceptor
+from batchwright.server.connections.patience import Timeouts
+from batchwright.server.connections.places import Places, default_places
+from batchwright.server.connections.protocol import Connection
 from batchwright.server.observability.logs import configure_logging, logger
 from batchwright.server.services import Services, open_services
 from batchwright.server.settings import Settings
+from batchwright.server.tls import tls_of
 
 _LAST_SECONDS = 1
 """For answers to leave once nothing is computed any more."""
+_TICKS_OF_A_SWEEP = 10
+"""Of which uvicorn makes ten a second."""
 
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
-    Raises `RunFailed` when the address cannot be had, `InputError` for one that needs a key where there is none, and
-    what opening the store and loading the model raise.
+    Raises `RunFailed` when the address cannot be had, `InputError` for one that needs a key where there is none and for
+    a certificate that cannot be used, and what opening the store and loading the model raise.
     """
     configure_logging(settings.log_format, settings.log_level)
     # Before the model is loaded, which takes its time.
+    tls = tls_of(settings)
     listener = _bound(settings.host, settings.port)
     with listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        runner.run(_serve(settings, listener))
+        runner.run(_serve(settings, listener, tls))
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     async with open_services(settings) as services:
-        config = uvicorn.Config(
-            create_app(services),
-            # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
-            http="h11",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-        )
-        await _Server(config, services).serve(sockets=[listener])
+        await server_of(services, listener, tls).serve(sockets=[listener])
     logger.info("stopped")
 
 
-class _Server(uvicorn.Server):
-    """Stops in two steps: at a signal no new work is taken; when what was taken is answered, the server goes."""
+def server_of(services: Services, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
+    """What serves `services` on a socket that is bound."""
+    config = uvicorn.Config(
+        create_app(services),
+        # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=math.ceil(services.settings.idle_timeout),
+        timeout_graceful_shutdown=_LAST_SECONDS,
+    )
+    return Server(config, services, listener, tls)
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+
+class Server(uvicorn.Server):
+    """Takes connections by an `Acceptor`. Stops in two steps: at a signal no new work is taken; when what was taken is
+    answered, or the time for that is over, the server goes.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, services: Services, listener: socket.socket, tls: ssl.SSLContext | None
+    ) -> None:
         super().__init__(config)
         self._services = services
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._until = math.inf
+        settings = services.settings
+        self._timeouts = Timeouts(settings.header_timeout, settings.write_timeout)
+        self._places: Places[Connection] = Places(_places(settings), settings.max_connections_per_address)
+        self.acceptor = Acceptor(
+            listener,
+            self._connect,
+            places=self._places,
+            clock=services.clock,
+            figures=services.connections,
+            handshake_timeout=settings.header_timeout,
+            tls=tls,
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started and sockets:
-            _greet(self._services, sockets[0])
+        await super().startup([])
+        if not self.started:
+            return
+        self.servers.append(self.acceptor)  # type: ignore[arg-type]
+        self.acceptor.start()
+        if self.acceptor.tls is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        _greet(self._services, self._listener)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # In the midst of whatever the loop does: what is to be done is left to the loop.
@@ -80,12 +120,46 @@ class _Server(uvicorn.Server):
         self._until = self._services.clock.now() + grace
         logger.info("draining", requests=self._services.online.inside, grace_seconds=grace)
 
+    def _reload(self) -> None:
+        try:
+            self.acceptor.tls = tls_of(self._services.settings)
+        except InputError as error:
+            logger.error("certificate_kept", error=str(error))
+        else:
+            logger.info("certificate_loaded")
+
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second; true ends its loop."""
-        finished = self._services.draining and (
-            self._services.online.inside == 0 or self._services.clock.now() >= self._until
-        )
+        if counter % _TICKS_OF_A_SWEEP == 0:
+            self.acceptor.sweep()
+        late = self._services.clock.now() >= self._until
+        if late:
+            # Each is answered by `middleware.Frame`, and has until uvicorn's own timeout for that.
+            for task in self.server_state.tasks:
+                task.cancel()
+        finished = self._services.draining and (self._services.online.inside == 0 or late)
         return await super().on_tick(counter) or finished
+
+    def _connect(self, on_close: Callable[[Connection], None]) -> Connection:
+        return Connection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            timeouts=self._timeouts,
+            places=self._places,
+            clock=self._services.clock,
+            on_close=on_close,
+        )
+
+
+def _places(settings: Settings) -> int:
+    """How many connections there may be."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    upstream = 0 if settings.backend == "engine" else settings.backend_concurrency
+    places = settings.max_connections or default_places(descriptors, upstream=upstream)
+    if places >= descriptors:
+        logger.warning("max_connections_unreachable", max_connections=places, descriptors=descriptors)
+    return places
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -110,7 +184,8 @@ def _bound(host: str, port: int) -> socket.socket:
 def _greet(services: Services, listener: socket.socket) -> None:
     """Say where it is and who can reach it. On a terminal in words; else the log has it."""
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "http" if services.settings.tls_cert is None else "https"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     loopback = is_loopback(services.settings.host)
     logger.info("serving", url=url, models=list(services.inference.models), loopback_only=loopback)
     if not sys.stderr.isatty():

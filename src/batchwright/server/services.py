@@ -28,10 +28,11 @@ from batchwright.jobs.webhooks.sender import Sender
 from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.limiting.quotas import Quotas
 from batchwright.server.auth import is_loopback
+from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.dashboard.live import Live
 from batchwright.server.loading import load_inference
 from batchwright.server.observability.engines import dispatch_reasons, engine_stats
-from batchwright.server.observability.figures import HttpFigures
+from batchwright.server.observability.figures import ConnectionFigures, HttpFigures
 from batchwright.server.observability.logs import logger
 from batchwright.server.observability.measured import MeasuredInference
 from batchwright.server.observability.metrics import QuotaFigures, Scrape, StoreCounts
@@ -73,8 +74,10 @@ class Services:
     live: Live
     http: HttpFigures
     store_figures: StoreFigures
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    feeds: Feeds
+    stopping: asyncio.Event
     """Set by `drain`: streams without an end of their own end then."""
+    connections: ConnectionFigures = field(default_factory=ConnectionFigures)
     _checked: tuple[float, str | None] | None = None
     _logged: str | None = None
     """Why it was not ready at the last check, in the words of the log."""
@@ -143,6 +146,7 @@ class Services:
             version=__version__,
             ready=await self.why_not_ready() is None,
             http=self.http,
+            connections=self.connections,
             calls=self.inference.figures,
             engine=engine_stats(inner),
             reasons=dispatch_reasons(inner),
@@ -211,6 +215,7 @@ async def open_services(
         )
         quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time)
         live = Live(measured, clock, unix_time)
+        stopping = asyncio.Event()
         services = Services(
             settings=settings,
             limits=limits,
@@ -234,6 +239,8 @@ async def open_services(
             live=live,
             http=HttpFigures(),
             store_figures=store_figures,
+            feeds=Feeds(settings.max_page_streams, stopping),
+            stopping=stopping,
         )
         # Before the first request, so that none is let in that the quotas of its tenant forbid.
         with suppress(StoreUnavailable):

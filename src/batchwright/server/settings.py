@@ -41,6 +41,7 @@ Text = Annotated[str, AfterValidator(_no_blank)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
+Wait = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[ByteSize, Field(ge=1)]
 SizeOrNone = Annotated[ByteSize, Field(ge=0)]
@@ -70,6 +71,48 @@ class Settings(BaseSettings):
         "Address to listen on. One that is not loopback needs an API key in the store first: batchwright keys create",
     )
     port: int = _setting("Address", 8000, "Port to listen on; 0: any that is free.", ge=0, le=65_535)
+
+    tls_cert: Path | None = _setting(
+        "Address",
+        None,
+        "PEM file of the certificate and its chain: serve https. Read again at SIGHUP. Default: plain HTTP.",
+    )
+    tls_key: Path | None = _setting("Address", None, "PEM file of the key of tls_cert, without a password.")
+
+    max_connections: Count | None = _setting(
+        "Connections",
+        None,
+        "Most connections at once. Beyond, the oldest one without a request is closed; where each has one, new ones "
+        "are answered with 503. Default: three quarters of the descriptors (ulimit -n) that are not reserved.",
+    )
+    max_connections_per_address: Count | None = _setting(
+        "Connections",
+        None,
+        "Most of them from one address (of IPv6, from one /64 network). Default: a quarter of them, and no limit for "
+        "this machine, where a proxy may stand.",
+    )
+    header_timeout: Wait = _setting(
+        "Connections", 15.0, "Seconds for the whole head of a request, and for a TLS handshake."
+    )
+    idle_timeout: Wait = _setting(
+        "Connections", 75.0, "Seconds for which a connection is kept open after an answer, for a next request."
+    )
+    write_timeout: Wait = _setting(
+        "Connections",
+        60.0,
+        "Seconds for which a client may read nothing of what waits for it; then its connection is cut, and its request "
+        "cancelled.",
+    )
+    min_upload_rate: Size = _setting(
+        "Connections",
+        ByteSize(1000),
+        "Bytes a second that a body must bring on average, beyond upload_timeout; one that is slower is given up.",
+    )
+    max_page_streams: Count = _setting(
+        "Connections",
+        256,
+        "Most dashboards that are kept up to date at once, a quarter of them for one tenant; others get 429 or 503.",
+    )
 
     model: Text = _setting(
         "Model", DEFAULT_MODEL, "Generates: a built-in name, a local folder, a GGUF file or a hub id."
@@ -166,7 +209,7 @@ class Settings(BaseSettings):
     max_body_size: Size = _setting(
         "Limits", ByteSize(16 * 2**20), "Most bytes in the body of any other request, such as 16MiB."
     )
-    upload_timeout: Annotated[float, Field(gt=0.0, le=86_400.0)] = _setting(
+    upload_timeout: Wait = _setting(
         "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
     )
     max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = _setting(
@@ -229,6 +272,11 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
+    @field_validator("tls_cert", "tls_key", mode="after")
+    @classmethod
+    def _expanded(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
     @field_validator("backend")
     @classmethod
     def _engine_or_address(cls, value: str) -> str:
@@ -269,7 +317,7 @@ def type_name(field: FieldInfo) -> str:
         return "|".join(map(str, get_args(first)))
     if get_origin(first) is tuple:
         return "list"
-    names = {bool: "true|false", int: "number", float: "number", ByteSize: "size", Path: "folder", SecretStr: "secret"}
+    names = {bool: "true|false", int: "number", float: "number", ByteSize: "size", Path: "path", SecretStr: "secret"}
     return names.get(first, "text") if isinstance(first, type) else "text"
 
 

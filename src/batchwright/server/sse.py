@@ -16,7 +16,7 @@ from batchwright.server.streams import close
 
 _T = TypeVar("_T")
 
-_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+EVENT_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 DONE = b"data: [DONE]\n\n"
 """The end of a stream, as OpenAI clients expect it."""
@@ -89,7 +89,7 @@ class EventStream(ByteStream):
     """Sends `bodies` as events and then `done`; an error in mid-stream is an event in the form of every error."""
 
     def __init__(self, bodies: AsyncIterator[Any], *, done: bytes = DONE) -> None:
-        super().__init__(_events(bodies, done), _HEADERS)
+        super().__init__(_events(bodies, done), EVENT_HEADERS)
         self._bodies = bodies
 
     async def close(self) -> None:

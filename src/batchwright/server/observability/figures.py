@@ -21,6 +21,20 @@ class HttpFigures:
 
 
 @dataclass(slots=True)
+class ConnectionFigures:
+    """Connections of clients."""
+
+    accepted: int = 0
+    """Those that were refused included."""
+    open: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    """By why the service refused or ended them; those that ended as they should are not counted."""
+
+    def count(self, reason: str) -> None:
+        self.ended[reason] = self.ended.get(reason, 0) + 1
+
+
+@dataclass(slots=True)
 class CallFigures:
     """Calls of one class of traffic. Times in milliseconds."""
 

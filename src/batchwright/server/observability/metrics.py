@@ -18,7 +18,7 @@ from batchwright.jobs.store.records import BatchStatus
 from batchwright.request import Traffic
 from batchwright.server.observability.engine_metrics import engine_families
 from batchwright.server.observability.families import counter, fill, gauge, histogram
-from batchwright.server.observability.figures import CallFigures, HttpFigures
+from batchwright.server.observability.figures import CallFigures, ConnectionFigures, HttpFigures
 from batchwright.server.observability.timed_store import StoreFigures
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Scrape:
     version: str
     ready: bool
     http: HttpFigures
+    connections: ConnectionFigures
     calls: Mapping[Traffic, CallFigures]
     engine: EngineStats | None
     reasons: Mapping[str, int]
@@ -90,6 +91,7 @@ class _Families(Collector):
         ready.add_metric([], float(scrape.ready))
         yield ready
         yield from _http(scrape.http)
+        yield from _connections(scrape.connections)
         yield from _calls(scrape.calls)
         if scrape.engine is not None:
             yield from engine_families(scrape.engine)
@@ -111,6 +113,17 @@ def _http(figures: HttpFigures) -> Iterator[Metric]:
     for path, latency in figures.latency_ms.copy().items():
         fill(seconds, [path], latency)
     yield seconds
+
+
+def _connections(figures: ConnectionFigures) -> Iterator[Metric]:
+    accepted = counter("connections_accepted", "Connections of clients, those that were refused included.")
+    accepted.add_metric([], figures.accepted)
+    opened = gauge("connections", "Connections of clients that are open.")
+    opened.add_metric([], figures.open)
+    ended = counter("connections_ended", "Connections that the service refused or ended, by why.", "reason")
+    for reason, count in sorted(figures.ended.items()):
+        ended.add_metric([reason], count)
+    yield from (accepted, opened, ended)
 
 
 def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from batchwright.jobs.store.records import ApiKey
 from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.dashboard.state import DashboardState
 from batchwright.server.dashboard.view import dashboard_state
 from batchwright.server.services import Services
-from batchwright.server.sse import EventStream
+from batchwright.server.sse import EVENT_HEADERS, ByteStream
 
 router = APIRouter(prefix="/dashboard", tags=["Dashboard"], dependencies=[needs("batches")])
-
-_PERIOD = 1.0
 
 
 @router.get("/state")
@@ -35,13 +32,21 @@ async def get_dashboard_state(services: ServicesOf, tenant: Tenant, key: Key) ->
 )
 async def dashboard_events(services: ServicesOf, tenant: Tenant, key: Key) -> Response:
     """The same as server-sent events, one a second, until the client hangs up or the service stops."""
-    return EventStream(_states(services, tenant, key), done=b"")
+    return _PageStream(services, tenant, key)
 
 
-async def _states(services: Services, tenant: str, key: ApiKey | None) -> AsyncIterator[Any]:
-    while True:
-        yield (await dashboard_state(services, tenant, key)).model_dump(mode="json")
-        with suppress(TimeoutError):
-            await asyncio.wait_for(services.stopping.wait(), _PERIOD)
-        if services.stopping.is_set():
-            return
+class _PageStream(Response):
+    """Takes its place among the open dashboards when it begins to be sent, so that it can be refused with a status."""
+
+    def __init__(self, services: Services, tenant: str, key: ApiKey | None) -> None:
+        super().__init__()
+        self._services = services
+        self._tenant = tenant
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        def compute() -> Coroutine[Any, Any, DashboardState]:
+            return dashboard_state(self._services, self._tenant, self._key)
+
+        with self._services.feeds.watched(self._tenant, None if self._key is None else self._key.id, compute) as events:
+            await ByteStream(events, EVENT_HEADERS)(scope, receive, send)

@@ -1,0 +1,16 @@
+"""The attacks, in the order in which they are run and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.attacks import idle_sockets, page_streams, slow_headers, small_chunks, unread_streams
+from benchmarks.attacks.attack import Attack
+
+ATTACKS: Sequence[Attack] = (
+    idle_sockets.ATTACK,
+    slow_headers.ATTACK,
+    unread_streams.ATTACK,
+    page_streams.ATTACK,
+    small_chunks.ATTACK,
+)
