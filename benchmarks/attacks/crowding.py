@@ -1,0 +1,220 @@
+"""Requests that ask for all the capacity there is, and how long a quiet client waits for its first token beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from benchmarks.attacks.attack import Attack, Figure
+from benchmarks.attacks.service import Service
+
+_QUIET = 60
+"""Requests of the quiet client, alone and beside."""
+_PAUSE = 0.1
+_SETTLING = 4.0
+"""Seconds until the abuser has all that it gets."""
+_WATCHED = 3.0
+"""Seconds over which its steps are averaged."""
+_PATIENCE = 60.0
+"""Seconds after which the quiet client gives up."""
+
+_Ask = Callable[[aiohttp.ClientSession, int], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abuse:
+    """What one key asks for."""
+
+    endpoint: str
+    body: dict[str, Any]
+    requests: int = 1
+    with_keys: bool = False
+    """The abuser and the quiet client have a key each; else nobody has one."""
+
+
+def _attack(name: str, title: str, told: str, abuse: _Abuse) -> Attack:
+    async def run(service: Service) -> Sequence[Figure]:
+        return await _beside(service, abuse)
+
+    return Attack(name=name, title=title, told=told, run=run, backend="engine", seconds=400.0)
+
+
+async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
+    embeds = abuse.endpoint == "/v1/embeddings"
+    ask: _Ask = _embedding if embeds else _first_token
+    counter = ("dispatches_total", None) if embeds else ("engine_steps_total", "engine_step_seconds_total")
+    keys = [await _key(service, name) for name in ("abuser", "quiet")] if abuse.with_keys else [None, None]
+    async with _session(service, keys[0]) as abuser, _session(service, keys[1]) as quiet:
+        await _asked(ask, quiet, 5)  # what is compiled or learned at first use, is now
+        alone, _ = await _asked(ask, quiet, _QUIET)
+        tasks = [asyncio.create_task(_abused(abuser, abuse)) for _ in range(abuse.requests)]
+        await asyncio.sleep(_SETTLING)
+        step = await _mean_step(quiet, *counter)
+        beside, refused = await _asked(ask, quiet, _QUIET)
+        running = sum(not task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    wait, most = _p99(beside), 2 * (_p99(alone) or 0.0) + step
+    return [
+        Figure("wait alone, p50", _median(alone), "ms"),
+        Figure("p99", _p99(alone), "ms"),
+        Figure("a batch of the abuser" if embeds else "a step of the abuser", step, "ms"),
+        Figure("wait beside, p50", _median(beside), "ms"),
+        Figure("p99", wait, "ms", most),
+        Figure("refused, or not answered in a minute", refused, "", 0),
+        Figure("requests of the abuser that ended meanwhile", abuse.requests - running),
+    ]
+
+
+@asynccontextmanager
+async def _session(service: Service, key: str | None) -> AsyncIterator[aiohttp.ClientSession]:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    timeout = aiohttp.ClientTimeout(total=None, connect=_PATIENCE)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(service.url, headers=headers, timeout=timeout, connector=connector) as session:
+        yield session
+
+
+async def _key(service: Service, name: str) -> str:
+    """A new key, made with the one before; the first one by nobody, as this machine may."""
+    key = _admin.get(service.url)
+    async with _session(service, key) as session:
+        if key is None:
+            scopes = ["online", "batches", "metrics", "admin"]
+            async with session.post("/v1/admin/keys", json={"name": "admin", "scopes": scopes}) as response:
+                response.raise_for_status()
+                _admin[service.url] = str((await response.json())["secret"])
+            return await _key(service, name)
+        body = {"name": name, "tenant": name, "scopes": ["online", "metrics"]}
+        async with session.post("/v1/admin/keys", json=body) as response:
+            response.raise_for_status()
+            return str((await response.json())["secret"])
+
+
+_admin: dict[str, str] = {}
+
+
+async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> tuple[list[float], int]:
+    """Milliseconds of each answer, and how many there were none to. A minute without one ends it."""
+    waits: list[float] = []
+    for number in range(count):
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                waits.append(await ask(session, number) * 1e3)
+        except (aiohttp.ClientError, TimeoutError):
+            return waits, count - number
+        await asyncio.sleep(_PAUSE)
+    return waits, 0
+
+
+async def _first_token(session: aiohttp.ClientSession, number: int) -> float:
+    began, first = time.perf_counter(), None
+    text = f"Name three rivers of country number {number}, and the seas that they flow into."
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True}
+    async with session.post("/v1/chat/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if first is None and b'"content":"' in line and b'"content":""' not in line:
+                first = time.perf_counter() - began
+    return time.perf_counter() - began if first is None else first
+
+
+async def _embedding(session: aiohttp.ClientSession, number: int) -> float:
+    began = time.perf_counter()
+    async with session.post(
+        "/v1/embeddings", json={"input": f"A short text, which has the number {number}."}
+    ) as answer:
+        answer.raise_for_status()
+        await answer.read()
+    return time.perf_counter() - began
+
+
+async def _abused(session: aiohttp.ClientSession, abuse: _Abuse) -> None:
+    async with session.post(abuse.endpoint, json=abuse.body) as response:
+        async for _ in response.content.iter_chunked(2**16):
+            pass
+
+
+async def _mean_step(session: aiohttp.ClientSession, count: str, seconds: str | None) -> float:
+    """Milliseconds of a step; where these are not counted, of the time from one to the next."""
+    began = time.perf_counter()
+    before = await _metrics(session)
+    await asyncio.sleep(_WATCHED)
+    after = await _metrics(session)
+    elapsed = time.perf_counter() - began if seconds is None else after(seconds) - before(seconds)
+    steps = after(count) - before(count)
+    return elapsed / steps * 1e3 if steps else _WATCHED * 1e3
+
+
+async def _metrics(session: aiohttp.ClientSession) -> Callable[[str], float]:
+    async with session.get("/metrics") as response:
+        text = await response.text()
+
+    def value(name: str) -> float:
+        return sum(float(each) for each in re.findall(rf"^batchwright_{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE))
+
+    return value
+
+
+def _median(waits: list[float]) -> float | None:
+    return sorted(waits)[len(waits) // 2] if waits else None
+
+
+def _p99(waits: list[float]) -> float | None:
+    return sorted(waits)[min(len(waits) - 1, int(0.99 * len(waits)))] if waits else None
+
+
+_STORIES = [f"Tell me a long story about the number {number}." for number in range(16)]
+_LONG = [f"Chapter {number}. " + f"word{number} " * 1200 for number in range(100)]
+_TEXTS = [f"{number} " + "word " * 200 for number in range(2048)]
+_BAR = "Bar: twice the wait alone, and one step."
+
+ATTACKS = (
+    _attack(
+        "crowd-completions",
+        "One request for 2,048 completions",
+        f"16 prompts with n = 128 and 256 tokens each, beside a quiet client's chat, of which the wait for the first token "
+        f"is taken {_QUIET} times. Nobody has a key. {_BAR}",
+        _Abuse("/v1/completions", {"prompt": _STORIES, "n": 128, "max_tokens": 256, "ignore_eos": True}),
+    ),
+    _attack(
+        "crowd-streams",
+        "One stream of 896 completions",
+        f"7 prompts with n = 128, as one stream. {_BAR}",
+        _Abuse(
+            "/v1/completions",
+            {"prompt": _STORIES[:7], "n": 128, "max_tokens": 512, "ignore_eos": True, "stream": True},
+        ),
+    ),
+    _attack(
+        "crowd-prompts",
+        "A hundred long prompts",
+        f"100 prompts of some 3,600 tokens in one request. {_BAR}",
+        _Abuse("/v1/completions", {"prompt": _LONG, "max_tokens": 64}),
+    ),
+    _attack(
+        "crowd-requests",
+        "Six hundred requests with one key",
+        f"600 requests of one key, each for 512 tokens, beside a quiet client with another key. {_BAR}",
+        _Abuse(
+            "/v1/completions",
+            {"prompt": _STORIES[0], "max_tokens": 512, "ignore_eos": True},
+            requests=600,
+            with_keys=True,
+        ),
+    ),
+    _attack(
+        "crowd-embeddings",
+        "One request for 2,048 embeddings",
+        f"2,048 texts of 200 words, beside a quiet client's short ones. {_BAR}",
+        _Abuse("/v1/embeddings", {"input": _TEXTS}),
+    ),
+)
