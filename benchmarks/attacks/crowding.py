@@ -1,4 +1,4 @@
-"""Requests that ask for all the capacity there is, and how long a quiet client waits for its first token beside them."""
+"""Requests that ask for all the capacity there is, and how long a quiet client waits beside them."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ ATTACKS = (
     _attack(
         "crowd-completions",
         "One request for 2,048 completions",
-        f"16 prompts with n = 128 and 256 tokens each, beside a quiet client's chat, of which the wait for the first token "
-        f"is taken {_QUIET} times. Nobody has a key. {_BAR}",
+        "16 prompts with n = 128 and 256 tokens each. A quiet client asks for a chat; its wait for the first token is "
+        f"taken {_QUIET} times alone and {_QUIET} times beside that. Nobody has a key. {_BAR}",
         _Abuse("/v1/completions", {"prompt": _STORIES, "n": 128, "max_tokens": 256, "ignore_eos": True}),
     ),
     _attack(

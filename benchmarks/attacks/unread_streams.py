@@ -70,8 +70,8 @@ async def _run(service: Service) -> Sequence[Figure]:
 ATTACK = Attack(
     name="unread-streams",
     title="Unread streams",
-    told=f"{_CLIENTS} clients ask for {_TOKENS * len(_WORD) / 1e6:g} MB of tokens as a stream, or for a quarter of that "
-    f"as a whole, and never read; `write_timeout` is {_TIMEOUT:g} s here (60 by default).",
+    told=f"{_CLIENTS} clients ask for {_TOKENS * len(_WORD) / 1e6:g} MB of tokens as a stream, or for a quarter of "
+    f"that as a whole, and never read; `write_timeout` is {_TIMEOUT:g} s here (60 by default).",
     run=_run,
     new_flags=("--write-timeout", f"{_TIMEOUT:g}"),
     endpoint_flags=("--token-ms", "0.1", "--word", _WORD),
