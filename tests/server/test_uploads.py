@@ -197,4 +197,4 @@ def test_any_other_body_has_a_cap_too(play: Play) -> None:
         for _ in range(20):
             yield b"x" * 100
 
-    play(main, max_body_size=1000)
+    play(main, max_online_body_size=1000)

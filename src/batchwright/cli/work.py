@@ -24,7 +24,10 @@ _LONG_HELP = "\n\n".join((
     "SIGTERM and Ctrl-C let lines that are being computed finish (--drain-grace). Exit status: 0 stopped, 2 bad usage, "
     "1 anything else.",
 ))  # fmt: skip
-_NOT_HERE = ("host", "port", "max_online_requests", "max_body_size", "upload_timeout", "ttft_ms", "tpot_ms")
+_NOT_HERE = (
+    "host", "port", "cors_origins", "max_online_requests", "max_online_body_size", "max_body_size", "max_body_memory",
+    "upload_timeout", "ttft_ms", "tpot_ms",
+)  # fmt: skip
 _NO_HOST = "127.0.0.1"
 _UNTIL_IDLE = inspect.Parameter(
     "until_idle",

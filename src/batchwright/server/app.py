@@ -10,8 +10,12 @@ from fastapi.routing import APIRoute
 from batchwright import __version__
 from batchwright.server import errors
 from batchwright.server.auth import Guard, is_loopback
+from batchwright.server.body_limits import BodyLimits, ByteBudget
+from batchwright.server.cors import Cors
 from batchwright.server.dashboard import page
-from batchwright.server.middleware import Frame
+from batchwright.server.json_bodies import JsonThread
+from batchwright.server.methods import Options
+from batchwright.server.middleware import Bounds, Frame
 from batchwright.server.routes import batches, files, health, models, online, simple, state
 from batchwright.server.services import Services
 
@@ -57,20 +61,27 @@ def create_app(services: Services) -> FastAPI:
         telemetry=_TELEMETRY,
     )
     app.state.services = services
-    settings, clock = services.settings, services.clock
+    settings = services.settings
     for router in _ROUTERS:
         app.include_router(router)
     errors.install(app)
     # The one that is added last is the outermost.
-    app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host))
     app.add_middleware(
-        Frame,
-        figures=services.http,
-        clock=clock,
-        max_body_size=settings.max_body_size,
+        Guard, keys=services.keys, loopback=is_loopback(settings.host), origins=frozenset(settings.cors_origins)
+    )
+    app.add_middleware(Options, routes=app.routes)
+    json_thread = app.state.json_thread = JsonThread()
+    app.add_middleware(
+        Bounds,
+        limits=BodyLimits.of(settings),
+        budget=ByteBudget(settings.max_body_memory),
         upload_timeout=settings.upload_timeout,
         stopping=lambda: services.draining,
+        on_large_bodies_gone=json_thread.give_memory_back,
     )
+    if settings.cors_origins:
+        app.add_middleware(Cors, origins=settings.cors_origins)
+    app.add_middleware(Frame, figures=services.http, clock=services.clock)
     return app
 
 

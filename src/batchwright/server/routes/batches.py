@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from batchwright.jobs.store.records import BatchRecord
 from batchwright.server.context import ServicesOf, Tenant
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.objects import BatchObject, Page
 from batchwright.server.routes.bodies import BatchCreate, BatchRetry
 from batchwright.server.routes.ids import After, BatchId
 from batchwright.server.services import Services
 
-router = APIRouter(prefix="/v1/batches", tags=["Batches"])
+router = APIRouter(prefix="/v1/batches", tags=["Batches"], route_class=JsonRoute)
 
 IdempotencyKey = Annotated[
     str | None,

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from batchwright.jobs.store.records import Endpoint
-from batchwright.wire.texts import flaw_of
 
-
-def _whole(text: str) -> str:
-    if (flaw := flaw_of(text)) is not None:
-        raise ValueError(flaw)
-    return text
-
-
-Text = Annotated[str, AfterValidator(_whole)]
-MetadataKey = Annotated[Text, StringConstraints(max_length=64)]
-MetadataValue = Annotated[Text, StringConstraints(max_length=512)]
+MetadataKey = Annotated[str, StringConstraints(max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
 class OutputExpiresAfter(BaseModel):
@@ -58,10 +49,10 @@ class SimpleBatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: Annotated[list[Text], Field(min_length=1)]
+    prompts: Annotated[list[str], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = 256
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.7
-    model: Text | None = None
+    model: str | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, description="Lower is sooner.")] = 5
 
 

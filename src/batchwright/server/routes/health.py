@@ -29,15 +29,12 @@ class Ready(BaseModel):
     status: Literal["ready"] = "ready"
 
 
-# Probes may ask with HEAD; uvicorn leaves the body of such an answer out.
-@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Health:
     """Whether the process lives."""
     return Health()
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(services: ServicesOf) -> Ready:
     """Whether work can be taken: the database answers, and the service is not stopping. 503 says why not."""
@@ -48,7 +45,6 @@ async def ready(services: ServicesOf) -> Ready:
     return Ready()
 
 
-@router.head("/metrics", include_in_schema=False)
 @router.get(
     "/metrics",
     response_class=Response,

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from batchwright.backends.inference import Call
 from batchwright.server.context import RequestId, ServicesOf
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.routes.answers import (
     ChatBody,
     ChatCompletion,
@@ -21,9 +22,8 @@ from batchwright.server.routes.answers import (
 from batchwright.server.services import Services
 from batchwright.server.sse import EventStream, first_of, while_connected
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
-from batchwright.wire.texts import require_texts
 
-router = APIRouter(tags=["Online"])
+router = APIRouter(tags=["Online"], route_class=JsonRoute)
 
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -54,7 +54,6 @@ async def _answer(
     endpoint: str, body: dict[str, Any], request: Request, services: Services, request_id: str
 ) -> Response:
     """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
-    require_texts(body)
     call = Call(endpoint, body, request_id)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, services.online.stream(call)))

@@ -24,6 +24,7 @@ from batchwright.jobs.service.simple import Prompts, SimpleStatus, status_of
 from batchwright.jobs.store.records import ENDED, BatchRecord
 from batchwright.server.context import ServicesOf, Tenant
 from batchwright.server.errors import as_http
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
 from batchwright.server.routes.bodies import SimpleBatch, SimpleBatchAsync
@@ -32,7 +33,7 @@ from batchwright.server.services import Services
 from batchwright.server.sse import while_connected
 from batchwright.wire.requests import COMPLETION_URL
 
-router = APIRouter(prefix="/v1/batch", tags=["Simple batches"])
+router = APIRouter(prefix="/v1/batch", tags=["Simple batches"], route_class=JsonRoute)
 
 _CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed)
 """Errors that are no prompt's own: when they are all that came of a batch, they are its answer."""
