@@ -27,7 +27,7 @@ class EngineInference:
 
     The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
     first stands in answers to bodies that name none (default: the engine's own name). More than `max_waiting`
-    completions that wait, batch lines left out, are refused with `Overloaded`.
+    completions that wait, batch lines left out, are refused with `Overloaded`. `system_fingerprint` stands in answers.
     """
 
     endpoints = frozenset({CHAT_URL, COMPLETION_URL})
@@ -39,8 +39,10 @@ class EngineInference:
         *,
         max_waiting: int = 1000,
         unix_time: Callable[[], float] = time.time,
+        system_fingerprint: str | None = None,
     ) -> None:
         self.engine = engine
+        self._fingerprint = system_fingerprint
         self._names = tuple(names) or (engine.model_name,)
         self._max_waiting = max_waiting
         self._unix_time = unix_time
@@ -112,7 +114,8 @@ class EngineInference:
 
     def _head(self, call: Call, body: GenerationBody) -> Head:
         model = chosen_model(body.model, self._names)
-        return Head(call.request_id.removeprefix("req_"), int(self._unix_time()), model, body.chat, body.n)
+        key, created = call.request_id.removeprefix("req_"), int(self._unix_time())
+        return Head(key, created, model, body.chat, body.n, self._fingerprint)
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """With ids of their own, since a line may be computed anew before its first try has left the engine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.live import Live
-from batchwright.server.loading import load_inference
+from batchwright.server.loading import load_inference, model_times
 from batchwright.server.observability.engines import dispatch_reasons, engine_stats
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
@@ -52,6 +52,8 @@ class Services:
     clock: Clock
     started_at: float
     """Unix seconds."""
+    models_made_at: Mapping[str, float]
+    """Likewise, of the models whose files are here."""
     store: Store
     jobs: JobService
     keys: ApiKeys
@@ -161,6 +163,7 @@ async def open_services(
         opened.callback(sender.close)
         measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
         opened.push_async_callback(measured.close)
+        made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
         blobs, paces = Blobs(settings.data / _BLOBS), Paces()
         worker = Worker(
@@ -180,6 +183,7 @@ async def open_services(
             limits=limits,
             clock=clock,
             started_at=unix_time(),
+            models_made_at=made_at,
             store=store,
             jobs=jobs,
             keys=keys,

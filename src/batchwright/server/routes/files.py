@@ -96,11 +96,15 @@ async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) ->
 
 async def _described(form: Form) -> AsyncGenerator[bytes]:
     """The bytes of the file. What else is in the form may stand after it, so it is judged at the end."""
+    empty = True
     async for chunk in form.chunks():
+        empty = empty and not chunk
         yield chunk
+    if empty:
+        raise InvalidRequest("file: it is empty: send one with a line for each request", param="file", code="empty_file")
     purpose = form.fields.get("purpose")
     if purpose != "batch":
-        code = None if purpose is not None else "missing_required_parameter"
+        code = "invalid_value" if purpose is not None else "missing_required_parameter"
         raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose", code=code)
     _expiry(form.fields)
 
