@@ -139,6 +139,7 @@ def test_every_setting_is_a_flag_in_the_help() -> None:
         ({"model_alias": "a"}, "write NAME=MODEL"),
         ({"model_alias": ["a=b", "a=c"]}, "given twice"),
         ({"max_body_memory": 1000}, "must be at least max_body_size"),
+        ({"max_online_body_size": "1GiB"}, "must be at least max_online_body_size"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(given: dict[str, Any], told: str) -> None:

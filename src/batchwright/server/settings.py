@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -191,6 +191,7 @@ class Settings(BaseSettings):
         ByteSize(64 * 2**20),
         "Most bytes of request bodies over 64 KiB in work at once, all requests together; more are answered with 429 "
         "and Retry-After.",
+        validate_default=True,
     )
     upload_timeout: Annotated[float, Field(gt=0.0, le=86_400.0)] = _setting(
         "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
@@ -236,12 +237,13 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
-    @model_validator(mode="after")
-    def _bodies_fit(self) -> Self:
+    @field_validator("max_body_memory")
+    @classmethod
+    def _holds_a_body(cls, value: ByteSize, others: ValidationInfo) -> ByteSize:
         for name in ("max_body_size", "max_online_body_size"):
-            if getattr(self, name) > self.max_body_memory:
-                raise ValueError(f"max_body_memory must be at least {name}, or such a body would never be taken")
-        return self
+            if value < others.data.get(name, 0):
+                raise ValueError(f"must be at least {name}, {others.data[name]}, or such a body would never be taken")
+        return value
 
     @field_validator("backend")
     @classmethod
