@@ -21,7 +21,9 @@ _PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-h
         ("/v1/batches", "GET, HEAD, POST, OPTIONS"),
         ("/v1/chat/completions", "POST, OPTIONS"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
-        ("/v1/batch/stats", "GET, HEAD, DELETE, OPTIONS"),
+        ("/v1/batch/stats", "GET, HEAD, OPTIONS"),
+        ("/v1/batch/sync", "POST, OPTIONS"),
+        ("/v1/batch/batch_000000000000000000000000", "GET, HEAD, DELETE, OPTIONS"),
         ("/", "GET, HEAD, OPTIONS"),
     ],
 )

@@ -11,6 +11,7 @@ from batchwright import __version__
 from batchwright.server import errors
 from batchwright.server.auth import Guard, is_loopback
 from batchwright.server.body_limits import BodyLimits, ByteBudget
+from batchwright.server.context import needs_key
 from batchwright.server.cors import Cors
 from batchwright.server.dashboard import page
 from batchwright.server.json_bodies import JsonThread
@@ -29,6 +30,8 @@ _ROUTERS = (
     state.router,
     page.router,
 )
+_PUBLIC = (health.router, page.router)
+"""What of theirs needs a key says so itself."""
 _DESCRIPTION = (
     "OpenAI-compatible online requests, files and batches, and simple batches of prompts. Every error is "
     '`{"error": {"message", "type", "param", "code"}}`.'
@@ -63,7 +66,7 @@ def create_app(services: Services) -> FastAPI:
     app.state.services = services
     settings = services.settings
     for router in _ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     errors.install(app)
     # The one that is added last is the outermost.
     app.add_middleware(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
 
 from batchwright.server.services import Services
 
@@ -26,6 +27,9 @@ def request_id_of(request: Request) -> str:
     request_id: str = request.state.request_id
     return request_id
 
+
+needs_key = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="A key of batchwright keys create."))
+"""Tells it in the OpenAPI description; `auth.Guard` is who looks at the key."""
 
 ServicesOf = Annotated[Services, Depends(services_of)]
 Tenant = Annotated[str, Depends(tenant_of)]

@@ -22,8 +22,8 @@ RETRY_AFTER = 5
 _RETRIED = (429, 502, 503)
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 _LONGEST_PARAM = 200
-_BY_CODE = {"file_too_large": 413, "upload_too_slow": 408}
-"""Refusals of an upload that have a status of their own."""
+_BY_CODE = {"file_too_large": 413, "upload_too_slow": 408, "idempotency_key_reused": 409}
+"""Refusals that have a status of their own."""
 
 
 class ErrorBody(BaseModel):

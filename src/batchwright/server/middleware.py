@@ -76,7 +76,7 @@ class Frame:
                 self._tell(inner, method, status, self._clock.now() - started)
 
     def _tell(self, scope: Scope, method: str, status: int, seconds: float) -> None:
-        path = getattr(scope.get("route"), "path", None) or "(none)"
+        path = getattr(scope.get("route"), "path_format", None) or "(none)"
         # A client may invent methods, each of which would be a series of its own.
         self._figures.answered(method if method in _METHODS else "other", path, status, seconds)
         level = "debug" if path in ("/health", "/ready", "/metrics") or path.startswith("/dashboard") else "info"

@@ -18,14 +18,14 @@ _TRANSLATED = frozenset({
 })  # fmt: skip
 _TAKEN = _AS_THEY_ARE | _TRANSLATED
 
-_IGNORED = frozenset({
+IGNORED = frozenset({
     "metadata", "model", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream_options", "user",
 })  # fmt: skip
 """Change nothing in the result. `model` is here because whoever chooses the model reads it first."""
 
 _NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
-_REFUSED: dict[str, tuple[object, ...]] = {
+REFUSED: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (),
     "audio": (),
     "best_of": (1,),
@@ -72,20 +72,25 @@ def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict:
     only one that looks like a slip of the pen for a field that is known, since lines may carry columns of their own.
     """
     for name, value in body.items():
-        if value is None or name in reserved or name in _TAKEN or name in _IGNORED:
+        if value is None or name in reserved or name in _TAKEN or name in IGNORED:
             continue
-        if name in _REFUSED:
-            if value not in _REFUSED[name]:
+        if name in REFUSED:
+            if not any(_same(value, neutral) for neutral in REFUSED[name]):
                 raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
             continue
         if strict or _meant(name, _TAKEN) is not None:
             raise _unknown(name, _TAKEN)
 
 
+def _same(value: object, other: object) -> bool:
+    """Whether they are the same as JSON: true is not 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
 def check_embedding_names(body: Mapping[str, object]) -> None:
     """Raises `InvalidRequest` naming the first field of a body for `/v1/embeddings` that cannot be honoured."""
     for name, value in body.items():
-        if value is not None and name not in _EMBEDDING_TAKEN and name not in _IGNORED:
+        if value is not None and name not in _EMBEDDING_TAKEN and name not in IGNORED:
             raise _unknown(name, _EMBEDDING_TAKEN)
 
 

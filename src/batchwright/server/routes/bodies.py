@@ -4,12 +4,52 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from batchwright.jobs.store.records import Endpoint
 
-MetadataKey = Annotated[str, StringConstraints(max_length=64)]
-MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+_NO_NUL = r"^[^\x00]*$"
+
+
+def _number(value: object) -> object:
+    """pydantic would take a text and true for numbers."""
+    if isinstance(value, (bool, str)):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+_IsNumber = BeforeValidator(_number)
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_NO_NUL)],
+        Annotated[str, StringConstraints(max_length=512, pattern=_NO_NUL)],
+    ],
+    Field(max_length=16),
+    # pydantic would have keys with NUL take any value.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": 16,
+            "propertyNames": {"minLength": 1, "maxLength": 64, "pattern": _NO_NUL},
+            "additionalProperties": {"type": "string", "maxLength": 512, "pattern": _NO_NUL},
+        }
+    ),
+]
+ModelName = Annotated[str, StringConstraints(min_length=1, pattern=_NO_NUL)]
+Window = Annotated[
+    str,
+    Field(
+        description='"24h"; other durations of up to 30 days in s, m, h or d are honoured too: "90m", "7d".',
+        examples=["24h"],
+        json_schema_extra={
+            "pattern": "^(([1-9]|[12][0-9]|30)d"
+            "|([1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h"
+            "|([1-9][0-9]{0,3}|[1-3][0-9]{4}|4[0-2][0-9]{3}|43[01][0-9]{2}|43200)m"
+            "|([1-9][0-9]{0,5}|1[0-9]{6}|2[0-4][0-9]{5}|25[0-8][0-9]{4}|259[01][0-9]{3}|2592000)s)$"
+        },
+    ),
+]
 
 
 class OutputExpiresAfter(BaseModel):
@@ -18,7 +58,7 @@ class OutputExpiresAfter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
 
 
 class BatchCreate(BaseModel):
@@ -28,10 +68,8 @@ class BatchCreate(BaseModel):
 
     input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
     endpoint: Endpoint
-    completion_window: Annotated[
-        str, Field(description='"24h"; other durations in h, m or d are honoured too: "90m", "7d".', examples=["24h"])
-    ]
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    completion_window: Window
+    metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
 
@@ -40,7 +78,7 @@ class BatchRetry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    completion_window: str | None = None
+    completion_window: Window | None = None
     """Left out: that of the old batch."""
 
 
@@ -50,14 +88,16 @@ class SimpleBatch(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompts: Annotated[list[str], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] = 256
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 0.7
-    model: str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, description="Lower is sooner.")] = 5
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), _IsNumber] = 256
+    temperature: Annotated[float, Field(ge=0.0, le=10.0), _IsNumber] = 0.7
+    model: ModelName | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1, description="Lower is sooner."), _IsNumber] = 5
 
 
 class SimpleBatchAsync(SimpleBatch):
     """Prompts to be computed as a durable job."""
 
-    callback_url: Annotated[str, StringConstraints(max_length=2048)] | None = None
-    """Told of the end, with a signature as webhooks have it."""
+    callback_url: Annotated[
+        str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})
+    ] | None = None
+    """Told of the end, with a signature as webhooks have it. Its host must have global addresses only."""

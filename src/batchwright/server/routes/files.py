@@ -29,10 +29,14 @@ _FORM: dict[str, Any] = {
                     "type": "object",
                     "required": ["file", "purpose"],
                     "properties": {
-                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1},
                         "purpose": {"enum": ["batch"]},
                         "expires_after[anchor]": {"enum": ["created_at"]},
                         "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                    "dependentRequired": {
+                        "expires_after[anchor]": ["expires_after[seconds]"],
+                        "expires_after[seconds]": ["expires_after[anchor]"],
                     },
                 }
             }

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright import __version__
-from batchwright.server.context import ServicesOf
+from batchwright.server.context import ServicesOf, needs_key
 from batchwright.server.errors import RETRY_AFTER, HttpError
 from batchwright.server.observability.metrics import CONTENT_TYPE, exposition
 
@@ -47,6 +47,7 @@ async def ready(services: ServicesOf) -> Ready:
 
 @router.get(
     "/metrics",
+    dependencies=[needs_key],
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )

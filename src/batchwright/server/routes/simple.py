@@ -140,7 +140,6 @@ async def batch_async(
     return AsyncAnswer(batch_id=batch.id, status=status_of(batch))
 
 
-# Before the route with an id, which would take `stats` for one.
 @router.get("/stats")
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     """How many jobs of prompts there are, and how full the batches of this process are."""
@@ -161,13 +160,13 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     )
 
 
-@router.get("/{batch_id}")
+@router.get("/{batch_id:simple}")
 async def retrieve_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """How far a job of prompts is; its outputs when it has ended."""
     return await _state(services, await _simple(services, tenant, batch_id))
 
 
-@router.delete("/{batch_id}")
+@router.delete("/{batch_id:simple}")
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """Cancel a job of prompts. Nothing changes for one that has ended."""
     await _simple(services, tenant, batch_id)
