@@ -223,7 +223,9 @@ def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("aliases", "told"), [({"big": "big"}, "is the name of a model"), ({"a": "b"}, "no such model")])
+@pytest.mark.parametrize(
+    ("aliases", "told"), [({"big": "big"}, "is the name of a model"), ({"a": "b"}, "no such model")]
+)
 def test_an_alias_that_leads_nowhere_is_refused_at_the_start(aliases: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         RoutedInference([Echo("chat", ["/v1/chat/completions"], ["big"], 5)], aliases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -122,7 +122,7 @@ def test_the_budget_counts_nothing_of_what_it_refuses() -> None:
     assert budget.in_work == 0
 
 
-async def _pieces(body: dict[str, object]) -> AsyncIterator[bytes]:
+async def _pieces(body: Mapping[str, object]) -> AsyncIterator[bytes]:
     text = json.dumps(body).encode()
     for start in range(0, len(text), 50_000):
         yield text[start : start + 50_000]

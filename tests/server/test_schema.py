@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from benchmarks.attacks.schema import run
+from benchmarks.attacks.described import run
 from tests.server.conftest import running
 from tests.server.test_batches import begin, line
 
@@ -55,9 +55,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Running]:
         yield running_service
 
 
-@pytest.mark.parametrize("phases", ["examples,coverage", "fuzzing"])
-def test_answers_are_as_described(service: _Running, phases: str) -> None:
-    counts = run(service.url, service.key, None, phases=phases, examples=8)
-    assert counts.failures == []
-    assert counts.cases > 200
-    assert counts.accepted > 50
+def test_answers_are_as_described(service: _Running) -> None:
+    counts = run(service.url, service.key, None, phases="fuzzing", examples=5)
+    assert not counts.failures, counts.told
+    assert counts.cases > 100
+    assert counts.accepted > 30

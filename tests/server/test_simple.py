@@ -146,7 +146,12 @@ def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: P
         ("/v1/batch/sync", rb'{"prompts": ["a", "\ud800"]}', None, "invalid_json"),
         ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\udfff"}', None, "invalid_json"),
         ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\u0000"}', "model", "invalid_value"),
-        ("/v1/batch/async", rb'{"prompts": ["a"], "callback_url": "https://127.0.0.1/"}', "callback_url", "url_refused"),
+        (
+            "/v1/batch/async",
+            rb'{"prompts": ["a"], "callback_url": "https://127.0.0.1/"}',
+            "callback_url",
+            "url_refused",
+        ),
         ("/v1/batch/sync", rb'{"prompts": ["a"], "priority": true}', "priority", "invalid_type"),
         ("/v1/batch/sync", rb'{"prompts": ["a"], "temperature": "0"}', "temperature", "invalid_type"),
     ],

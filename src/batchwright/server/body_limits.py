@@ -13,8 +13,9 @@ from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 UPLOAD = ("POST", "/v1/files")
 """Has a cap of its own, counted as it passes into its blob."""
 SMALL = 65_536
-"""Bytes of a body that is parsed on the event loop, which takes a millisecond, and is not counted: the limit on requests
-bounds them."""
+"""Bytes of a body that is parsed on the event loop, which takes a millisecond, and is not counted: the limit on
+requests bounds them.
+"""
 _MANAGEMENT = 131_072
 """Bytes of any other body. The largest is that of a batch: 16 pairs of metadata, at up to 12 bytes a character."""
 _PROMPTS = ("/v1/batch/sync", "/v1/batch/async")
@@ -44,8 +45,8 @@ class BodyLimits:
 class ByteBudget:
     """Counts the bytes of large bodies of all requests that are under way.
 
-    Beyond `limit` a body is refused instead of waiting for others: each of those that wait would hold what has arrived of
-    it, and what they wait for may be an answer that takes minutes.
+    Beyond `limit` a body is refused instead of waiting for others: each of those that wait would hold what has arrived
+    of it, and what they wait for may be an answer that takes minutes.
     """
 
     def __init__(self, limit: int) -> None:

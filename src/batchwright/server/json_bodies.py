@@ -1,4 +1,4 @@
-"""JSON bodies from bytes to values: small ones on the event loop, large ones on a thread, so that others do not wait."""
+"""JSON bodies from bytes to values: small ones on the event loop, large ones on a thread, so that nobody waits."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from batchwright.models import fingerprint, resolve
 from batchwright.server.settings import Settings
 
 if TYPE_CHECKING:
-    from batchwright.backends.endpoint import EndpointInference
     from batchwright.backends.encoder import Encoder
+    from batchwright.backends.endpoint import EndpointInference
     from batchwright.engine.async_engine import AsyncEngine
 
 _ENGINE_OPTIONS = (

@@ -30,7 +30,7 @@ def _inputs(shortest: int) -> dict[str, Any]:
 
 
 _COMMON: dict[str, Any] = {
-    **dict.fromkeys(IGNORED, {}),
+    **{name: {} for name in IGNORED},
     "model": {
         "type": ["string", "null"],
         "minLength": 1,

@@ -20,7 +20,9 @@ router = APIRouter(prefix="/v1/batches", tags=["Batches"], route_class=JsonRoute
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(description="The same key gives the same batch, however often it is asked for.", min_length=1, max_length=255),
+    Header(
+        description="The same key gives the same batch, however often it is asked for.", min_length=1, max_length=255
+    ),
 ]
 
 

@@ -97,7 +97,7 @@ class SimpleBatch(BaseModel):
 class SimpleBatchAsync(SimpleBatch):
     """Prompts to be computed as a durable job."""
 
-    callback_url: Annotated[
-        str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})
-    ] | None = None
+    callback_url: (
+        Annotated[str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})] | None
+    ) = None
     """Told of the end, with a signature as webhooks have it. Its host must have global addresses only."""

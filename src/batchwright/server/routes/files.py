@@ -105,7 +105,9 @@ async def _described(form: Form) -> AsyncGenerator[bytes]:
         empty = empty and not chunk
         yield chunk
     if empty:
-        raise InvalidRequest("file: it is empty: send one with a line for each request", param="file", code="empty_file")
+        raise InvalidRequest(
+            "file: it is empty: send one with a line for each request", param="file", code="empty_file"
+        )
     purpose = form.fields.get("purpose")
     if purpose != "batch":
         code = "invalid_value" if purpose is not None else "missing_required_parameter"

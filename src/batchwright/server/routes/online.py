@@ -25,7 +25,8 @@ from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, 
 
 router = APIRouter(tags=["Online"], route_class=JsonRoute)
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+# Without a schema: in OpenAPI 3.1 there is none for the events of a stream.
+_STREAM: dict[str, Any] = {"text/event-stream": {}}
 
 
 def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""What hostile clients can do to `batchwright serve`, measured on loopback and bounded in time."""
