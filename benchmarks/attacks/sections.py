@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.attacks import crowding, idle_sockets, page_streams, slow_headers, small_chunks, stops, unread_streams
+from benchmarks.attacks import (
+    crowding,
+    idle_sockets,
+    page_streams,
+    schema,
+    slow_headers,
+    small_chunks,
+    stops,
+    unread_streams,
+)
 from benchmarks.attacks.attack import Attack
 
 ATTACKS: Sequence[Attack] = (
@@ -13,6 +22,7 @@ ATTACKS: Sequence[Attack] = (
     unread_streams.ATTACK,
     page_streams.ATTACK,
     small_chunks.ATTACK,
+    schema.ATTACK,
     stops.ATTACK,
     *crowding.ATTACKS,
 )

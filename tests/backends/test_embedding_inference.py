@@ -19,6 +19,7 @@ from batchwright.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineClosed,
+    InputError,
     InvalidRequest,
     ModelNotFound,
 )
@@ -155,10 +156,10 @@ class Echo:
         return max(0, self.room)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        return {"route": self.name}
+        return {"route": self.name} | ({"model": call.body["model"]} if "model" in call.body else {})
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        yield {"route": self.name}
+        yield await self.answer(call)
 
     async def close(self) -> None:
         self.closed = True
@@ -199,3 +200,32 @@ def test_calls_go_where_their_endpoint_and_model_are() -> None:
         assert embed.closed
 
     run(main())
+
+
+def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
+    chat = Echo("chat", ["/v1/chat/completions"], ["big"], 5)
+    embed = Echo("embed", [URL], ["minilm"], 4)
+    routed = RoutedInference([chat, embed], {"gpt-4o": "big", "ada": "minilm"})
+
+    async def main() -> None:
+        assert routed.models == ["big", "minilm", "gpt-4o", "ada"]
+        for model, endpoint, route in (("gpt-4o", "/v1/chat/completions", "chat"), ("ada", URL, "embed")):
+            asked = Call(endpoint, {"model": model}, "r")
+            told = {"route": route, "model": model}
+            assert await routed.answer(asked) == told
+            assert [chunk async for chunk in routed.stream(asked)] == [told]
+            assert asked.body == {"model": model}
+        with pytest.raises(InvalidRequest, match="does not serve"):
+            await routed.answer(Call(URL, {"model": "gpt-4o"}, "r"))
+        with pytest.raises(ModelNotFound):
+            await routed.answer(Call(URL, {"model": "gpt-4"}, "r"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("aliases", "told"), [({"big": "big"}, "is the name of a model"), ({"a": "b"}, "no such model")]
+)
+def test_an_alias_that_leads_nowhere_is_refused_at_the_start(aliases: dict[str, str], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        RoutedInference([Echo("chat", ["/v1/chat/completions"], ["big"], 5)], aliases)

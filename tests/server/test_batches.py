@@ -249,7 +249,7 @@ def test_an_idempotency_key_is_of_one_request(play: Play, changed: dict[str, Any
             ("/v1/batch/async", {"prompts": ["x"]}),
         ):
             answer = await service.http.post(path, json=asked, headers=key)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "idempotency_key_reused")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_key_reused")
         await service.ended(made["id"])
         assert len((await service.http.get("/v1/batches")).json()["data"]) == 1
 

@@ -10,8 +10,8 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import ManualClock
-from batchwright.server.middleware import Frame
-from batchwright.server.observability.figures import HttpFigures
+from batchwright.server.body_limits import BodyLimits, ByteBudget
+from batchwright.server.middleware import Bounds
 from batchwright.testing import play
 
 _SCOPE: Scope = {"type": "http", "method": "POST", "path": "/v1/files", "headers": []}
@@ -29,12 +29,13 @@ def _body(pieces: int, size: int) -> Iterator[Message]:
         yield {"type": "http.request", "body": b"x" * size, "more_body": number + 1 < pieces}
 
 
-def _frame(app: ASGIApp, clock: ManualClock) -> Frame:
-    return Frame(
+def _frame(app: ASGIApp, clock: ManualClock) -> Bounds:
+    return Bounds(
         app,
-        figures=HttpFigures(),
         clock=clock,
-        max_body_size=1,
+        limits=BodyLimits({}),
+        budget=ByteBudget(1),
+        on_large_bodies_gone=lambda: None,
         upload_timeout=60.0,
         min_upload_rate=1000,
         stopping=lambda: False,

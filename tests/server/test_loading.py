@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
+import httpx2
+import openai
 import pytest
+from fastapi import FastAPI
 from tests.engine.support import TINY, tiny_model
 
 from batchwright.backends.engine_inference import EngineInference
 from batchwright.backends.routing import RoutedInference
-from batchwright.errors import UnsupportedModel
+from batchwright.errors import InputError, UnsupportedModel
+from batchwright.server.app import create_app
 from batchwright.server.loading import load_inference
+from batchwright.server.services import open_services
 from batchwright.server.settings import Settings
 
 
@@ -41,3 +47,39 @@ def test_a_promise_that_cannot_be_kept_is_refused_at_the_start(settings: Setting
     impossible = settings.model_copy(update={"deterministic": True, "dtype": "float16"})
     with pytest.raises(UnsupportedModel, match=r"deterministic=True is not possible: sdpa attention"):
         asyncio.run(load_inference(impossible))
+
+
+def test_a_client_is_told_of_the_model_what_is_true(settings: Settings, tmp_path: Path) -> None:
+    for file in (tmp_path / "model").iterdir():
+        os.utime(file, (1_600_000_000, 1_600_000_000))
+    name = str(tmp_path / "model")
+
+    async def fingerprints(**more: object) -> set[str | None]:
+        chosen = settings.model_copy(update={"model_alias": (f"gpt-4o={name}",), **more})
+        async with open_services(chosen) as services, _client(create_app(services)) as client:
+            listed = (await client.models.list()).data
+            assert [(each.id, each.created) for each in listed] == [(name, 1_600_000_000), ("gpt-4o", 1_600_000_000)]
+            answer = await client.completions.create(model="gpt-4o", prompt=[5, 6, 7], max_tokens=2)
+            stream = await client.completions.create(model="gpt-4o", prompt=[5, 6, 7], max_tokens=2, stream=True)
+            answers = [answer, *[chunk async for chunk in stream]]
+        assert {each.model for each in answers} == {"gpt-4o"}
+        return {each.system_fingerprint for each in answers}
+
+    async def main() -> None:
+        (first,) = await fingerprints()
+        assert first is not None
+        assert first.startswith("fp_")
+        assert await fingerprints() == {first}
+        assert await fingerprints(quantization="int8") != {first}
+
+    asyncio.run(main())
+
+
+def test_an_alias_of_no_model_keeps_the_service_from_starting(settings: Settings) -> None:
+    with pytest.raises(InputError, match="no such model is served"):
+        asyncio.run(load_inference(settings.model_copy(update={"model_alias": ("a=b",)})))
+
+
+def _client(app: FastAPI) -> openai.AsyncOpenAI:
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    return openai.AsyncOpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none", http_client=http, max_retries=0)

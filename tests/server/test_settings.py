@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from batchwright.errors import InputError
 from batchwright.server.settings import Settings
@@ -126,3 +128,26 @@ def test_every_setting_is_a_flag_in_the_help() -> None:
     ).stdout
     for name in Settings.model_fields:
         assert f"--{name.replace('_', '-')}" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"cors_origins": "chat.example.com"}, "is no origin"),
+        ({"cors_origins": ["https://chat.example.com/"]}, "is no origin"),
+        ({"cors_origins": ["null"]}, "is no origin"),
+        ({"model_alias": "a"}, "write NAME=MODEL"),
+        ({"model_alias": ["a=b", "a=c"]}, "given twice"),
+        ({"max_body_memory": 1000}, "must be at least max_body_size"),
+        ({"max_online_body_size": "1GiB"}, "must be at least max_online_body_size"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Settings.model_validate(given)
+
+
+def test_lists_are_read_from_texts() -> None:
+    settings = Settings.model_validate({"cors_origins": "https://A.example, *", "model_alias": "a=org/m, b = org/m"})
+    assert settings.cors_origins == ("https://a.example", "*")
+    assert settings.aliases == {"a": "org/m", "b": "org/m"}

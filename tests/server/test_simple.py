@@ -156,7 +156,7 @@ def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: P
             await service.http.post("/v1/batch/async", json={"prompts": prompts}, headers=key)
             for prompts in (["a", "b"], ["a", "b"], ["a", "c"])
         ]
-        assert [answer.status_code for answer in answers] == [200, 200, 400]
+        assert [answer.status_code for answer in answers] == [200, 200, 409]
         assert answers[0].json()["batch_id"] == answers[1].json()["batch_id"]
         assert answers[2].json()["error"]["param"] == "Idempotency-Key"
         assert len((await service.http.get("/v1/files", params={"purpose": "batch"})).json()["data"]) == 1
@@ -165,19 +165,28 @@ def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: P
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body", "param", "code"),
     [
-        ("/v1/batch/sync", rb'{"prompts": ["a", "\ud800"]}', "prompts.1"),
-        ("/v1/batch/async", rb'{"prompts": ["\ud800"]}', "prompts.0"),
-        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\udfff"}', "model"),
-        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\u0000"}', "model"),
-        ("/v1/batch/async", rb'{"prompts": ["a"], "callback_url": "https://127.0.0.1/"}', "callback_url"),
+        ("/v1/batch/sync", rb'{"prompts": ["a", "\ud800"]}', None, "invalid_json"),
+        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\udfff"}', None, "invalid_json"),
+        ("/v1/batch/async", rb'{"prompts": ["a"], "model": "\u0000"}', "model", "invalid_value"),
+        (
+            "/v1/batch/async",
+            rb'{"prompts": ["a"], "callback_url": "https://127.0.0.1/"}',
+            "callback_url",
+            "url_refused",
+        ),
+        ("/v1/batch/sync", rb'{"prompts": ["a"], "priority": true}', "priority", "invalid_type"),
+        ("/v1/batch/sync", rb'{"prompts": ["a"], "temperature": "0"}', "temperature", "invalid_type"),
     ],
 )
-def test_a_text_that_cannot_be_kept_is_refused(play: Play, path: str, body: bytes, param: str) -> None:
+def test_what_cannot_be_kept_or_meant_is_refused(
+    play: Play, path: str, body: bytes, param: str | None, code: str
+) -> None:
     async def main(service: Service) -> None:
         answer = await service.http.post(path, content=body, headers={"content-type": "application/json"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        told = answer.json()["error"]
+        assert (answer.status_code, told["param"], told["code"]) == (400, param, code)
 
     play(main)
 

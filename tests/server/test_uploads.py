@@ -50,6 +50,16 @@ def test_what_is_too_large_is_refused_with_413(play: Play, settings: dict[str, i
     play(main, **settings)
 
 
+def test_an_empty_file_is_refused(play: Play) -> None:
+    async def main(service: Service) -> None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await service.client.files.create(file=("in.jsonl", b""), purpose="batch")
+        assert (caught.value.code, caught.value.param) == ("empty_file", "file")
+        await nothing_is_left(service)
+
+    play(main)
+
+
 def test_an_endless_upload_is_refused_when_it_passes_the_cap(play: Play) -> None:
     async def main(service: Service) -> None:
         sent = 0
@@ -197,4 +207,4 @@ def test_any_other_body_has_a_cap_too(play: Play) -> None:
         for _ in range(20):
             yield b"x" * 100
 
-    play(main, max_body_size=1000)
+    play(main, max_online_body_size=1000)

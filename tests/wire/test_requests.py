@@ -82,7 +82,7 @@ def test_more_tokens_at_least_than_the_context_holds() -> None:
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
-        ({}, "messages", "missing_field"),
+        ({}, "messages", "missing_required_parameter"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
         ({"messages": MESSAGES, "response_format": {"type": "json"}}, "response_format", "unsupported_parameter"),
         ({"messages": MESSAGES, "moderation": {"model": "m"}}, "moderation", "unsupported_parameter"),
@@ -145,7 +145,7 @@ def test_forms_of_inputs_to_embed(given_input: Any, inputs: tuple[Any, ...]) -> 
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
-        ({}, "input", "missing_field"),
+        ({}, "input", "missing_required_parameter"),
         ({"input": []}, "input", "invalid_request"),
         ({"input": ["a", ""]}, "input", "invalid_request"),
         ({"input": ["a", 1]}, "input", "invalid_request"),

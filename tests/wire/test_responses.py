@@ -46,6 +46,15 @@ def test_a_chat() -> None:
     assert body.usage.prompt_tokens_details.cached_tokens == 4
 
 
+def test_what_computes_is_told_in_answers_and_chunks() -> None:
+    head = Head("k", 1700000000, "m", chat=True, system_fingerprint="fp_1")
+    assert read(ChatCompletion, completion_body(head, [response("a")])).system_fingerprint == "fp_1"
+    (chunk,) = Chunks(head, include_usage=True).usage([Usage(1, 1, 0)])
+    assert read(ChatCompletionChunk, chunk).system_fingerprint == "fp_1"
+    text = Head("k", 1700000000, "m", chat=False, system_fingerprint="fp_1")
+    assert read(Completion, completion_body(text, [response("a")])).system_fingerprint == "fp_1"
+
+
 def test_a_completion_of_several_prompts() -> None:
     body = read(Completion, completion_body(TEXT, [response("a", "b"), response("c", "d", logprobs=LOGPROBS)]))
     assert (body.id, body.object) == ("cmpl-k", "text_completion")

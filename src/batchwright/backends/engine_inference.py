@@ -25,6 +25,7 @@ class EngineInference:
 
     The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
     first stands in answers to bodies that name none (default: the engine's own name).
+    `system_fingerprint` stands in answers.
     """
 
     endpoints = frozenset({CHAT_URL, COMPLETION_URL})
@@ -35,8 +36,10 @@ class EngineInference:
         names: Sequence[str] = (),
         *,
         unix_time: Callable[[], float] = time.time,
+        system_fingerprint: str | None = None,
     ) -> None:
         self.engine = engine
+        self._fingerprint = system_fingerprint
         self._names = tuple(names) or (engine.model_name,)
         self._unix_time = unix_time
         self._places = engine.stats.max_num_seqs
@@ -93,7 +96,8 @@ class EngineInference:
 
     def _head(self, call: Call, body: GenerationBody) -> Head:
         model = chosen_model(body.model, self._names)
-        return Head(call.request_id.removeprefix("req_"), int(self._unix_time()), model, body.chat, body.n)
+        key, created = call.request_id.removeprefix("req_"), int(self._unix_time())
+        return Head(key, created, model, body.chat, body.n, self._fingerprint)
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """With ids of their own, since a line may be computed anew before its first try has left the engine."""

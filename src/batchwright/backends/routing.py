@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 from batchwright.backends.inference import Call, Inference, why_not_ready
-from batchwright.errors import InvalidRequest, ModelNotFound, shown
+from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
 from batchwright.wire.requests import read_model
 
 
@@ -27,11 +29,21 @@ class Route(Inference, Protocol):
 class RoutedInference:
     """Sends each call to the first of `routes` that serves its endpoint and its model.
 
-    A call that names no model goes to the first that serves its endpoint. `close` closes all of them.
+    A call that names no model goes to the first that serves its endpoint. `aliases` are further names, each with the
+    name of the model that it stands for; answers carry the one that was asked for. `close` closes all routes.
+
+    Raises `InputError` for an alias that is a model's own name, or that stands for none.
     """
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], aliases: Mapping[str, str] | None = None) -> None:
         self._routes = tuple(routes)
+        self._aliases = dict(aliases or {})
+        own = self._own_names()
+        for alias, model in self._aliases.items():
+            if alias in own:
+                raise InputError(f"model_alias {alias}={model}: {alias} is the name of a model: choose another")
+            if model not in own:
+                raise InputError(f"model_alias {alias}={model}: no such model is served: choose from {', '.join(own)}")
 
     @property
     def routes(self) -> Sequence[Route]:
@@ -40,7 +52,7 @@ class RoutedInference:
 
     @property
     def models(self) -> Sequence[str]:
-        return list(dict.fromkeys(name for route in self._routes for name in route.models))
+        return [*self._own_names(), *self._aliases]
 
     @property
     def wants(self) -> int:
@@ -54,14 +66,28 @@ class RoutedInference:
         return next((reason for route in self._routes if (reason := why_not_ready(route))), None)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        return await self._route(call).answer(call)
+        alias, call = self._resolved(call)
+        body = await self._route(call).answer(call)
+        return body if alias is None else {**body, "model": alias}
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        return self._route(call).stream(call)
+        alias, call = self._resolved(call)
+        bodies = self._route(call).stream(call)
+        return bodies if alias is None else _under_the_name(alias, bodies)
 
     async def close(self) -> None:
         for route in self._routes:
             await route.close()
+
+    def _own_names(self) -> list[str]:
+        return list(dict.fromkeys(name for route in self._routes for name in route.models))
+
+    def _resolved(self, call: Call) -> tuple[str | None, Call]:
+        """The alias that the call asks for, if it does, and the call as the model's own name would put it."""
+        asked = read_model(call.body)
+        if asked is None or asked not in self._aliases:
+            return None, call
+        return asked, replace(call, body={**call.body, "model": self._aliases[asked]})
 
     def _route(self, call: Call) -> Route:
         model = read_model(call.body)
@@ -77,3 +103,9 @@ class RoutedInference:
             raise InvalidRequest(f"model={shown(model)} does not serve {call.endpoint}", param="model")
         names = ", ".join(name for route in serving for name in route.models)
         raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
+
+
+async def _under_the_name(name: str, bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async with aclosing(cast("AsyncGenerator[dict[str, Any]]", bodies)) as chunks:
+        async for chunk in chunks:
+            yield {**chunk, "model": name}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from batchwright.engine.long_texts import LongTexts
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from batchwright.padding.rectangle import Ids
 
@@ -35,6 +36,7 @@ class TextTokenizer:
         self._whole = Tokenizer.from_str(whole.to_str())
         self._whole.no_padding()
         self._whole.no_truncation()
+        self._long_texts = LongTexts(self._whole)
         self._cut = Tokenizer.from_str(self._whole.to_str())
         self._cut.enable_truncation(max_length)
         self._truncated = 0
@@ -70,9 +72,11 @@ class TextTokenizer:
         if not isinstance(prompt, str):
             return self._given(prompt)
         try:
-            return self._spelled(prompt)
+            text = self._spelled(prompt)
         except InvalidRequest as error:
             return error
+        least = None if self._truncate else self._long_texts.least_tokens(text, self.max_length)
+        return text if least is None else self._too_long(f"at least {least}", text)
 
     def _spelled(self, text: str) -> str:
         """As the tokenizer is to see it. Raises `InvalidRequest` for a text that has no UTF-8 form."""
@@ -109,10 +113,13 @@ class TextTokenizer:
         if len(ids) <= self.max_length:
             return ids
         if not self._truncate or text is None:
-            return ContextLengthExceeded(
-                f"prompt of {len(ids)} tokens is longer than max_length={self.max_length}: shorten or split it"
-                + ("" if text is None else ", or pass truncate=True")
-            )
+            return self._too_long(str(len(ids)), text)
         with self._counting:
             self._truncated += 1
         return np.array(self._cut.encode(text).ids, np.int64)
+
+    def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"prompt of {tokens} tokens is longer than max_length={self.max_length}: shorten or split it"
+            + ("" if text is None else ", or pass truncate=True")
+        )

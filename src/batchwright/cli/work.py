@@ -25,15 +25,9 @@ _LONG_HELP = "\n\n".join((
     "1 anything else.",
 ))  # fmt: skip
 _NOT_HERE = (
-    "host",
-    "port",
-    "max_online_sequences",
-    "max_online_tokens",
-    "max_body_size",
-    "upload_timeout",
-    "ttft_ms",
-    "tpot_ms",
-)
+    "host", "port", "cors_origins", "max_online_sequences", "max_online_tokens", "max_online_body_size",
+    "max_body_size", "max_body_memory", "upload_timeout", "ttft_ms", "tpot_ms",
+)  # fmt: skip
 _NO_HOST = "127.0.0.1"
 _UNTIL_IDLE = inspect.Parameter(
     "until_idle",

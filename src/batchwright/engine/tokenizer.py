@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from batchwright.engine.long_texts import LongTexts
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.request import Prompt
 
@@ -16,8 +17,8 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.j
 class Tokenizer:
     """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text.
 
-    `context`: tokens that the model takes at most. A text that cannot fit, however it is cut into tokens, is refused
-    unread: megabytes take seconds, for which others would wait.
+    `context`: tokens that the model takes at most. A text that cannot fit is refused before all of it is tokenized:
+    megabytes take seconds, for which others would wait.
     """
 
     def __init__(self, folder: Path, vocab_size: int, *, context: int | None = None) -> None:
@@ -30,14 +31,15 @@ class Tokenizer:
             self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
         self._texts: dict[int, str] = {}
         """Of tokens that were asked for: log-probabilities name 21 of them for each one that is chosen."""
-        self._longest = _longest_token(self._inner)
+        backend = getattr(self._inner, "backend_tokenizer", None)
+        self._long_texts = None if backend is None else LongTexts(backend)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt`.
 
         Raises `InvalidRequest` when it gives none, or ids that the model does not have; `ContextLengthExceeded` when
-        it is a text that is too long by its characters alone.
+        it is a text of more tokens than `context`; of a list of messages, and of token ids, whoever computes says it.
         """
         ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_list(prompt)
         if not ids:
@@ -85,10 +87,13 @@ class Tokenizer:
         return self._tokenized(text, add_special_tokens=False)
 
     def _tokenized(self, text: str, **options: bool) -> list[int]:
-        if self._context is not None and self._longest is not None and len(text) > self._context * self._longest:
+        least = None
+        if self._context is not None and self._long_texts is not None:
+            least = self._long_texts.least_tokens(text, self._context)
+        if least is not None:
             raise ContextLengthExceeded(
-                f"a prompt of {len(text):,} characters has at least {-(-len(text) // self._longest):,} tokens, which "
-                f"exceed the context of {self._context} tokens: shorten the prompt"
+                f"a prompt of {len(text):,} characters has at least {least:,} tokens, which exceed the context of "
+                f"{self._context} tokens: shorten the prompt"
             )
         ids: list[int] = self._inner(text, verbose=False, **options)["input_ids"]
         return ids
@@ -120,20 +125,6 @@ def _named_by(folder: Path) -> Any:
     told: dict[str, Any] = {"name_or_path": str(folder)}
     told |= {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
     return PreTrainedConfig(**told)
-
-
-def _longest_token(tokenizer: Any) -> int | None:
-    """Most characters of a text that a token can stand for; None where that is not certain.
-
-    It is for byte-level tokenizers, which drop nothing, when nothing rewrites the text before: a token's spelling has a
-    character for each byte of it.
-    """
-    inner = getattr(tokenizer, "backend_tokenizer", None)
-    if inner is None or inner.normalizer is not None or type(inner.decoder).__name__ != "ByteLevel":
-        return None
-    if any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values()):
-        return None
-    return max(map(len, inner.get_vocab(with_added_tokens=True)), default=None)
 
 
 def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:

@@ -10,8 +10,13 @@ from fastapi.routing import APIRoute
 from batchwright import __version__
 from batchwright.server import errors
 from batchwright.server.auth import Guard, is_loopback
+from batchwright.server.body_limits import BodyLimits, ByteBudget
+from batchwright.server.context import needs_key
+from batchwright.server.cors import Cors
 from batchwright.server.dashboard import page
-from batchwright.server.middleware import Frame
+from batchwright.server.json_bodies import JsonThread
+from batchwright.server.methods import Options
+from batchwright.server.middleware import Bounds, Frame
 from batchwright.server.routes import admin, batches, files, health, models, online, simple, state
 from batchwright.server.services import Services
 from batchwright.server.trail import Trail
@@ -27,6 +32,8 @@ _ROUTERS = (
     state.router,
     page.router,
 )
+_PUBLIC = (health.router, page.router)
+"""What of theirs needs a key says so itself."""
 _DESCRIPTION = (
     "OpenAI-compatible online requests, files and batches, and simple batches of prompts. Every error is "
     '`{"error": {"message", "type", "param", "code"}}`.'
@@ -59,22 +66,30 @@ def create_app(services: Services) -> FastAPI:
         telemetry=_TELEMETRY,
     )
     app.state.services = services
-    settings, clock = services.settings, services.clock
+    settings = services.settings
     for router in _ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     errors.install(app)
     # The one that is added last is the outermost.
-    app.add_middleware(Guard, keys=services.keys, loopback=is_loopback(settings.host))
-    app.add_middleware(Trail, log=services.audit, clock=clock)
     app.add_middleware(
-        Frame,
-        figures=services.http,
-        clock=clock,
-        max_body_size=settings.max_body_size,
+        Guard, keys=services.keys, loopback=is_loopback(settings.host), origins=frozenset(settings.cors_origins)
+    )
+    app.add_middleware(Trail, log=services.audit, clock=services.clock)
+    app.add_middleware(Options, routes=app.routes)
+    json_thread = app.state.json_thread = JsonThread()
+    app.add_middleware(
+        Bounds,
+        clock=services.clock,
+        limits=BodyLimits.of(settings),
+        budget=ByteBudget(settings.max_body_memory),
         upload_timeout=settings.upload_timeout,
         min_upload_rate=settings.min_upload_rate,
         stopping=lambda: services.draining,
+        on_large_bodies_gone=json_thread.give_memory_back,
     )
+    if settings.cors_origins:
+        app.add_middleware(Cors, origins=settings.cors_origins)
+    app.add_middleware(Frame, figures=services.http, clock=services.clock)
     return app
 
 

@@ -1,12 +1,14 @@
 """Who may ask: with a key its tenant; without any key in the store, programs on this machine only.
 
 Without keys nothing proves who asks, so the service is bound to loopback, and what a web page from elsewhere could make
-a browser send is refused: a Host that is not this machine (DNS rebinding), an Origin that is not this service (CSRF).
+a browser send is refused: a Host that is not this machine (DNS rebinding), an Origin that is not this service (CSRF),
+unless it is one of `cors_origins` by its name.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,9 +26,13 @@ PUBLIC_FOLDER = "/dashboard/static/"
 class Guard:
     """Lets a request pass with its tenant and its key (None: no keys are used) in its state, or answers 401 or 403."""
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool) -> None:
-        """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may."""
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool, origins: Collection[str] = ()) -> None:
+        """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may.
+
+        `origins`: those whose pages need no key where nobody does. An asterisk in them stands for none.
+        """
         self._app = app
+        self._origins = origins
         self._keys = keys
         self._loopback = loopback
 
@@ -36,7 +42,7 @@ class Guard:
             if not self._loopback or await self._keys.required():
                 key = await self._by_key(headers)
             else:
-                refuse_strangers(headers)
+                refuse_strangers(headers, self._origins)
                 key = None
             scope.setdefault("state", {}).update(key=key, tenant=DEFAULT_TENANT if key is None else key.tenant)
         await self._app(scope, receive, send)
@@ -68,14 +74,19 @@ def is_public(path: str) -> bool:
     return path in PUBLIC or path.startswith(PUBLIC_FOLDER)
 
 
-def refuse_strangers(headers: Headers) -> None:
-    """Raises `HttpError` (403) for what a browser sends on behalf of a page that is not this service's own."""
+def refuse_strangers(headers: Headers, origins: Collection[str] = ()) -> None:
+    """Raises `HttpError` (403) for what a browser sends on behalf of a page that is not this service's own.
+
+    Pages of `origins` are let through; their browser must have reached the service under a name of this machine.
+    """
     host = headers.get("host", "")
     if not is_loopback(_hostname(host)):
         raise _forbidden(
             f"Host {host[:100]!r} is not this machine; other hosts need an API key: batchwright keys create"
         )
     origin = headers.get("origin")
+    if origin is not None and origin.lower() in origins:
+        return
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         raise _forbidden(f"Origin {origin[:100]!r} is not this service")
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
 
 from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.request import Flow
@@ -50,6 +51,9 @@ def flow_of(request: Request) -> Flow:
     request_id, key = request_id_of(request), key_of(request)
     return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
 
+
+needs_key = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="A key of batchwright keys create."))
+"""Tells it in the OpenAPI description; `auth.Guard` is who looks at the key."""
 
 ServicesOf = Annotated[Services, Depends(services_of)]
 Key = Annotated[ApiKey | None, Depends(key_of)]

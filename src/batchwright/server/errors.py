@@ -14,14 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from batchwright.errors import BatchwrightError, InvalidRequest, QuotaExceeded
+from batchwright.server.methods import allowed
 from batchwright.server.observability.logs import logger
 from batchwright.wire.errors import error_body, hides_details, retry_after, status_of
 
 RETRY_AFTER = 5
 """Seconds, where nothing better is known."""
 _RETRIED = (429, 502, 503)
-_BY_CODE = {"file_too_large": 413, "upload_too_slow": 408}
-"""Refusals of an upload that have a status of their own."""
+_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+_LONGEST_PARAM = 200
+_BY_CODE = {"file_too_large": 413, "upload_too_slow": 408, "idempotency_key_reused": 409}
+"""Refusals that have a status of their own."""
 
 
 class ErrorBody(BaseModel):
@@ -97,7 +100,7 @@ def error_response(error: HttpError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have the framework's own errors answered in the one form; all others are answered by `middleware.Frame`."""
+    """Have the framework's own errors answered in the one form; all others are answered by `middleware.Bounds`."""
 
     async def refused(request: Request, error: Exception) -> Response:
         return error_response(_from_http(request, error) if isinstance(error, HTTPException) else as_http(error))
@@ -111,9 +114,15 @@ def install(app: FastAPI) -> None:
 
 def _from_http(request: Request, error: HTTPException) -> HttpError:
     """Those that the framework raises: no such path, another method, a body that cannot be read."""
-    if isinstance(error.__cause__, HttpError):
+    cause = error.__cause__
+    if isinstance(cause, RequestValidationError):
+        return _from_validation(cause)
+    if cause is not None:
         # What stopped the reading of the body.
-        return error.__cause__
+        raise cause
+    if error.status_code == 405:
+        # The framework names those of the first route that has the path.
+        error.headers = {"allow": allowed(request.app.routes, request.scope)}
     told = {
         404: ("unknown_url", f"there is nothing at {request.method} {request.url.path}"),
         405: ("method_not_allowed", f"{request.method} is not possible at {request.url.path}"),
@@ -126,14 +135,20 @@ def _from_http(request: Request, error: HTTPException) -> HttpError:
 def _from_validation(error: RequestValidationError) -> HttpError:
     """The first thing that is wrong with the parameters or the body, by its name."""
     first = error.errors()[0]
-    where = [str(each) for each in first.get("loc", ())]
-    if first.get("type") == "json_invalid":
-        return HttpError(400, "the body must be JSON", code="invalid_json")
-    param = ".".join(where[1:]) or None
-    if param is None:
+    kind, place = str(first.get("type")), first.get("loc", ())[1:]
+    param = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place).removeprefix(".")
+    if not param:
         return HttpError(400, "the body must be a JSON object, sent as application/json", code="invalid_json")
     message = str(first.get("msg", "invalid")).removeprefix("Value error, ")
-    return HttpError(400, f"{param or 'body'}: {message}", param=param, code="invalid_request")
+    param = param[:_LONGEST_PARAM]
+    return HttpError(400, f"{param}: {message}", param=param, code=_code_of(kind))
+
+
+def _code_of(kind: str) -> str:
+    """OpenAI's code for a kind of error of pydantic's."""
+    if kind in _CODES:
+        return _CODES[kind]
+    return "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
 
 
 def log_failure(error: BaseException, answer: HttpError, **where: str) -> None:

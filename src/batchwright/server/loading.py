@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import resource
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchwright import __version__
 from batchwright.backends.inference import Inference
+from batchwright.backends.routing import Route, RoutedInference
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
-from batchwright.models import resolve
+from batchwright.models import fingerprint, resolve
 from batchwright.server.settings import Settings
 
 if TYPE_CHECKING:
     from batchwright.backends.encoder import Encoder
+    from batchwright.backends.endpoint import EndpointInference
     from batchwright.engine.async_engine import AsyncEngine
 
 _ENGINE_OPTIONS = (
@@ -40,7 +46,8 @@ async def load_inference(settings: Settings) -> Inference:
     what loading a model raises.
     """
     if settings.backend != "engine":
-        return await _endpoint(settings)
+        endpoint = await _endpoint(settings)
+        return RoutedInference([endpoint], settings.aliases) if settings.aliases else endpoint
     try:
         return await _models(settings)
     except BatchwrightError:
@@ -54,7 +61,22 @@ async def load_inference(settings: Settings) -> Inference:
         ) from error
 
 
-async def _endpoint(settings: Settings) -> Inference:
+def model_times(settings: Settings) -> dict[str, float]:
+    """When the files of each model in this process were made, in Unix seconds, by its names.
+
+    Nothing is fetched: call it after `load_inference`. Of models elsewhere nothing is known.
+    """
+    if settings.backend != "engine":
+        return {}
+    times = {name: _made_at(resolve(name, pull=False)) for name in (settings.model, settings.embedding_model) if name}
+    return times | {alias: times[model] for alias, model in settings.aliases.items() if model in times}
+
+
+def _made_at(folder: Path) -> float:
+    return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
+
+
+async def _endpoint(settings: Settings) -> EndpointInference:
     from batchwright.backends.endpoint import EndpointInference
 
     _require_descriptors(settings.backend_concurrency)
@@ -93,11 +115,20 @@ async def _models(settings: Settings) -> Inference:
 
     from batchwright.backends.embedding_inference import EmbeddingInference
     from batchwright.backends.engine_inference import EngineInference
-    from batchwright.backends.routing import RoutedInference
 
     engine, encoder = await asyncio.to_thread(_loaded, settings)
-    generating = EngineInference(engine)
-    return RoutedInference([generating] if encoder is None else [generating, EmbeddingInference(encoder)])
+    digest = await asyncio.to_thread(_system_fingerprint, settings, engine)
+    generating = EngineInference(engine, system_fingerprint=digest)
+    routes: list[Route] = [generating]
+    if encoder is not None:
+        routes.append(EmbeddingInference(encoder))
+    return RoutedInference(routes, settings.aliases)
+
+
+def _system_fingerprint(settings: Settings, engine: AsyncEngine) -> str:
+    """Of the weights, of what computes with them in which precision, and of this version."""
+    parts = (__version__, fingerprint(settings.model), engine.stats.implementation)
+    return f"fp_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]}"
 
 
 def _loaded(settings: Settings) -> tuple[AsyncEngine, Encoder | None]:

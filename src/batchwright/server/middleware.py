@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import Clock
+from batchwright.server.body_limits import BodyCount, BodyLimits, ByteBudget
 from batchwright.server.errors import HttpError, as_http, error_response, log_failure, shutting_down
+from batchwright.server.methods import without_body
 from batchwright.server.observability.figures import HttpFigures
 from batchwright.server.observability.logs import logger
 from batchwright.server.sse import event
 
-UPLOAD = ("POST", "/v1/files")
-"""Has a cap of its own, counted as it passes into its blob."""
 ANSWER_HEADERS = "answer_headers"
 """In the state of a request: headers of its answer, whatever that will be."""
 HUNG_UP = 499
@@ -34,6 +34,68 @@ _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 
 def new_request_id() -> str:
     return "req_" + secrets.token_hex(12)
+
+
+class Frame:
+    """The outermost layer: an id, headers that every answer has, a line in the log.
+
+    What is inside sees paths without slashes at their end, and GET in place of HEAD.
+    """
+
+    def __init__(self, app: ASGIApp, *, figures: HttpFigures, clock: Clock) -> None:
+        self._app = app
+        self._figures = figures
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, method = self._clock.now(), HUNG_UP, scope["method"]
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
+        inner = {
+            **scope,
+            "method": "GET" if method == "HEAD" else method,
+            "path": scope["path"].rstrip("/") or "/",
+            "state": {**scope.get("state", {}), "request_id": request_id},
+        }
+
+        async def sender(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers.update(inner["state"].get(ANSWER_HEADERS, {}))
+                headers["x-request-id"] = request_id
+                # Of a stream: until its first event.
+                headers["openai-processing-ms"] = str(round((self._clock.now() - started) * 1e3))
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                if method == "HEAD":
+                    await self._app(inner, *without_body(sender))
+                else:
+                    await self._app(inner, receive, sender)
+            except ClientDisconnect:
+                status = status if method == "HEAD" else HUNG_UP
+            finally:
+                self._tell(inner, method, status, self._clock.now() - started)
+
+    def _tell(self, scope: Scope, method: str, status: int, seconds: float) -> None:
+        path = getattr(scope.get("route"), "path_format", None) or "(none)"
+        # A client may invent methods, each of which would be a series of its own.
+        self._figures.answered(method if method in _METHODS else "other", path, status, seconds)
+        level = "debug" if path in ("/health", "/ready", "/metrics") or path.startswith("/dashboard") else "info"
+        getattr(logger, level)(
+            "request",
+            method=method,
+            path=scope["path"],
+            status=status,
+            ms=round(seconds * 1e3, 1),
+            tenant=scope["state"].get("tenant"),
+        )
 
 
 @dataclass(slots=True)
@@ -62,22 +124,16 @@ class _Arrival:
 class _Answer:
     """What is sent to the client: how far it is, and how it ends when it cannot go on."""
 
-    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
-        self.status = HUNG_UP
-        self._state = scope["state"]
+    def __init__(self, send: Send) -> None:
         self.begun = False
         self._events = False
         self._send = send
-        self._request_id = request_id
 
     async def send(self, message: Message) -> None:
-        """Send it on, with the id of the request."""
+        """Send it on."""
         if message["type"] == "http.response.start":
-            self.begun, self.status = True, message["status"]
-            headers = MutableHeaders(scope=message)
-            headers.update(self._state.get(ANSWER_HEADERS, {}))
-            headers["x-request-id"] = self._request_id
-            self._events = headers.get("content-type", "").startswith("text/event-stream")
+            self.begun = True
+            self._events = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
         await self._send(message)
 
     async def give_up(self, error: HttpError, scope: Scope, receive: Receive) -> None:
@@ -88,57 +144,55 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": event(error.body), "more_body": False})
 
 
-class Frame:
-    """The outermost layer of the application. Nothing passes it but answers in the form of the service."""
+class Bounds:
+    """Bounds the body of every request, and turns every error into an answer: nothing passes it but answers in the form
+    of the service.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        figures: HttpFigures,
         clock: Clock,
-        max_body_size: int,
+        limits: BodyLimits,
+        budget: ByteBudget,
         upload_timeout: float,
         min_upload_rate: int,
         stopping: Callable[[], bool],
+        on_large_bodies_gone: Callable[[], None],
     ) -> None:
         """`upload_timeout` in seconds, `min_upload_rate` in bytes a second: what a body may take (`_Arrival`).
 
-        `stopping`: whether the service goes, and so may cancel a request.
+        `stopping`: whether the service goes, and so may cancel a request. `on_large_bodies_gone` is called when the
+        last request with a large body has ended.
         """
         self._app = app
-        self._figures = figures
         self._clock = clock
-        self._max_body_size = max_body_size
+        self._limits = limits
+        self._budget = budget
         self._upload_timeout = upload_timeout
         self._min_upload_rate = min_upload_rate
         self._stopping = stopping
+        self._on_large_bodies_gone = on_large_bodies_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
-        scope.setdefault("state", {})["request_id"] = request_id
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await self._answer(scope, receive, send, request_id)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        started = self._clock.now()
-        answer = _Answer(scope, send, request_id)
+        body = BodyCount(self._limits.most(scope["method"], scope["path"]), self._budget)
         try:
-            await self._within_life(scope, receive, answer)
+            await self._within_life(scope, receive, _Answer(send), body)
         finally:
-            self._tell(scope, answer.status, self._clock.now() - started)
+            if body.end() and not self._budget.in_work:
+                self._on_large_bodies_gone()
 
-    async def _within_life(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _within_life(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
         """Answer the request; if the service goes before it is answered, say so.
 
         uvicorn would log the cancelled task with its traceback, and answer with a text.
         """
         try:
-            await self._within_form(scope, receive, answer)
+            await self._within_form(scope, receive, answer, body)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or not self._stopping():
@@ -151,35 +205,32 @@ class Frame:
                 async with asyncio.timeout(_LAST_WORD):
                     await answer.give_up(error, scope, receive)
 
-    async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
         """Answer the request; whatever is raised becomes an error in the form of the service."""
         try:
-            await self._app(scope, self._bounded(scope, receive), answer.send)
+            headers = Headers(scope=scope)
+            _require_plain(headers)
+            body.announce(headers.get("content-length", ""))
+            await self._app(scope, self._bounded(receive, body), answer.send)
         except ClientDisconnect:
-            answer.status = HUNG_UP
+            raise
         except Exception as error:
             told = as_http(error)
             log_failure(error, told, path=scope["path"])
             if not answer.begun:
                 await error_response(told)(scope, receive, answer.send)
 
-    def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """`receive`, which raises 408 when the body comes too slowly, and 413 past the cap on it."""
-        most = None if (scope["method"], scope["path"]) == UPLOAD else self._max_body_size
-        length = Headers(scope=scope).get("content-length", "")
-        announced = int(length) if length.isdecimal() and len(length) < 20 else 0
+    def _bounded(self, receive: Receive, body: BodyCount) -> Receive:
+        """`receive`, which raises 408 when the body comes too slowly, and what `BodyCount` raises."""
         arrival = _Arrival(self._upload_timeout, self._min_upload_rate)
         arrived = False
 
         async def bounded() -> Message:
             nonlocal arrived
-            if most is not None and announced > most:
-                raise self._too_large()
             # What is still to come after the body is that the client hangs up, which may take any time.
             message = await (receive() if arrived else self._soon(receive, arrival))
             arrived = not message.get("more_body", False)
-            if most is not None and arrival.size > most:
-                raise self._too_large()
+            body.count(len(message.get("body", b"")))
             return message
 
         return bounded
@@ -201,25 +252,14 @@ class Frame:
         arrival.came(len(message.get("body", b"")), self._clock.now() - began)
         return message
 
-    def _too_large(self) -> HttpError:
-        return HttpError(
-            413,
-            f"the body has more than {self._max_body_size:,} bytes: send less, or raise max_body_size of the service",
-            code="request_too_large",
-            headers={"connection": "close"},
-        )
 
-    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
-        path = getattr(scope.get("route"), "path", None) or "(none)"
-        # A client may invent methods, each of which would be a series of its own.
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._figures.answered(method, path, status, seconds)
-        level = "debug" if path in ("/health", "/ready", "/metrics") or path.startswith("/dashboard") else "info"
-        getattr(logger, level)(
-            "request",
-            method=scope["method"],
-            path=scope["path"],
-            status=status,
-            ms=round(seconds * 1e3, 1),
-            tenant=scope.get("state", {}).get("tenant"),
+def _require_plain(headers: Headers) -> None:
+    """Raises `HttpError` (415) for a body that is compressed, whose size would not be known until it is expanded."""
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise HttpError(
+            415,
+            f"Content-Encoding {coding[:40]!r} is not taken: send the body as it is",
+            code="unsupported_content_encoding",
+            headers={"accept-encoding": "identity", "connection": "close"},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ from batchwright.limiting.quotas import Quotas
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.dashboard.live import Live
-from batchwright.server.loading import load_inference
+from batchwright.server.loading import load_inference, model_times
 from batchwright.server.observability.engines import dispatch_reasons, engine_stats
 from batchwright.server.observability.figures import ConnectionFigures, HttpFigures
 from batchwright.server.observability.logs import logger
@@ -60,6 +60,8 @@ class Services:
     clock: Clock
     started_at: float
     """Unix seconds."""
+    models_made_at: Mapping[str, float]
+    """Likewise, of the models whose files are here."""
     store: Store
     blobs: Blobs
     jobs: JobService
@@ -199,6 +201,7 @@ async def open_services(
         opened.callback(sender.close)
         measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
         opened.push_async_callback(measured.close)
+        made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
         paces = Paces()
         worker = Worker(
@@ -221,6 +224,7 @@ async def open_services(
             limits=limits,
             clock=clock,
             started_at=unix_time(),
+            models_made_at=made_at,
             store=store,
             blobs=blobs,
             jobs=jobs,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -37,6 +38,25 @@ def _split(value: object) -> object:
     return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
 
 
+def _are_origins(values: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers send them in `Origin`, which has no path and no default port."""
+    for value in values:
+        parts = urlsplit(value)
+        if value != "*" and (parts.scheme not in ("http", "https") or value != f"{parts.scheme}://{parts.netloc}"):
+            raise ValueError(f"{value!r} is no origin: write scheme and host, such as https://chat.example.com")
+    return tuple(value.lower() for value in values)
+
+
+def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
+    names = [value.partition("=")[0].strip() for value in values]
+    for value, name in zip(values, names, strict=True):
+        if not name or not value.partition("=")[2].strip():
+            raise ValueError(f"{value!r} is no alias: write NAME=MODEL")
+        if names.count(name) > 1:
+            raise ValueError(f"the alias {name!r} is given twice")
+    return values
+
+
 Text = Annotated[str, AfterValidator(_no_blank)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
@@ -46,6 +66,8 @@ Count = Annotated[int, Field(ge=1)]
 Size = Annotated[ByteSize, Field(ge=1)]
 SizeOrNone = Annotated[ByteSize, Field(ge=0)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_origins)]
+Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_aliases)]
 
 
 def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
@@ -71,6 +93,12 @@ class Settings(BaseSettings):
         "Address to listen on. One that is not loopback needs an API key in the store first: batchwright keys create",
     )
     port: int = _setting("Address", 8000, "Port to listen on; 0: any that is free.", ge=0, le=65_535)
+    cors_origins: Origins = _setting(
+        "Address",
+        (),
+        "Origins of web pages that may use the service from a browser, with commas: https://chat.example.com. An "
+        "asterisk stands for all, and counts only where requests need a key.",
+    )
 
     tls_cert: Path | None = _setting(
         "Address",
@@ -125,6 +153,12 @@ class Settings(BaseSettings):
         "engine",
         'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
         "http://10.0.0.5:8000/v1; one that does not answer yet is waited for.",
+    )
+    model_alias: Aliases = _setting(
+        "Model",
+        (),
+        "Further names for models that are served, with commas: gpt-4o-mini=smollm2. Answers carry the name that was "
+        "asked for.",
     )
     backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
@@ -206,8 +240,20 @@ class Settings(BaseSettings):
     max_lines: Count = _setting("Limits", 50_000, "Most lines in an input file.")
     max_file_size: Size = _setting("Limits", ByteSize(200_000_000), "Most bytes in an uploaded file, such as 200MB.")
     max_line_size: Size = _setting("Limits", ByteSize(2**20), "Most bytes in a line of an input file, such as 1MiB.")
+    max_online_body_size: Size = _setting(
+        "Limits",
+        ByteSize(4 * 2**20),
+        "Most bytes in the body of a chat, a completion or a request for embeddings, such as 4MiB.",
+    )
     max_body_size: Size = _setting(
-        "Limits", ByteSize(16 * 2**20), "Most bytes in the body of any other request, such as 16MiB."
+        "Limits", ByteSize(16 * 2**20), "Most bytes in the body of a request to /v1/batch/*, such as 16MiB."
+    )
+    max_body_memory: Size = _setting(
+        "Limits",
+        ByteSize(64 * 2**20),
+        "Most bytes of request bodies over 64 KiB in work at once, all requests together; more are answered with 429 "
+        "and Retry-After.",
+        validate_default=True,
     )
     upload_timeout: Wait = _setting(
         "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
@@ -262,6 +308,12 @@ class Settings(BaseSettings):
     )
     log_level: LogLevel = _setting("Operation", "info", "debug, info, warning or error.")
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """`model_alias`: the model by its further name."""
+        pairs = [value.partition("=") for value in self.model_alias]
+        return {name.strip(): model.strip() for name, _, model in pairs}
+
     @field_validator("data", mode="before")
     @classmethod
     def _data_folder(cls, value: object) -> object:
@@ -276,6 +328,14 @@ class Settings(BaseSettings):
     @classmethod
     def _expanded(cls, value: Path | None) -> Path | None:
         return None if value is None else value.expanduser().absolute()
+
+    @field_validator("max_body_memory")
+    @classmethod
+    def _holds_a_body(cls, value: ByteSize, others: ValidationInfo) -> ByteSize:
+        for name in ("max_body_size", "max_online_body_size"):
+            if value < others.data.get(name, 0):
+                raise ValueError(f"must be at least {name}, {others.data[name]}, or such a body would never be taken")
+        return value
 
     @field_validator("backend")
     @classmethod

@@ -204,7 +204,7 @@ def _generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
 
 
 def _missing(name: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is missing", param=name, code="missing_field")
+    return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
 
 
 def _include_usage(options: object) -> bool:

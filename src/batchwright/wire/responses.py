@@ -33,6 +33,8 @@ class Head:
     """Whether it is a chat completion (else a text completion)."""
     n: int = 1
     """Completions of each prompt: choice `i` of prompt `p` has the index `p·n + i`."""
+    system_fingerprint: str | None = None
+    """Tells what computes: as long as it is the same, so is the answer to a request with the same seed."""
 
     def body(self, choices: list[Body], *, chunk: bool = False) -> Body:
         """A body with these choices."""
@@ -42,6 +44,7 @@ class Head:
             "object": f"{kind}.chunk" if chunk and self.chat else kind,
             "created": self.created,
             "model": self.model,
+            **({} if self.system_fingerprint is None else {"system_fingerprint": self.system_fingerprint}),
             "choices": choices,
         }
 

@@ -49,7 +49,7 @@ class _Site:
     files: Mapping[str, _File]
 
 
-@router.api_route("/", methods=["GET", "HEAD"])
+@router.get("/")
 def page(request: Request) -> Response:
     """The dashboard. Answers 304 to whoever has it already."""
     site = _site()
@@ -61,7 +61,7 @@ def page(request: Request) -> Response:
     return Response(site.page, media_type="text/html", headers=headers)
 
 
-@router.api_route("/dashboard/static/{digest}/{name}", methods=["GET", "HEAD"])
+@router.get("/dashboard/static/{digest}/{name}")
 def static(digest: str, name: str) -> Response:
     """A module, a style sheet or the icon."""
     site = _site()

@@ -73,6 +73,12 @@ _COMMON: dict[str, _Schema] = {
         "maximum": MAX_DEADLINE * 1000,
         "description": "Milliseconds after which the answer is of no use. Not OpenAI's.",
     },
+    "deadline": {
+        "type": ["number", "null"],
+        "exclusiveMinimum": 0,
+        "maximum": MAX_DEADLINE,
+        "description": "The same in seconds. Only one of the two may be given.",
+    },
 }
 _STOP = _text(bounds.MAX_STOP, minLength=1)
 _GENERATION: dict[str, _Schema] = {
@@ -135,6 +141,7 @@ _MESSAGE: _Schema = {
         {"required": ["function_call"], "properties": {"function_call": {"type": "object", "minProperties": 1}}},
     ],
 }
+_ONE_DEADLINE: _Schema = {"anyOf": [{"properties": {name: _NULL}} for name in ("deadline", "deadline_ms")]}
 _TOP_LOGPROBS_NEED_LOGPROBS = [
     {"properties": {"top_logprobs": {"enum": [None, 0]}}},
     {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]},
@@ -151,6 +158,7 @@ def _body(title: str, needed: str, properties: dict[str, _Schema], **more: Any) 
             "properties": properties,
             "additionalProperties": _NULL,
             "maxProperties": bounds.MAX_FIELDS,
+            "allOf": [_ONE_DEADLINE],
             **more,
         }
     )

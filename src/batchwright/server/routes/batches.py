@@ -10,17 +10,20 @@ from starlette.responses import Response
 
 from batchwright.jobs.store.records import BatchRecord
 from batchwright.server.context import Key, ServicesOf, Tenant, needs
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.objects import BatchObject, Page
 from batchwright.server.routes.bodies import BatchCreate, BatchRetry
 from batchwright.server.routes.ids import After, BatchId
 from batchwright.server.services import Services
 from batchwright.server.trail import Deed, audited
 
-router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")])
+router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")], route_class=JsonRoute)
 
 IdempotencyKey = Annotated[
     str | None,
-    Header(description="The same key gives the same batch, however often it is asked for.", max_length=255),
+    Header(
+        description="The same key gives the same batch, however often it is asked for.", min_length=1, max_length=255
+    ),
 ]
 
 

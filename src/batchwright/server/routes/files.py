@@ -30,10 +30,14 @@ _FORM: dict[str, Any] = {
                     "type": "object",
                     "required": ["file", "purpose"],
                     "properties": {
-                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1},
                         "purpose": {"enum": ["batch"]},
                         "expires_after[anchor]": {"enum": ["created_at"]},
                         "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                    },
+                    "dependentRequired": {
+                        "expires_after[anchor]": ["expires_after[seconds]"],
+                        "expires_after[seconds]": ["expires_after[anchor]"],
                     },
                 }
             }
@@ -109,11 +113,17 @@ async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) ->
 
 async def _described(form: Form) -> AsyncGenerator[bytes]:
     """The bytes of the file. What else is in the form may stand after it, so it is judged at the end."""
+    empty = True
     async for chunk in form.chunks():
+        empty = empty and not chunk
         yield chunk
+    if empty:
+        raise InvalidRequest(
+            "file: it is empty: send one with a line for each request", param="file", code="empty_file"
+        )
     purpose = form.fields.get("purpose")
     if purpose != "batch":
-        code = None if purpose is not None else "missing_required_parameter"
+        code = "invalid_value" if purpose is not None else "missing_required_parameter"
         raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose", code=code)
     _expiry(form.fields)
 

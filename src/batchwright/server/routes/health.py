@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright import __version__
-from batchwright.server.context import ServicesOf, needs
+from batchwright.server.context import ServicesOf, needs, needs_key
 from batchwright.server.errors import RETRY_AFTER, HttpError
 from batchwright.server.observability.metrics import CONTENT_TYPE, exposition
 
@@ -29,15 +29,12 @@ class Ready(BaseModel):
     status: Literal["ready"] = "ready"
 
 
-# Probes may ask with HEAD; uvicorn leaves the body of such an answer out.
-@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Health:
     """Whether the process lives."""
     return Health()
 
 
-@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(services: ServicesOf) -> Ready:
     """Whether work can be taken: the database and what computes answer, and the service is not stopping. Else 503."""
@@ -48,11 +45,10 @@ async def ready(services: ServicesOf) -> Ready:
     return Ready()
 
 
-@router.head("/metrics", include_in_schema=False, dependencies=[needs("metrics")])
 @router.get(
     "/metrics",
     response_class=Response,
-    dependencies=[needs("metrics")],
+    dependencies=[needs_key, needs("metrics")],
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(services: ServicesOf) -> Response:

@@ -6,11 +6,21 @@ import re
 from typing import Annotated
 
 from fastapi import Depends, Path, Query
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from batchwright.errors import NotFound
 
 _FILE = re.compile(r"file-[0-9a-f]{24}")
 _BATCH = re.compile(r"batch_[0-9a-f]{24}")
+
+
+class SimpleBatchConvertor(StringConvertor):
+    """`{batch_id:simple}` in the path of a route: anything but the names that stand in the place of an id."""
+
+    regex = "(?!(?:sync|async|stats)$)[^/]+"
+
+
+register_url_convertor("simple", SimpleBatchConvertor())
 
 
 def file_id_of(file_id: Annotated[str, Path(examples=["file-0123456789abcdef01234567"])]) -> str:

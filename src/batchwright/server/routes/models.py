@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from batchwright.errors import ModelNotFound
 from batchwright.server.context import ServicesOf
+from batchwright.server.services import Services
 
 router = APIRouter(tags=["Online"])
 
@@ -19,7 +20,7 @@ class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
     created: int
-    """When the service started: a model's own age is not known."""
+    """When its files were made; of a model elsewhere, when this service was started."""
     owned_by: str = "batchwright"
 
 
@@ -33,8 +34,7 @@ class ModelList(BaseModel):
 @router.get("/v1/models")
 async def list_models(services: ServicesOf) -> ModelList:
     """The models that are served here."""
-    created = int(services.started_at)
-    return ModelList(data=[Model(id=name, created=created) for name in services.inference.models])
+    return ModelList(data=[_model(services, name) for name in services.inference.models])
 
 
 @router.get("/v1/models/{model:path}")
@@ -42,4 +42,8 @@ async def retrieve_model(model: str, services: ServicesOf) -> Model:
     """One of them. A name may have slashes in it."""
     if model not in services.inference.models:
         raise ModelNotFound(f"model {model!r} is not served here: GET /v1/models lists those that are")
-    return Model(id=model, created=int(services.started_at))
+    return _model(services, model)
+
+
+def _model(services: Services, name: str) -> Model:
+    return Model(id=name, created=int(services.models_made_at.get(name, services.started_at)))

@@ -15,6 +15,7 @@ from batchwright.jobs.service.keys import bounded_priority
 from batchwright.jobs.store.records import ApiKey
 from batchwright.request import Flow
 from batchwright.server.context import FlowOf, Key, RequestId, ServicesOf, needs
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.routes.answers import (
     ChatBody,
     ChatCompletion,
@@ -27,11 +28,11 @@ from batchwright.server.services import Services
 from batchwright.server.sse import EventStream, first_of, while_connected
 from batchwright.server.streams import closing
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
-from batchwright.wire.texts import require_texts
 
-router = APIRouter(tags=["Online"], dependencies=[needs("online")])
+router = APIRouter(tags=["Online"], dependencies=[needs("online")], route_class=JsonRoute)
 
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+# Without a schema: in OpenAPI 3.1 there is none for the events of a stream.
+_STREAM: dict[str, Any] = {"text/event-stream": {}}
 
 
 def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, Any]]:
@@ -72,7 +73,6 @@ async def _answer(
     key: ApiKey | None,
 ) -> Response:
     """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
-    require_texts(body)
     bounded = bounded_priority(body, None if key is None else key.best_priority)
     call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):

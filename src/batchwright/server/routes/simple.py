@@ -27,6 +27,7 @@ from batchwright.jobs.store.records import ENDED, ApiKey, BatchRecord
 from batchwright.request import Flow
 from batchwright.server.context import FlowOf, Key, ServicesOf, Tenant, needs
 from batchwright.server.errors import as_http, log_failure
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.observability.engines import batcher_stats, engine_stats
 from batchwright.server.routes.batches import IdempotencyKey
 from batchwright.server.routes.bodies import SimpleBatch, SimpleBatchAsync
@@ -36,7 +37,7 @@ from batchwright.server.sse import while_connected
 from batchwright.server.trail import Deed, audited, not_audited
 from batchwright.wire.requests import COMPLETION_URL
 
-router = APIRouter(prefix="/v1/batch", tags=["Simple batches"])
+router = APIRouter(prefix="/v1/batch", tags=["Simple batches"], route_class=JsonRoute)
 
 _CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed, EndpointDown)
 """Errors that are no prompt's own: when they are all that came of a batch, they are its answer."""
@@ -151,7 +152,6 @@ async def batch_async(
     return AsyncAnswer(batch_id=batch.id, status=status_of(batch))
 
 
-# Before the route with an id, which would take `stats` for one.
 @router.get("/stats", dependencies=[needs("batches")])
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     """How many jobs of prompts there are, and how full the batches of this process are."""
@@ -172,7 +172,7 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
     )
 
 
-@router.get("/{batch_id}", dependencies=[needs("batches"), audited("batch.results", "batch_id")])
+@router.get("/{batch_id:simple}", dependencies=[needs("batches"), audited("batch.results", "batch_id")])
 async def retrieve_simple_batch(
     batch_id: BatchId, request: Request, services: ServicesOf, tenant: Tenant
 ) -> SimpleState:
@@ -183,7 +183,7 @@ async def retrieve_simple_batch(
     return state
 
 
-@router.delete("/{batch_id}", dependencies=[needs("batches"), audited("batch.cancel", "batch_id")])
+@router.delete("/{batch_id:simple}", dependencies=[needs("batches"), audited("batch.cancel", "batch_id")])
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
     """Cancel a job of prompts. Nothing changes for one that has ended."""
     await _simple(services, tenant, batch_id)

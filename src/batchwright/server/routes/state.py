@@ -28,7 +28,7 @@ async def get_dashboard_state(services: ServicesOf, tenant: Tenant, key: Key) ->
 @router.get(
     "/events",
     response_class=Response,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def dashboard_events(services: ServicesOf, tenant: Tenant, key: Key) -> Response:
     """The same as server-sent events, one a second, until the client hangs up or the service stops."""

@@ -1,0 +1,149 @@
+"""Texts that have more tokens than a model takes, told without tokenizing all of them: megabytes take seconds.
+
+Two ways, both of which refuse no text that would fit. Where each token stands for a bounded number of characters, the
+length of the text says how many tokens it has at least. Else the text is tokenized in pieces, cut where the tokenizer
+cuts it in any case, until they have too many.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_PIECE_PER_TOKEN = 8
+_LEAST_PIECE = 4096
+"""Characters of a piece, at least."""
+_SLACK = 2
+"""Tokens by which a cut may be wrong. None is known to be; it costs nothing, as a piece has many more."""
+
+_COMPOSED = 4
+"""Most characters that Unicode's canonical composition makes one."""
+_NOT_SHORTER = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1}
+_LOCAL = frozenset({
+    "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Nmt",
+})  # fmt: skip
+"""Normalizers that change nothing at a space between two letters, and look at nothing across it."""
+_KEEPS_ALL = frozenset({"ByteLevel", "Split", "Digits", "Metaspace"})
+_CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
+_BETWEEN_WORDS = r"(?<=[A-Za-z]) (?=[A-Za-z])"
+
+
+class LongTexts:
+    """Knows of one tokenizer how to tell that a text has too many tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """`tokenizer` neither cuts nor pads."""
+        self._tokenizer = tokenizer
+        spec = json.loads(tokenizer.to_str())
+        self._most_characters = _most_characters(tokenizer, spec)
+        self._cut = _cut(tokenizer, spec)
+
+    def least_tokens(self, text: str, most: int) -> int | None:
+        """A number above `most`, which the text has at least, special tokens left out; None where it may have fewer."""
+        if self._most_characters is not None:
+            least = -(-len(text) // self._most_characters)
+            return least if least > most else None
+        size = max(_LEAST_PIECE, most * _PIECE_PER_TOKEN)
+        if self._cut is None or len(text) <= 2 * size:
+            return None
+        tokens = 0
+        for cuts, piece in enumerate(_pieces(text, size, self._cut), 1):
+            tokens += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
+            if tokens - _SLACK * cuts > most:
+                return tokens - _SLACK * cuts
+        return None
+
+
+def _pieces(text: str, size: int, cut: re.Pattern[str]) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        found = cut.search(text, start + size)
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _parts(spec: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer, a pre-tokenizer or a decoder."""
+    if spec is None:
+        return []
+    if spec["type"] == "Sequence":
+        return [part for each in spec[inner] for part in _parts(each, inner)]
+    return [spec]
+
+
+def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | None:
+    """Most characters of a text that a token can stand for; None where that is not certain.
+
+    It is for tokenizers that drop nothing: byte-level ones, whose tokens are spelled with a character for each byte,
+    and those that fall back to bytes for what they do not know.
+    """
+    model = spec["model"]
+    shrinks = 1
+    for part in _parts(spec["normalizer"], "normalizers"):
+        one_for_one = part["type"] == "Replace" and part["pattern"].get("String") == " " and part["content"] == "▁"
+        if part["type"] not in _NOT_SHORTER and not one_for_one:
+            return None
+        shrinks *= 1 if one_for_one else _NOT_SHORTER[part["type"]]
+    for part in _parts(spec["pre_tokenizer"], "pretokenizers"):
+        if part["type"] not in _KEEPS_ALL or part.get("behavior") == "Removed":
+            return None
+    if any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"]):
+        return None
+    byte_level = any(part["type"] == "ByteLevel" for part in _parts(spec["decoder"], "decoders"))
+    if model["type"] != "BPE" or not (byte_level or (model.get("byte_fallback") and _has_bytes(model["vocab"]))):
+        return None
+    # An added token is found before the text is normalized, or after: it may stand for as many characters as any.
+    return shrinks * max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+
+
+def _has_bytes(vocabulary: Mapping[str, int]) -> bool:
+    return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+
+
+def _cut(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Where any text may be cut, so that the tokens of both parts are those of the whole; None: nowhere for certain."""
+    added = [token["content"] for token in spec["added_tokens"]]
+    if any(token["rstrip"] for token in spec["added_tokens"]) or any(re.search(r"\s", each) for each in added):
+        return None
+    normalizers = _parts(spec["normalizer"], "normalizers")
+    if not all(part["type"] in _LOCAL or _collapses_spaces(part) for part in normalizers):
+        return None
+    splits = [part["type"] for part in _parts(spec["pre_tokenizer"], "pretokenizers")]
+    if splits == ["BertPreTokenizer"]:
+        return _between_single_characters(normalizers, added)
+    if tokenizer.pre_tokenizer is None or not _splits_words(tokenizer):
+        return None
+    return re.compile(_BETWEEN_WORDS)
+
+
+def _between_single_characters(normalizers: list[Mapping[str, Any]], added: list[str]) -> re.Pattern[str]:
+    """BERT's way: whitespace, a mark of punctuation and an ideograph are by themselves, so before each there is a cut,
+    but within no added token.
+    """
+    within = "".join(token[1:] for token in added)
+    free = "".join(each for each in string.punctuation if each not in within)
+    kept = [re.escape(each) for each in string.punctuation if each in within and each * 2 not in "".join(added)]
+    doubled = [f"(?<={each}){each}" for each in kept]
+    ideographs = ""
+    if [part["type"] for part in normalizers] == ["BertNormalizer"] and normalizers[0]["handle_chinese_chars"]:
+        ideographs = _CHINESE
+    return re.compile("|".join([rf"[ \t\n{re.escape(free)}{ideographs}]", *doubled]))
+
+
+def _collapses_spaces(part: Mapping[str, Any]) -> bool:
+    return part["type"] == "Replace" and part["pattern"].get("Regex") in (" {2,}", r"\s{2,}")
+
+
+def _splits_words(tokenizer: Tokenizer) -> bool:
+    """Whether a word and the space before the next one are never in one piece, by what is done with a few."""
+    for left, right in (("ab", "cd"), ("A", "b"), ("xYz", "Q")):
+        places = [end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(f"{left} {right}")]
+        if len(left) not in places:
+            return False
+    return True

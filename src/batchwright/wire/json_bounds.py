@@ -1,0 +1,93 @@
+"""Bounds on the shape of a JSON text, checked before it is parsed.
+
+Parsing makes up to seventy bytes of memory, and work for the garbage collector, of each byte: fifteen megabytes of
+`[],` become five million lists. What a text would become is counted in pieces, without making any of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchwright.errors import InvalidRequest
+
+MAX_DEPTH = 64
+"""Deepest nesting of arrays and objects."""
+MAX_CONTAINERS = 65_536
+"""Most arrays and objects."""
+MAX_VALUES = 524_288
+"""Most values of any kind: as many as the token ids of 2,048 texts of 256 tokens."""
+
+_PIECE = 65_536
+_STEP = np.zeros(256, np.int8)
+_STEP[list(b"[{")] = 1
+_STEP[list(b"]}")] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a JSON text, or its beginning, consists of."""
+
+    values: int = 1
+    """One more for each empty array or object."""
+    containers: int = 0
+    depth: int = 0
+    """That of the deepest value."""
+
+
+def require_bounded(text: bytes | bytearray) -> None:
+    """Raises `InvalidRequest` (code `json_too_complex`) for a text that has too many values or nests them too deeply.
+
+    Of a text that is not JSON it says nothing else: parsing finds that.
+    """
+    scan = _Scan()
+    for start in range(0, len(text), _PIECE):
+        scan.feed(bytes(text[start : start + _PIECE]))
+        for count, most, what in (
+            (scan.shape.values, MAX_VALUES, "values"),
+            (scan.shape.containers, MAX_CONTAINERS, "arrays and objects"),
+            (scan.shape.depth, MAX_DEPTH, "levels of nested arrays and objects"),
+        ):
+            if count > most:
+                raise InvalidRequest(f"the body has more than {most:,} {what}: send less", code="json_too_complex")
+
+
+def shape_of(text: bytes) -> Shape:
+    """The shape of a text that is JSON."""
+    scan = _Scan()
+    scan.feed(text)
+    return scan.shape
+
+
+class _Scan:
+    """Reads a text piece by piece, wherever the pieces are cut."""
+
+    def __init__(self) -> None:
+        self.shape = Shape()
+        self._in_string = False
+        self._escape = False
+        """The last piece ended with a backslash that escapes the first character of the next."""
+        self._depth = 0
+
+    def feed(self, piece: bytes) -> None:
+        if self._escape:
+            piece = piece[1:]
+        backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._escape = backslashes % 2 == 1
+        if b"\\" in piece:
+            # From the left, so that of a run of backslashes each one is taken with what it escapes.
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = piece.split(b'"')
+        outside = b"".join(parts[self._in_string :: 2])
+        self._in_string ^= len(parts) % 2 == 0
+        if not outside:
+            return
+        depths = np.cumsum(_STEP[np.frombuffer(outside, np.uint8)], dtype=np.int32)
+        opened = outside.count(b"[") + outside.count(b"{")
+        self.shape = Shape(
+            values=self.shape.values + opened + outside.count(b","),
+            containers=self.shape.containers + opened,
+            depth=max(self.shape.depth, self._depth + int(depths.max())),
+        )
+        self._depth += int(depths[-1])

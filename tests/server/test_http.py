@@ -1,0 +1,164 @@
+"""HTTP as clients, browsers and proxies expect it: methods, slashes, origins, encodings, headers of every answer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import httpx2
+import pytest
+from tests.server.conftest import Play, Service
+
+_PAGE = "https://chat.example.com"
+_PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/files", "GET, HEAD, POST, OPTIONS"),
+        ("/v1/files/file-000000000000000000000000", "GET, HEAD, DELETE, OPTIONS"),
+        ("/v1/batches", "GET, HEAD, POST, OPTIONS"),
+        ("/v1/chat/completions", "POST, OPTIONS"),
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/v1/batch/stats", "GET, HEAD, OPTIONS"),
+        ("/v1/batch/sync", "POST, OPTIONS"),
+        ("/v1/batch/batch_000000000000000000000000", "GET, HEAD, DELETE, OPTIONS"),
+        ("/", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_allow_names_all_methods_of_a_path(play: Play, path: str, methods: str) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.options(path)
+        assert (answer.status_code, answer.headers["allow"], answer.content) == (204, methods, b"")
+        refused = await service.http.request("PATCH", path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+        assert refused.json()["error"]["code"] == "method_not_allowed"
+
+    play(main)
+
+
+def test_options_of_nothing_is_not_found(play: Play) -> None:
+    async def main(service: Service) -> None:
+        assert (await service.http.options("/v1/none")).status_code == 404
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/ready", "/metrics", "/openapi.json", "/v1/models", "/v1/batches", "/v1/none"]
+)
+def test_head_is_get_without_a_body(play: Play, path: str) -> None:
+    async def main(service: Service) -> None:
+        shown, head = await service.http.get(path), await service.http.head(path)
+        assert (head.status_code, head.content) == (shown.status_code, b"")
+        for name in ("content-type", "etag", "content-security-policy"):
+            assert head.headers.get(name) == shown.headers.get(name)
+        if path != "/metrics":
+            assert head.headers["content-length"] == shown.headers["content-length"]
+
+    play(main)
+
+
+def test_head_of_an_endless_stream_ends(play: Play) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.head("/dashboard/events")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream")
+        assert service.services.http.requests["HEAD", "/dashboard/events", 200] == 1
+
+    play(main)
+
+
+def test_a_slash_at_the_end_changes_nothing(play: Play) -> None:
+    async def main(service: Service) -> None:
+        assert (await service.http.get("/v1/models/")).json() == (await service.http.get("/v1/models")).json()
+        assert (await service.http.get("/v1/models/org/other/")).json()["id"] == "org/other"
+        answer = await service.http.post("/v1/chat/completions/", json={"messages": [{"role": "user", "content": "a"}]})
+        assert answer.status_code == 200
+        assert (await service.http.post("/v1/batches//", json={})).json()["error"]["param"] == "input_file_id"
+        stranger = service.as_tenant(None)
+        assert [(await stranger.get(path)).status_code for path in ("/health/", "/metrics/")] == [200, 401]
+
+    async def with_key(service: Service) -> None:
+        service.http.headers["authorization"] = f"Bearer {await service.key('t')}"
+        await main(service)
+
+    play(with_key)
+
+
+def test_a_compressed_body_is_refused_in_one_form(play: Play) -> None:
+    async def main(service: Service) -> None:
+        body = gzip.compress(json.dumps({"prompt": "x"}).encode())
+        for path in ("/v1/completions", "/v1/files", "/v1/batches"):
+            answer = await service.http.post(path, content=body, headers={"content-encoding": "gzip"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+            assert answer.headers["accept-encoding"] == "identity"
+        plain = {"content-encoding": "identity", "content-type": "application/json"}
+        assert (await service.http.post("/v1/completions", content=b'{"prompt":"x"}', headers=plain)).status_code == 200
+
+    play(main)
+
+
+def test_every_answer_says_how_long_it_took(play: Play) -> None:
+    async def main(service: Service) -> None:
+        answers = [
+            await service.http.post("/v1/completions", json={"prompt": "x"}),
+            await service.http.post("/v1/completions", json={"prompt": "x", "stream": True}),
+            await service.http.post("/v1/completions", json={}),
+            await service.http.get("/v1/none"),
+            await service.http.post("/v1/batches", content=b"x" * 200_000),
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 400, 404, 413]
+        assert all(answer.headers["openai-processing-ms"].isdecimal() for answer in answers)
+
+    play(main)
+
+
+async def _asked_by(page: str, http: httpx2.AsyncClient) -> httpx2.Response:
+    """As a browser asks on behalf of a page of another site."""
+    headers = {"origin": page, "sec-fetch-site": "cross-site"}
+    return await http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+
+
+def test_pages_of_other_sites_get_nothing_unless_told(play: Play) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.options("/v1/models", headers={"origin": _PAGE, **_PREFLIGHT})
+        assert "access-control-allow-origin" not in answer.headers
+        answer = await _asked_by(_PAGE, service.http)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+
+    play(main)
+
+
+def test_a_page_that_is_named_is_let_through(play: Play) -> None:
+    async def main(service: Service) -> None:
+        answer = await service.http.options("/v1/completions", headers={"origin": _PAGE, **_PREFLIGHT})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, _PAGE)
+        assert "x-stainless-os" in answer.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
+        answer = await _asked_by(_PAGE, service.http)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, _PAGE)
+        # DNS rebinding: the page is served under the name that leads here.
+        rebound = await service.http.get("/v1/models", headers={"host": "chat.example.com", "origin": _PAGE})
+        assert rebound.status_code == 403
+        other = await service.http.options("/v1/models", headers={"origin": "https://example.com", **_PREFLIGHT})
+        assert (other.status_code, other.json()["error"]["code"]) == (400, "cors_refused")
+        assert "access-control-allow-origin" not in other.headers
+        assert (await _asked_by("https://example.com", service.http)).status_code == 403
+
+    play(main, cors_origins=[_PAGE])
+
+
+def test_all_pages_are_let_through_only_where_keys_are_needed(play: Play) -> None:
+    async def main(service: Service) -> None:
+        assert (await _asked_by(_PAGE, service.http)).status_code == 403
+        with_key = service.as_tenant(await service.key("t"))
+        answer = await _asked_by(_PAGE, with_key)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+        answer = await _asked_by(_PAGE, service.http)
+        # Without the header a page could not read why.
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, "*")
+        assert (await service.http.options("/v1/models", headers={"origin": _PAGE, **_PREFLIGHT})).status_code == 200
+
+    play(main, cors_origins=["*"])
