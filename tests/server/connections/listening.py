@@ -16,6 +16,7 @@ from tests.server.fakes import StubInference
 from batchwright.clock import ManualClock
 from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.server.connections.protocol import Connection
+from batchwright.server.observability.figures import END_REASONS
 from batchwright.server.process import Server, server_of
 from batchwright.server.services import Services, limits_of, open_services
 from batchwright.server.settings import Settings
@@ -125,6 +126,7 @@ async def listening(folder: Path, **settings: Any) -> AsyncIterator[Listening]:
                 for client in service.clients:
                     client.writer.transport.abort()
                 await server.shutdown([listener])
+                assert set(services.connections.ended) <= set(END_REASONS)
 
 
 def play(folder: Path, main: Callable[[Listening], Coroutine[Any, Any, None]], **settings: Any) -> None:

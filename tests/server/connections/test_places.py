@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -83,6 +84,7 @@ class PlacesMachine(RuleBasedStateMachine):
 
 
 TestPlaces = PlacesMachine.TestCase
+TestPlaces.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,19 @@ class HttpFigures:
         self.latency_ms.setdefault(path, Histogram()).add(seconds * 1e3)
 
 
+END_REASONS = (
+    "accept_failed",
+    "body_timeout",
+    "header_timeout",
+    "made_room",
+    "no_descriptors",
+    "too_many_connections",
+    "too_many_connections_from_address",
+    "write_timeout",
+)
+"""Why the service refuses or ends connections."""
+
+
 @dataclass(slots=True)
 class ConnectionFigures:
     """Connections of clients."""
@@ -31,6 +44,7 @@ class ConnectionFigures:
     """By why the service refused or ended them; those that ended as they should are not counted."""
 
     def count(self, reason: str) -> None:
+        """One of `END_REASONS`."""
         self.ended[reason] = self.ended.get(reason, 0) + 1
 
 

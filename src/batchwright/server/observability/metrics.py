@@ -18,7 +18,7 @@ from batchwright.jobs.store.records import BatchStatus
 from batchwright.request import Traffic
 from batchwright.server.observability.engine_metrics import engine_families
 from batchwright.server.observability.families import counter, fill, gauge, histogram
-from batchwright.server.observability.figures import CallFigures, ConnectionFigures, HttpFigures
+from batchwright.server.observability.figures import END_REASONS, CallFigures, ConnectionFigures, HttpFigures
 from batchwright.server.observability.timed_store import StoreFigures
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ def _connections(figures: ConnectionFigures) -> Iterator[Metric]:
     opened = gauge("connections", "Connections of clients that are open.")
     opened.add_metric([], figures.open)
     ended = counter("connections_ended", "Connections that the service refused or ended, by why.", "reason")
-    for reason, count in sorted(figures.ended.items()):
+    for reason in END_REASONS:
+        count = figures.ended.get(reason, 0)
         ended.add_metric([reason], count)
     yield from (accepted, opened, ended)
 
