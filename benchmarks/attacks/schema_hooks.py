@@ -21,6 +21,8 @@ def before_call(context: schemathesis.HookContext, case: Any, kwargs: dict[str, 
         for name in ("prompt", "input"):
             if name in body:
                 body[name] = _known(body[name])
+        if body.get("prompt") in ("", [""]):
+            body["prompt"] = "x"
 
 
 def _bound_numbers(body: dict[str, Any]) -> None:
@@ -64,9 +66,7 @@ def _whole(value: object) -> bool:
 
 
 def _known(value: Any) -> Any:
-    """With token ids that models have, and no text that gives none."""
+    """With token ids that models have."""
     if isinstance(value, list):
         return [_known(each) for each in value]
-    if value == "":
-        return "x"
     return value % _VOCABULARY if _whole(value) and value < 2**31 else value

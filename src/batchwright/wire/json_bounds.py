@@ -14,7 +14,7 @@ from batchwright.errors import InvalidRequest
 
 MAX_DEPTH = 64
 """Deepest nesting of arrays and objects."""
-MAX_CONTAINERS = 65_536
+MAX_CONTAINERS = 32_768
 """Most arrays and objects."""
 MAX_VALUES = 524_288
 """Most values of any kind: as many as the token ids of 2,048 texts of 256 tokens."""
