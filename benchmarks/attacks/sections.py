@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from benchmarks.attacks import (
     crowding,
     idle_sockets,
+    large_bodies,
     page_streams,
     schema,
     slow_headers,
@@ -22,6 +23,7 @@ ATTACKS: Sequence[Attack] = (
     unread_streams.ATTACK,
     page_streams.ATTACK,
     small_chunks.ATTACK,
+    large_bodies.ATTACK,
     schema.ATTACK,
     stops.ATTACK,
     *crowding.ATTACKS,
