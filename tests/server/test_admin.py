@@ -113,6 +113,11 @@ def test_quotas_are_set_and_hold_at_once(play: Play) -> None:
         assert await service.services.store.tenant_quotas() == {}
         assert (await service.http.get("/v1/admin/quotas/other")).json()["quotas"]["storage_bytes"] is None
         assert (await service.http.put("/v1/admin/quotas/a%20b", json={})).status_code == 400
+        weighted = await service.http.put("/v1/admin/quotas/team", json={"weight": 2.5})
+        assert (weighted.json()["weight"], listed["data"][0]["weight"]) == (2.5, 1.0)
+        again = await service.http.put("/v1/admin/quotas/team", json={"storage_bytes": 9})
+        assert again.json()["weight"] == 2.5
+        assert (await service.http.put("/v1/admin/quotas/team", json={"weight": 0})).status_code == 400
 
     play(main, quota_enqueued_lines=7)
 

@@ -208,6 +208,15 @@ def test_quotas_of_a_tenant_are_set_shown_and_removed(tmp_path: Path) -> None:
     assert len(shown) == 2
     run("quotas", "set", "storage_bytes=none", "--tenant", "team", "--data", tmp_path)
     assert len(run("quotas", "list", "--data", tmp_path).stdout.splitlines()) == 2
-    assert [action for action, _ in _audited(tmp_path)][1:] == ["quotas.set"] * 3
+    run("quotas", "set", "--tenant", "team", "--weight", "2.5", "--data", tmp_path)
+    assert run("quotas", "list", "--data", tmp_path).stdout.splitlines()[-1].split() == [
+        "tenant",
+        "team",
+        "weight",
+        "2.5",
+    ]
+    assert [action for action, _ in _audited(tmp_path)][1:] == ["quotas.set"] * 4
+    with pytest.raises(InvalidRequest, match="nothing to change"):
+        run("quotas", "set", "--tenant", "team", "--data", tmp_path)
     with pytest.raises(InvalidRequest, match=r"^tenant: 'a b' cannot be one"):
         run("quotas", "set", "storage_bytes=1", "--tenant", "a b", "--data", tmp_path)

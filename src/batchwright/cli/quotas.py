@@ -35,19 +35,26 @@ _LIMITS = f"NAME=VALUE, NAME being {', '.join(NAMES)}; NAME=none removes the lim
 
 @app.command("set")
 def set_quotas(
-    limits: Annotated[list[str], typer.Argument(metavar="LIMIT…", help=_LIMITS, show_default=False)],
     tenant: Annotated[str, typer.Option("--tenant", help="Whose limits.", show_default=False)],
+    limits: Annotated[list[str] | None, typer.Argument(metavar="[LIMIT]…", help=_LIMITS, show_default=False)] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option("--weight", help="Share of what batches get, relative to other tenants (1).", show_default=False),
+    ] = None,
     data: DataOption = None,
     database: DatabaseOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Limit what a tenant uses, all of its keys together. A service that is running notices within a few seconds."""
-
     require_name("tenant", tenant)
+    if not limits and weight is None:
+        raise InvalidRequest("nothing to change: give NAME=VALUE, or --weight")
 
     async def change(store: Store) -> Quotas:
-        changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits)
+        changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits or ())
         await store.set_tenant_quotas(tenant, changed)
+        if weight is not None:
+            await store.set_tenant_weight(tenant, weight)
         return changed
 
     flags = StoreFlags(data, database, config)
@@ -62,7 +69,7 @@ def list_quotas(
     database: DatabaseOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the limits of tenants and keys that have some, and what they use of the store."""
+    """Show the limits of tenants and keys that have some, what they use of the store, and weights other than 1."""
 
     async def found(store: Store) -> list[tuple[str, ...]]:
         limited: list[tuple[str, str, str | None, Quotas]] = [
@@ -78,7 +85,8 @@ def list_quotas(
             use = await store.quota_use(tenant, key_id)
             used = {name: f"{getattr(use, name):,} of " for name in type(use).__dataclass_fields__}
             rows += [(whose, name, f"{used.get(name, '')}{limit:,}") for name, limit in quotas.as_values().items()]
-        return rows
+        weights = await store.tenant_weights()
+        return rows + [(f"tenant {tenant}", "weight", f"{weight:g}") for tenant, weight in sorted(weights.items())]
 
     print_table(("whose", "quota", "limit"), _with_store(StoreFlags(data, database, config), found))
 

@@ -54,6 +54,12 @@ class QuotaValues(BaseModel):
         return of_values(self.model_dump())
 
 
+class TenantLimits(QuotaValues):
+    """Limits of a tenant; and its share of what batches get, which stays as it is where it is left out."""
+
+    weight: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+
+
 class KeyObject(BaseModel):
     """A key; its secret is not kept. Times are Unix seconds."""
 
@@ -137,6 +143,8 @@ class TenantQuotas(BaseModel):
     object: str = "quotas"
     tenant: str
     quotas: QuotaValues
+    weight: float
+    """Share of what batches get, relative to other tenants."""
     used: dict[str, int]
 
 
@@ -210,9 +218,9 @@ async def revoke_key(key_id: KeyId, services: ServicesOf) -> KeyObject:
 
 @router.get("/quotas")
 async def list_quotas(services: ServicesOf) -> TenantQuotasList:
-    """The limits of tenants."""
-    limited = await services.store.tenant_quotas()
-    data = [await _quotas_of(services, tenant, quotas) for tenant, quotas in limited.items()]
+    """The limits and weights of tenants that have some of their own."""
+    limited = dict.fromkeys(await services.store.tenant_weights(), UNLIMITED) | await services.store.tenant_quotas()
+    data = [await _quotas_of(services, tenant, quotas) for tenant, quotas in sorted(limited.items())]
     return TenantQuotasList(data=data, defaults=QuotaValues(**services.limits.default_quotas.as_values()))
 
 
@@ -223,10 +231,12 @@ async def retrieve_quotas(tenant: TenantName, services: ServicesOf) -> TenantQuo
 
 
 @router.put("/quotas/{tenant}", dependencies=[audited("quotas.set", "tenant")])
-async def set_quotas(tenant: TenantName, body: QuotaValues, services: ServicesOf) -> TenantQuotas:
+async def set_quotas(tenant: TenantName, body: TenantLimits, services: ServicesOf) -> TenantQuotas:
     """Replace the limits of a tenant. Where none is given, the default holds."""
     quotas = body.as_quotas()
     await services.store.set_tenant_quotas(tenant, quotas)
+    if body.weight is not None:
+        await services.store.set_tenant_weight(tenant, body.weight)
     services.quotas.refresh()
     return await _quotas_of(services, tenant, quotas)
 
@@ -234,7 +244,8 @@ async def set_quotas(tenant: TenantName, body: QuotaValues, services: ServicesOf
 async def _quotas_of(services: ServicesOf, tenant: str, quotas: Quotas) -> TenantQuotas:
     use = await services.store.quota_use(tenant)
     used = {name: getattr(use, name) for name in type(use).__dataclass_fields__}
-    return TenantQuotas(tenant=tenant, quotas=QuotaValues(**quotas.as_values()), used=used)
+    weight = (await services.store.tenant_weights()).get(tenant, 1.0)
+    return TenantQuotas(tenant=tenant, quotas=QuotaValues(**quotas.as_values()), weight=weight, used=used)
 
 
 def _shown(key: ApiKey) -> KeyObject:
