@@ -75,7 +75,7 @@ def test_a_key_is_made_changed_rotated_and_revoked(play: Play) -> None:
         ({"name": "a b"}, "name"),
         ({"name": "a", "tenant": ""}, "tenant"),
         ({"name": "a", "scopes": []}, "scopes"),
-        ({"name": "a", "scopes": ["root"]}, "scopes.0"),
+        ({"name": "a", "scopes": ["root"]}, "scopes[0]"),
         ({"name": "a", "weight": 0}, "weight"),
         ({"name": "a", "expires_at": 1}, "expires_at"),
         ({"name": "a", "quotas": {"storage_bytes": 0}}, "quotas.storage_bytes"),

@@ -13,10 +13,11 @@ from batchwright.jobs.service.keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAU
 from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.server.context import ServicesOf, needs
+from batchwright.server.json_bodies import JsonRoute
 from batchwright.server.trail import Deed, audited
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
-router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")])
+router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")], route_class=JsonRoute)
 
 _KEY = re.compile(r"key_[0-9a-f]{24}")
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
