@@ -32,8 +32,8 @@ def _bound_numbers(body: dict[str, Any]) -> None:
     if {"prompts", "messages", "prompt"} & body.keys():
         body.setdefault("max_tokens", _TOKENS)
     # min_tokens must be at most max_tokens, and n times the prompts at most 2,048.
-    for name, most in (("min_tokens", 1), ("n", 2)):
-        if _whole(body.get(name)) and body[name] <= 128:
+    for name, most, largest in (("min_tokens", 1, 2**31 - 1), ("n", 2, 128)):
+        if _whole(body.get(name)) and body[name] <= largest:
             body[name] = min(body[name], most)
     # Most that read JSON Schema compare numbers as doubles, so the schema has no bounds of 64 bits.
     for name in ("seed", "priority"):

@@ -130,7 +130,7 @@ class QuotaExceeded(BatchwrightError):
         self,
         message: str,
         *,
-        kind: str,
+        kind: str = "requests",
         code: str | None = None,
         passing: bool = True,
         retry_after: float | None = None,

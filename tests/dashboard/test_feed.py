@@ -87,7 +87,7 @@ def test_a_state_that_cannot_be_made_ends_the_feed_with_the_error_and_the_next_w
             for each in (events, others):
                 told = [event async for event in each]
                 assert len(told) == 1
-                assert b"the database is away" in told[0]
+                assert b"the database does not answer" in told[0]
             with feeds.watched("a", None, _states(made, "a")) as again:
                 assert await _read(again, 2) == [1, 2]
 

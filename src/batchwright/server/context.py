@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -31,13 +32,19 @@ def key_of(request: Request) -> ApiKey | None:
     return key
 
 
+@dataclass(frozen=True)
+class ScopeCheck:
+    """A dependency that raises `HttpError` (403) for a key without a scope."""
+
+    scope: KeyScope
+
+    def __call__(self, request: Request) -> None:
+        require_scope(key_of(request), self.scope)
+
+
 def needs(scope: KeyScope) -> Any:
     """A dependency of routes: 403 for a key without this scope."""
-
-    def check(request: Request) -> None:
-        require_scope(key_of(request), scope)
-
-    return Depends(check)
+    return Depends(ScopeCheck(scope))
 
 
 def request_id_of(request: Request) -> str:

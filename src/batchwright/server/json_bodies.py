@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
 from batchwright.server.body_limits import SMALL
+from batchwright.server.context import ScopeCheck
 from batchwright.server.errors import HttpError
 from batchwright.wire.json_bounds import require_bounded
 
@@ -96,8 +97,12 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         kind = None if self.body_field is None else self.body_field.field_info.annotation
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        checks = [each.dependency for each in self.dependencies if isinstance(each.dependency, ScopeCheck)]
 
         async def handle_json(request: Request) -> Response:
+            # FastAPI looks at dependencies when it has read the body, which nobody without the right need send.
+            for check in checks:
+                check(request)
             return await handle(JsonRequest(request.scope, request.receive, model))
 
         return handle_json

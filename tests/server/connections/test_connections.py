@@ -88,7 +88,7 @@ def _unread_stream(_: Listening) -> bytes:
 
 
 def _unread_answer(_: Listening) -> bytes:
-    return _completion("word " * 1_500_000, max_tokens=2_000_000)
+    return _completion("word " * 700_000, max_tokens=1_000_000)
 
 
 @pytest.mark.parametrize("request_", [_unread_stream, _unread_answer])
