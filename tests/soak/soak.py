@@ -184,7 +184,7 @@ def _add_tenant(service: Service, tenant: str, receiver: Outside) -> str:
     """Its key."""
     hook = f"http://127.0.0.1:{receiver.port}/hook"
     service.command("webhooks", "create", hook, "--tenant", tenant, "--webhook-allow", "127.0.0.1")
-    return service.command("keys", "create", "soak", "--tenant", tenant).strip()
+    return service.command("keys", "create", "soak", "--tenant", tenant, "--scopes", "online,batches,metrics").strip()
 
 
 async def _run(plan: Plan, world: World, seen: Seen, probe: HealthProbe, say: Callable[[str], None]) -> None:

@@ -25,12 +25,11 @@ class Stopwatch:
         """Time torch's matrix products. Before the engine is made: its body keeps the functions that it is given."""
         from batchwright.engine.bodies import composed
 
-        make = vars(composed)["make_linear"]
+        def timed(make: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *arguments: self._timed("products", make(*arguments))
 
-        def make_timed(*arguments: Any) -> Callable[..., Any]:
-            return self._timed("products", make(*arguments))
-
-        vars(composed)["make_linear"] = make_timed
+        for name in ("make_linear", "make_quantized_linear"):
+            vars(composed)[name] = timed(vars(composed)[name])
 
     def watch_engine(self, core: EngineCore) -> None:
         """Time the rest. Raises ValueError for a body whose products cannot be told from the rest."""
