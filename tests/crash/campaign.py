@@ -200,7 +200,10 @@ def start_service(folder: Path, database: str, outside: Outside, *extra: str, te
     service.keys.clear()
     for tenant in tenants:
         service.command(*webhook, "--tenant", tenant)
-        service.keys.append(service.command("keys", "create", "customer", "--tenant", tenant, "--scopes", "online,batches,metrics").strip())
+        scopes = "online,batches,metrics"
+        service.keys.append(
+            service.command("keys", "create", "customer", "--tenant", tenant, "--scopes", scopes).strip()
+        )
     return service
 
 
