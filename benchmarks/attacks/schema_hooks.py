@@ -6,6 +6,8 @@ from typing import Any
 
 import schemathesis
 
+from batchwright.wire.requests import EMBEDDINGS_URL
+
 _TOKENS = 4
 _VOCABULARY = 1000
 """Token ids below it are in every model."""
@@ -21,8 +23,11 @@ def before_call(context: schemathesis.HookContext, case: Any, kwargs: dict[str, 
         for name in ("prompt", "input"):
             if name in body:
                 body[name] = _known(body[name])
-        if body.get("prompt") in ("", [""]):
-            body["prompt"] = "x"
+        if case.path == EMBEDDINGS_URL and isinstance(body.get("model"), str) and body["model"]:
+            # One that only generates is known, and refused here.
+            body["model"] = None
+        if "prompt" in body:
+            body["prompt"] = _with_tokens(body["prompt"])
 
 
 def _bound_numbers(body: dict[str, Any]) -> None:
@@ -63,6 +68,13 @@ def _plain(value: Any) -> Any:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _with_tokens(prompt: Any) -> Any:
+    """Models may have no token for a control character, and none for an empty text."""
+    if isinstance(prompt, list) and prompt and all(isinstance(each, str) for each in prompt):
+        return [f"x{each}" for each in prompt]
+    return f"x{prompt}" if isinstance(prompt, str) else prompt
 
 
 def _known(value: Any) -> Any:

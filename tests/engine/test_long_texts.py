@@ -38,6 +38,15 @@ def byte_level(normalizer: Any = None) -> Tokenizer:
     return tokenizer
 
 
+def without_controls() -> Tokenizer:
+    """Some models have no token for control characters, and drop them."""
+    kept = [letter for letter in _LETTERS if letter not in "ĀāĂĊ"]
+    tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(kept)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def sentence_piece() -> Tokenizer:
     vocabulary = {piece: token for token, piece in enumerate(_PIECES)}
     merges = [("▁", "a"), ("a", "b"), ("▁", "ab")]
@@ -62,6 +71,7 @@ _KINDS = {
     "byte-level, accents dropped": lambda: byte_level(
         normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
     ),
+    "byte-level, controls dropped": without_controls,
     "sentence-piece": sentence_piece,
     "unigram": unigram,
 }
@@ -77,6 +87,7 @@ _TEXTS = st.lists(st.sampled_from(_PARTS), max_size=60).map("".join)
 @given(text=_TEXTS, most=st.integers(1, 30))
 @example(text="\u1f82" * 30, most=7)
 @example(text="[MASK]" * 20, most=20)
+@example(text="\n" * 90 + "a", most=1)
 @example(text="x" * 200, most=1)
 @settings(deadline=None)
 def test_what_fits_is_not_refused(kind: str, text: str, most: int) -> None:

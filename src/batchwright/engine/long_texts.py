@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -41,15 +41,17 @@ class LongTexts:
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
         self._most_characters = _most_characters(tokenizer, spec)
+        self._dropped = _missing_ascii(spec["model"].get("vocab", ()))
         self._cut = _cut(tokenizer, spec)
 
     def least_tokens(self, text: str, most: int) -> int | None:
         """A number above `most`, which the text has at least, special tokens left out; None where it may have fewer."""
-        if self._most_characters is not None:
-            least = -(-len(text) // self._most_characters)
+        if self._most_characters is not None and len(text) > most * self._most_characters:
+            kept = len(text) - sum(map(text.count, self._dropped))
+            least = -(-kept // self._most_characters)
             return least if least > most else None
         size = max(_LEAST_PIECE, most * _PIECE_PER_TOKEN)
-        if self._cut is None or len(text) <= 2 * size:
+        if self._most_characters is not None or self._cut is None or len(text) <= 2 * size:
             return None
         tokens = 0
         for cuts, piece in enumerate(_pieces(text, size, self._cut), 1):
@@ -80,8 +82,8 @@ def _parts(spec: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]
 def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | None:
     """Most characters of a text that a token can stand for; None where that is not certain.
 
-    It is for tokenizers that drop nothing: byte-level ones, whose tokens are spelled with a character for each byte,
-    and those that fall back to bytes for what they do not know.
+    It is for tokenizers that drop nothing but a few characters of ASCII: byte-level ones, whose tokens are spelled with
+    a character for each byte, and those that fall back to bytes for what they do not know.
     """
     model = spec["model"]
     shrinks = 1
@@ -96,10 +98,29 @@ def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | Non
     if any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"]):
         return None
     byte_level = any(part["type"] == "ByteLevel" for part in _parts(spec["decoder"], "decoders"))
-    if model["type"] != "BPE" or not (byte_level or (model.get("byte_fallback") and _has_bytes(model["vocab"]))):
+    if model["type"] != "BPE":
+        return None
+    if not (_has_letters(model["vocab"]) if byte_level else model.get("byte_fallback") and _has_bytes(model["vocab"])):
         return None
     # An added token is found before the text is normalized, or after: it may stand for as many characters as any.
     return shrinks * max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+
+
+def _letters() -> dict[int, str]:
+    """The character that stands for each byte in the tokens of byte-level tokenizers, as GPT-2 has them."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return {byte: chr(byte) for byte in itself} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
+def _has_letters(vocabulary: Collection[str]) -> bool:
+    """Whether no character beyond ASCII is dropped: the last byte of each is one of these."""
+    return all(letter in vocabulary for byte, letter in _letters().items() if 0x80 <= byte < 0xC0)
+
+
+def _missing_ascii(vocabulary: Collection[str]) -> list[str]:
+    """Characters of ASCII that a byte-level tokenizer has no token for, and drops."""
+    return [chr(byte) for byte, letter in _letters().items() if byte < 0x80 and letter not in vocabulary]
 
 
 def _has_bytes(vocabulary: Mapping[str, int]) -> bool:
