@@ -18,8 +18,8 @@ a step, and a learned model of step times turns these into tokens:
 - **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest since the
   model was last learned anew.
 
-Online tokens are never held back for a batch, and a step without any carries at least one batch token, whatever the SLO: so one
-that cannot be kept stops no batch that has the engine to itself.
+Online tokens are never held back for a batch, and a step without any carries at least one batch token, whatever the
+SLO: so one that cannot be kept stops no batch that has the engine to itself.
 """
 
 from __future__ import annotations
