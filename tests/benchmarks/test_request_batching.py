@@ -248,7 +248,8 @@ def test_the_overhead_of_a_system_that_fails_and_of_one_that_does_not() -> None:
     assert "status 1" in bad.trouble
     (overhead,) = good.records
     assert isinstance(overhead, Overhead)
-    assert (len(overhead.micros), overhead.mean_size) == (2, 32.0)
+    assert len(overhead.micros) == 2
+    assert 16 <= overhead.mean_size <= 32  # a busy machine may let a batch go early
     assert overhead.median > max(overhead.callers) > 0
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
+from batchwright.engine.bodies.linear import make_linear, rounds_by_company
 from batchwright.errors import (
     Cancelled,
     EngineClosed,
@@ -333,6 +337,14 @@ def test_token_ids_may_be_of_any_whole_number_type(engine: Engine) -> None:
 # Seeds
 
 
+def _require_rows_rounded_alone(dtype: torch.dtype) -> None:
+    """Skip where torch's products round a row differently in company, as bfloat16 ones do with AMX."""
+    weight = torch.randn(1536, 576, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for product in (make_linear(weight), partial(functional.linear, weight=weight)):
+        if (rows := rounds_by_company(product, 576, dtype, 512)) is not None:
+            pytest.skip(f"torch's products on this processor round a row of {rows} differently from one among 512")
+
+
 @pytest.mark.parametrize("body", ["fused", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, dtype: str, body: str) -> None:
@@ -345,6 +357,8 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, d
         SamplingParams(max_tokens=24, temperature=1.0, seed=15, ignore_eos=True),
     ]
     with Engine(smollm2_path, dtype=dtype, body=body, kv_memory="40MB", prefix_caching=False) as engine:
+        if "compiled products" not in engine.stats.implementation:
+            _require_rows_rounded_alone(getattr(torch, dtype))
         alone = [only(engine.generate(prompt, each)).token_ids for prompt, each in zip(prompts, params, strict=True)]
         assert [response.token_ids for response in engine.generate(prompts, params)] == alone
         strangers = ["Elsewhere", "x = 1\n" * 30] * 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
@@ -15,7 +16,7 @@ from batchwright.backends.encoder import Encoder
 from batchwright.backends.inference import Call
 from batchwright.backends.off_loop import TrafficThreads
 from batchwright.batcher import Batcher
-from batchwright.errors import InvalidRequest
+from batchwright.errors import DeadlineExceeded, InvalidRequest
 from batchwright.padding.rectangle import Ids
 from batchwright.policies.auto import Goodput
 from batchwright.policies.fair import EvenBatches, FairShare
@@ -86,12 +87,13 @@ class EmbeddingInference:
                 code="unsupported_parameter",
             )
         left = time_left(call, body.deadline)
+        until = math.inf if left is None else asyncio.get_running_loop().time() + left
         with self._held.hold(call.traffic):
             sequences: list[Ids] = []
             for start in range(0, len(body.inputs), _PIECE):
                 sequences += await self._threads.run(call.traffic, self._encoded, body, start)
             places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
-            vectors = await all_of([self._vector(call, ids, body.priority, left, places) for ids in sequences])
+            vectors = await all_of([self._vector(call, ids, body.priority, until, places) for ids in sequences])
         return embeddings_body(model, vectors, sum(map(len, sequences)), body.encoding_format)
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
@@ -102,13 +104,16 @@ class EmbeddingInference:
         await self.batcher.close(drain=False)
 
     async def _vector(
-        self, call: Call, ids: Ids, priority: int, left: float | None, places: asyncio.Semaphore
+        self, call: Call, ids: Ids, priority: int, until: float, places: asyncio.Semaphore
     ) -> npt.NDArray[np.float32]:
         flow = call.flow or Flow(call.request_id, call.request_id)
         tenant = (_LINES, _LINES_WEIGHT) if call.traffic == "batch" else (flow.owner, flow.weight)
         async with places:
+            left = until - asyncio.get_running_loop().time()
+            if left <= 0.0:
+                raise DeadlineExceeded("the time for this request was over before all of it was begun")
             vector: npt.NDArray[np.float32] = await self.batcher.compute(
-                ids, priority=priority, deadline=left, tenant=tenant
+                ids, priority=priority, deadline=None if left == math.inf else left, tenant=tenant
             )
         return vector
 

@@ -78,4 +78,8 @@ class EndpointWatch:
                 await self.look()
             except EndpointError:
                 continue
+            except Exception:  # whatever it is, it must not be the last look
+                _log.exception("a look at the endpoint failed")
+                self._availability.silent(asyncio.get_running_loop().time())
+                continue
             return

@@ -42,7 +42,8 @@ class RoutedInference:
         for alias, model in self._aliases.items():
             if alias in own:
                 raise InputError(f"model_alias {alias}={model}: {alias} is the name of a model: choose another")
-            if model not in own:
+            # What an endpoint serves that does not answer yet is not known.
+            if model not in own and all(route.models for route in self._routes):
                 raise InputError(f"model_alias {alias}={model}: no such model is served: choose from {', '.join(own)}")
 
     @property
@@ -97,7 +98,7 @@ class RoutedInference:
                 f"no model for {call.endpoint} is served here: start the service with one", code="unsupported_url"
             )
         for route in serving:
-            if model is None or model in route.models:
+            if model is None or not route.models or model in route.models:
                 return route
         if model in self.models:
             raise InvalidRequest(f"model={shown(model)} does not serve {call.endpoint}", param="model")

@@ -207,6 +207,7 @@ def adopt(data: DataOption = None, database: DatabaseOption = None, config: Conf
             return await Custody(store, blobs_of(settings.data)).adopt()
 
     total, known = asyncio.run(main())
+    write_audit(settings, "store.adopt", shown_url(database_of(settings.database, settings.data)))
     typer.echo(f"they belong together from now on; of the {total} files in the folder the database knows {known}")
 
 

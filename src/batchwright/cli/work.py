@@ -26,7 +26,10 @@ _LONG_HELP = "\n\n".join((
 ))  # fmt: skip
 _NOT_HERE = (
     "host", "port", "cors_origins", "max_online_sequences", "max_online_tokens", "max_online_body_size",
-    "max_body_size", "max_body_memory", "upload_timeout", "ttft_ms", "tpot_ms",
+    "max_body_size", "max_body_memory", "upload_timeout", "ttft_ms", "tpot_ms", "tls_cert", "tls_key",
+    "max_connections", "max_connections_per_address", "header_timeout", "idle_timeout", "write_timeout",
+    "min_upload_rate", "max_page_streams", "quota_requests_per_minute", "quota_tokens_per_minute",
+    "quota_concurrent_requests",
 )  # fmt: skip
 _NO_HOST = "127.0.0.1"
 _UNTIL_IDLE = inspect.Parameter(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PER_TOKEN = 4
+_LARGEST = 2**31 - 1
 _ANSWER = 256
 """Tokens of an answer whose length is not bounded by the request."""
 
@@ -27,7 +28,7 @@ def sequences_of_request(body: Mapping[str, Any]) -> int:
 
 def completions_of_request(body: Mapping[str, Any]) -> int:
     """The completions of each prompt of an online request; 1 for a text to embed."""
-    return 1 if "input" in body else _whole(body.get("n")) or 1
+    return 1 if body.get("input") is not None else _whole(body.get("n")) or 1
 
 
 def prompt_tokens_of_request(body: Mapping[str, Any]) -> int:
@@ -38,7 +39,7 @@ def prompt_tokens_of_request(body: Mapping[str, Any]) -> int:
 def tokens_of_request(body: Mapping[str, Any]) -> int:
     """The tokens of the prompts of an online request and of the longest answers that it allows."""
     prompts = prompt_tokens_of_request(body)
-    if "input" in body:
+    if body.get("input") is not None:
         return prompts
     longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
     return prompts + sequences_of_request(body) * longest
@@ -46,9 +47,9 @@ def tokens_of_request(body: Mapping[str, Any]) -> int:
 
 def _prompts(body: Mapping[str, Any]) -> list[Any]:
     """Texts, lists of token ids, or one list of messages."""
-    if "messages" in body:
+    if body.get("messages") is not None:
         return [body["messages"]]
-    given = body.get("input", body.get("prompt"))
+    given = body["input"] if body.get("input") is not None else body.get("prompt")
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]
@@ -69,5 +70,6 @@ def _of_message(message: Any) -> int:
     return _tokens(content) if isinstance(content, str) else 0
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _whole(value: object) -> int:
+    # Bounded, since JSON may have numbers of thousands of digits.
+    return min(value, _LARGEST) if isinstance(value, int) and value > 0 else 0

@@ -74,8 +74,8 @@ class Grant:
     """A request that was let in."""
 
     subjects: tuple[str, ...]
-    rates: tuple[str, ...]
-    """Of tokens."""
+    rates: tuple[tuple[str, int], ...]
+    """Of tokens, with their limits."""
     slot: int
     tokens: int
     """That it is counted with."""
@@ -143,22 +143,22 @@ class RateLimiter:
         if refusals:
             return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
         slot = slot_of(now)
-        of_tokens = []
+        of_tokens: list[tuple[str, int]] = []
         for subject in subjects:
             self._inside[subject.name] += 1
             for kind, limit in _rates(subject.quotas):
                 rate = f"{subject.name}/{kind}"
                 self._window(rate, limit).add(slot, 1 if kind == "requests" else tokens)
                 if kind == "tokens":
-                    of_tokens.append(rate)
+                    of_tokens.append((rate, limit))
         return Grant(tuple(subject.name for subject in subjects), tuple(of_tokens), slot, tokens)
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
         """The request used so many tokens. Those that it was not counted with are counted now."""
         more = tokens - grant.tokens
-        for rate in grant.rates:
-            if (window := self._windows.get(rate)) is not None:
-                window.add(slot_of(now) if more > 0 else grant.slot, more)
+        for rate, limit in grant.rates:
+            # Of a request that took minutes the window may be gone.
+            self._window(rate, limit).add(slot_of(now) if more > 0 else grant.slot, more)
         grant.tokens = tokens
 
     def leave(self, grant: Grant) -> None:

@@ -45,6 +45,8 @@ class Peers:
                 if not self._away:
                     logger.warning("peers: quotas are not shared with other servers for now", error=str(error))
                 self._away = True
+            except Exception as error:  # such as what another version has written: it must not end the exchange
+                logger.error("peers: the exchange with other servers failed", exc_info=error)
             await asyncio.sleep(_PERIOD)
 
     async def exchange(self) -> None:

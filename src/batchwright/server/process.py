@@ -134,7 +134,7 @@ class Server(uvicorn.Server):
             self.acceptor.sweep()
         late = self._services.clock.now() >= self._until
         if late:
-            # Each is answered by `middleware.Frame`, and has until uvicorn's own timeout for that.
+            # Each is answered by `middleware.Bounds`, and has until uvicorn's own timeout for that.
             for task in self.server_state.tasks:
                 task.cancel()
         finished = self._services.draining and (self._services.online.inside == 0 or late)

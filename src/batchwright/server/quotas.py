@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -11,14 +12,17 @@ from typing import Any
 from starlette.requests import Request
 
 from batchwright.clock import Clock
-from batchwright.errors import QuotaExceeded
+from batchwright.errors import EndpointDown, EngineClosed, InvalidRequest, ModelNotFound, Overloaded, QuotaExceeded
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.estimates import tokens_of_request
 from batchwright.limiting.quotas import UNLIMITED, Quotas
-from batchwright.limiting.rates import KINDS, Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
+from batchwright.limiting.rates import KINDS, Change, Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
+from batchwright.server.errors import HttpError
 from batchwright.server.middleware import ANSWER_HEADERS
 
+_NEVER_BEGUN = (HttpError, InvalidRequest, ModelNotFound, Overloaded, EndpointDown, EngineClosed)
+"""Errors of requests of which nothing was computed."""
 _REFRESH = 5.0
 """Seconds between looks at the quotas of tenants."""
 
@@ -44,6 +48,8 @@ class OnlineQuotas:
         """What the time of the store is ahead of the clock."""
         self._tenants: Mapping[str, Quotas] = {}
         self._refresh_at = float("-inf")
+        self._sharing: asyncio.Future[tuple[float, list[Change]]] | None = None
+        """An exchange that is under way. It is never cancelled: what it adds could not be told from what it did not."""
 
     @property
     def now(self) -> float:
@@ -62,7 +68,8 @@ class OnlineQuotas:
         """Let a request in, which asks for these bodies, for as long as the block lasts. Raises `QuotaExceeded`.
 
         The block is given a function, to be told how many tokens were used. Until then the request counts with what it
-        may use at most, and also if it is cancelled; one that fails before counts with none.
+        may use at most, and also if its client hangs up or it fails in the midst; one that was refused counts with
+        none.
         """
         subjects = self.subjects(request.state.tenant, request.state.key)
         if not subjects:
@@ -82,7 +89,7 @@ class OnlineQuotas:
 
         try:
             yield settle
-        except Exception:
+        except _NEVER_BEGUN:
             if not settled:
                 settle(0)
             raise
@@ -94,15 +101,20 @@ class OnlineQuotas:
         if self._clock.now() >= self._refresh_at:
             self._tenants = await self._store.tenant_quotas()
             self._refresh_at = self._clock.now() + _REFRESH
-        now = self.now
-        changes, rates = self.limiter.take_changes(now)
-        if not rates:
-            return
+        if self._sharing is None:
+            changes, rates = self.limiter.take_changes(self.now)
+            if not rates:
+                return
+            self._sharing = asyncio.ensure_future(self._store.share_rates(changes, rates, oldest_slot(self.now)))
         try:
-            now, counted = await self._store.share_rates(changes, rates, oldest_slot(now))
+            now, counted = await asyncio.shield(self._sharing)
+        except asyncio.CancelledError:
+            raise  # it goes on, and the next call sees what comes of it
         except BaseException:
+            self._sharing = None
             self.limiter.put_back()
             raise
+        self._sharing = None
         self._ahead = now - self._clock.now()
         self.limiter.learn(counted)
 

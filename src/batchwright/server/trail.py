@@ -84,7 +84,8 @@ class Trail:
     def _note(self, scope: Scope, status: int) -> None:
         deed: Deed | None = scope["state"].get(_DEED)
         if deed is not None:
-            self._log.record(deed.action, _outcome(status), object=deed.object, **_who(scope, status))
+            whose = deed.object and deed.object[:_PATH]
+            self._log.record(deed.action, _outcome(status), object=whose, **_who(scope, status))
         elif status in (401, 403):
             address = _address(scope)
             let_through, suppressed = self._sparing.take(address or "", self._clock.now())

@@ -21,6 +21,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from batchwright.jobs.service.durable import give_to_owner, make_folder
+
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
 """Lines that wait for a disk that does not answer; more are counted and not written."""
@@ -93,13 +95,12 @@ class AuditLog:
             group += [self._waiting.get() for _ in range(self._waiting.qsize())]
             events = [event for event in group if event is not None]
             open_ = len(events) == len(group)
-            if self._lost:
-                lost, self._lost = self._lost, 0
-                events.append(self._event("audit.lost", "failed", {"lines": lost}))
+            lost, self._lost = self._lost, 0
+            told = [self._event("audit.lost", "failed", {"lines": lost})] if lost else []
             try:
-                self._append(events)
+                self._append([*events, *told])
             except OSError as error:
-                self._lost += len(events)
+                self._lost += lost + len(events)
                 _log.error("audit: %d lines could not be written: %s", len(events), error)
 
     def _append(self, events: Iterable[Event]) -> None:
@@ -107,7 +108,7 @@ class AuditLog:
         for event in events:
             days.setdefault(event["at"][:10], []).append(event)
         if days:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._folder)
         for day, of_day in days.items():
             # In ASCII: details may quote what has no UTF-8 form.
             lines = "".join(json.dumps(event, separators=(",", ":"), default=str) + "\n" for event in of_day)
@@ -127,6 +128,7 @@ def _append_whole(path: Path, content: bytes) -> None:
     """Add all of `content` to a file, or nothing: a full disk leaves no half of a line. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        give_to_owner(descriptor, path.parent)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         size = os.fstat(descriptor).st_size
         if os.write(descriptor, content) < len(content):

@@ -26,6 +26,7 @@ from batchwright.jobs.service.arrivals import Gauge, in_time
 from batchwright.jobs.service.durable import (
     TEMPORARY,
     disk_errors,
+    give_to_owner,
     make_folder,
     move_file,
     remove_files,
@@ -66,6 +67,7 @@ class BlobWriter:
             path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{TEMPORARY}")
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._temporary = path
+            give_to_owner(self._descriptor, path.parent)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             # A sweep may have taken it for a left-over between the two calls.
             if os.fstat(self._descriptor).st_nlink:

@@ -21,7 +21,15 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+        give_to_owner(folder, folder.parent)
         sync_folder(folder.parent)
+
+
+def give_to_owner(made: int | Path, folder: Path) -> None:
+    """Have what root makes in a folder of the service belong to the service; `made` may be a descriptor."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(made, owner.st_uid, owner.st_gid)
 
 
 def sync_folder(folder: Path) -> None:
@@ -104,7 +112,5 @@ def disk_errors() -> Iterator[None]:
 def _open(path: Path, flags: int) -> BinaryIO:
     """For the owner of its folder alone, also where root makes it."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    if os.geteuid() == 0:
-        folder = path.parent.stat()
-        os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    give_to_owner(descriptor, path.parent)
     return os.fdopen(descriptor, "r+b")

@@ -58,11 +58,17 @@ class Duties:
 
         Raises what the store raises; what was not done then is still due.
         """
-        found = False
+        found, failure = False, None
         for duty in self._duties:
             if now >= duty.due:
-                found = await duty.perform(now) or found
-                duty.due = now + duty.period
+                try:
+                    found = await duty.perform(now) or found
+                except Exception as error:  # it does not stop the others
+                    failure = failure or error
+                else:
+                    duty.due = now + duty.period
+        if failure is not None:
+            raise failure
         return found
 
     def next_due(self) -> float:

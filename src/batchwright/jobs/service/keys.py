@@ -28,6 +28,8 @@ DEFAULT_OVERLAP = 86_400.0
 """Seconds for which the secret before a rotation works."""
 SEEN_WITHIN = 5.0
 """Seconds within which a revocation or another change by another process takes effect here."""
+LONGEST_UNCONFIRMED = 600.0
+"""Seconds for which a key that was recognized is taken while the database does not answer."""
 _MOST_OVERLAP = 30 * 86_400.0
 _PATIENCE = 1.0
 """Seconds that a request waits for the database to confirm what was known before."""
@@ -40,6 +42,8 @@ _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _WEIGHTS = (0.01, 1000.0)
 _PRIORITIES = (-(2**31), 2**31 - 1)
+_END_OF_YEARS = 253_402_300_800
+"""Unix seconds of the year 10000: milliseconds by mistake are later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,15 @@ class _Seen:
 
     key: ApiKey
     until: float
+    confirmed: float
+    """When (of the clock) the store was last asked for it."""
 
 
 class ApiKeys:
     """Makes, lists, changes, revokes and recognizes keys. `clock` is monotonic; `now` gives Unix seconds.
 
-    A key that was recognized is remembered for `SEEN_WITHIN` seconds, and for as many again when the database does not
-    answer then, so that online requests go on without it. One that was not is looked up each time, so a new
+    A key that was recognized is remembered for `SEEN_WITHIN` seconds, and for `LONGEST_UNCONFIRMED` when the database
+    does not answer then, so that online requests go on without it. One that was not is looked up each time, so a new
     key works at once. Only the SHA-256 digest of what is presented is ever compared: a digest cannot be chosen, so how
     long a comparison takes tells nothing about a key. A slow hash, as for passwords, would add nothing to 256 random
     bits.
@@ -65,6 +71,9 @@ class ApiKeys:
         self._clock = clock or MonotonicClock()
         self._now = now
         self._seen: dict[bytes, _Seen] = {}
+        self._changes = 0
+        """Of keys, by this process: an answer of the store that was asked for before one is not remembered."""
+        self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._used: dict[str, float] = {}
         """When keys were used, where the store has not been told yet."""
         self._any = False
@@ -117,7 +126,7 @@ class ApiKeys:
         It holds here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
         """
         changed = await self._store.update_key(key_id, self._checked(changes))
-        self._seen.clear()
+        self._forget_all()
         return _found(changed, key_id)
 
     async def rotate(self, key_id: str, overlap: float = DEFAULT_OVERLAP) -> tuple[ApiKey, str]:
@@ -132,14 +141,13 @@ class ApiKeys:
             )
         secret = _new_secret()
         rotated = await self._store.rotate_key(key_id, _digest(secret), secret[:_SHOWN], overlap)
-        self._seen.clear()
+        self._forget_all()
         return _found(rotated, key_id, "or was revoked"), secret
 
     async def revoke(self, key_id: str) -> None:
         """From now on it is not recognized here, and within `SEEN_WITHIN` seconds nowhere. Raises `NotFound`."""
-        self._seen.clear()
         revoked = await self._store.revoke_key(key_id)
-        self._seen.clear()  # again: a request may have looked it up meanwhile
+        self._forget_all()
         if not revoked:
             raise _unknown(key_id)
 
@@ -157,24 +165,40 @@ class ApiKeys:
         self._used[found.id] = now
         return found
 
+    def _forget_all(self) -> None:
+        """Ask the store for every key anew: one was changed."""
+        self._changes += 1
+        self._seen.clear()
+
     async def _looked_up(self, digest: bytes) -> ApiKey | None:
-        asked_at = self._clock.now()
+        now = self._clock.now()
         seen = self._seen.get(digest)
-        if seen is not None and asked_at < seen.until:
+        if seen is not None and now < seen.until:
             return seen.key
+        # One question at a time, which is not given up with those who wait for it: a late answer still counts.
+        lookup = self._lookups.get(digest)
+        if lookup is None:
+            lookup = self._lookups[digest] = asyncio.create_task(self._look_up(digest))
+            lookup.add_done_callback(lambda _: self._lookups.pop(digest, None))
+        if seen is None:
+            return await asyncio.shield(lookup)
         try:
-            async with asyncio.timeout(None if seen is None else _PATIENCE):
-                found = await self._store.key(digest)
+            async with asyncio.timeout(_PATIENCE):
+                return await asyncio.shield(lookup)
         except (StoreUnavailable, TimeoutError):
-            if seen is None:
-                raise
+            if self._clock.now() - seen.confirmed >= LONGEST_UNCONFIRMED:
+                raise StoreUnavailable("the database has not confirmed the key for too long: see to it") from None
             if digest in self._seen:
-                self._seen[digest] = _Seen(seen.key, self._clock.now() + SEEN_WITHIN)
+                self._seen[digest] = _Seen(seen.key, self._clock.now() + SEEN_WITHIN, seen.confirmed)
             return seen.key
+
+    async def _look_up(self, digest: bytes) -> ApiKey | None:
+        asked_at, changes = self._clock.now(), self._changes
+        found = await self._store.key(digest)
         if found is None:
             self._seen.pop(digest, None)
-        else:
-            self._seen[digest] = _Seen(found, asked_at + SEEN_WITHIN)
+        elif changes == self._changes:
+            self._seen[digest] = _Seen(found, asked_at + SEEN_WITHIN, asked_at)
         return found
 
     async def required(self) -> bool:
@@ -230,8 +254,10 @@ class ApiKeys:
         if checked.get("best_priority") is not None:
             _require_range("best_priority", checked["best_priority"], _PRIORITIES)
         expires_at = checked.get("expires_at")
-        if expires_at is not None and expires_at <= self._now():
-            raise InvalidRequest(f"expires_at={expires_at:.0f}: must be in the future", param="expires_at")
+        if expires_at is not None and not self._now() < expires_at < _END_OF_YEARS:
+            raise InvalidRequest(
+                f"expires_at={expires_at:.0f}: must be in the future, in Unix seconds", param="expires_at"
+            )
         return checked
 
 

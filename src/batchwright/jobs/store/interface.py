@@ -298,7 +298,7 @@ class Store(Protocol):
 
     async def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """What the tenant gets of the capacity, relative to others; 1 for those that were not named. Raises
-        `InvalidRequest` for a weight that is not a number above 0.
+        `InvalidRequest` for a weight that is not 0.01 to 1000.
         """
         ...
 

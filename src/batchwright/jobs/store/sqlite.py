@@ -280,8 +280,10 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
             )
         for script in scripts[version:]:
             connection.execute(script)
-        connection.pragma("user_version", len(scripts))
-        connection.pragma("application_id", APPLICATION_ID)
+        # Nothing is written where nothing changes: a service must start beside a full disk.
+        if version < len(scripts) or connection.pragma("application_id") != APPLICATION_ID:
+            connection.pragma("user_version", len(scripts))
+            connection.pragma("application_id", APPLICATION_ID)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:

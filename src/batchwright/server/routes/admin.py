@@ -58,7 +58,7 @@ class QuotaValues(BaseModel):
 class TenantLimits(QuotaValues):
     """Limits of a tenant; and its share of what batches get, which stays as it is where it is left out."""
 
-    weight: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    weight: Annotated[float, Field(ge=0.01, le=1000.0)] | None = None
 
 
 class KeyObject(BaseModel):

@@ -27,6 +27,7 @@ from batchwright.server.routes.answers import (
 from batchwright.server.services import Services
 from batchwright.server.sse import EventStream, first_of, while_connected
 from batchwright.server.streams import closing
+from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 
 router = APIRouter(tags=["Online"], dependencies=[needs("online")], route_class=JsonRoute)
@@ -73,6 +74,8 @@ async def _answer(
     key: ApiKey | None,
 ) -> Response:
     """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
+    # Before anything looks at what is in these lists.
+    require_sizes({name: body.get(name) for name in ("messages", "prompt", "input")})
     bounded = bounded_priority(body, None if key is None else key.best_priority)
     call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):

@@ -12,6 +12,7 @@ from batchwright.jobs.store.records import ClaimedLine, LineResult
 from batchwright.jobs.store.transaction import Row, Tx
 from batchwright.limiting.shares import Claimant, place, turns, virtual_time
 
+_WEIGHTS = (0.01, 1000.0)
 _MEMORY = 100
 """Lines over which the tokens of a tenant's lines are averaged."""
 
@@ -167,8 +168,9 @@ def _tokens(result: LineResult) -> int:
 
 
 def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
-    if not (math.isfinite(weight) and weight > 0.0):
-        raise InvalidRequest(f"weight={weight}: must be a number above 0, such as 1", param="weight")
+    least, most = _WEIGHTS
+    if not least <= weight <= most:
+        raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
     tx.run("set_tenant_weight", tenant=tenant, weight=float(weight))
 
 
