@@ -134,6 +134,9 @@ class Flow:
     """Of the owner."""
 
     def __post_init__(self) -> None:
+        for name in ("owner", "request"):
+            if not isinstance(value := getattr(self, name), str):
+                raise InvalidRequest(f"{name}={shown(value)}: must be a text", param=name)
         _require_real("weight", self.weight, low=0.0, above_low=True)
 
 

@@ -23,8 +23,8 @@ from tests.server.served import Endpoint
 from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.jobs.store import open_store
 from batchwright.server.app import create_app
-from batchwright.server.services import Services, limits_of, open_services
-from batchwright.server.settings import Settings
+from batchwright.server.services import Services, open_services
+from batchwright.server.settings import Settings, limits_of
 
 URL = "http://127.0.0.1:8000"
 _POLL = 0.01

@@ -130,11 +130,23 @@ def test_a_request_that_never_fits_is_not_to_be_tried_again(play: Play) -> None:
 def test_a_request_that_is_refused_uses_no_tokens_and_all_leave(play: Play) -> None:
     async def main(service: Service) -> None:
         await _limit(service, tokens_per_minute=300, concurrent_requests=1)
-        for body in ({"prompt": "x", "max_tokens": 250, "temperature": 99}, {"prompt": "fail", "max_tokens": 250}) * 2:
-            answer = await service.http.post("/v1/completions", json={"model": "stub", **body})
-            assert answer.status_code in (400, 500)
+        for _ in range(3):
+            body = {"model": "stub", "prompt": "x", "max_tokens": 250, "temperature": 99}
+            assert (await service.http.post("/v1/completions", json=body)).status_code == 400
         assert (await service.http.post("/v1/completions", json=_PROMPT)).status_code == 200
         assert service.services.quotas.limiter.inside_here == {}
+
+    play(main)
+
+
+def test_a_request_that_fails_in_the_midst_counts_with_what_it_may_have_used(play: Play) -> None:
+    async def main(service: Service) -> None:
+        await _limit(service, tokens_per_minute=300, concurrent_requests=1)
+        body = {"model": "stub", "prompt": "fail", "max_tokens": 250}
+        assert (await service.http.post("/v1/completions", json=body)).status_code == 500
+        assert service.services.quotas.limiter.inside_here == {}
+        refused = await service.http.post("/v1/completions", json=body)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
 
     play(main)
 

@@ -27,7 +27,6 @@ from batchwright.cli.work import HELP as WORK_HELP
 from batchwright.cli.work import work_command
 from batchwright.errors import Conflict, InputError
 from batchwright.jobs.service.keys import DEFAULT_TENANT as TENANT
-from batchwright.jobs.service.limits import Limits
 
 if TYPE_CHECKING:
     from batchwright.jobs.service.service import JobService
@@ -298,16 +297,11 @@ def _with_jobs(flags: StoreFlags, work: Callable[[JobService], Awaitable[_T]], *
     settings = settings_with(flags)
 
     from batchwright.jobs.service.service import JobService
+    from batchwright.server.settings import limits_of
 
     async def main() -> _T:
         async with open_local_files(settings, create=create) as (store, blobs):
-            limits = Limits(
-                max_lines=settings.max_lines,
-                max_file_bytes=settings.max_file_size,
-                max_line_bytes=settings.max_line_size,
-                min_free_disk=settings.min_free_disk,
-            )
-            return await work(JobService(store, blobs, limits=limits))
+            return await work(JobService(store, blobs, limits=limits_of(settings)))
 
     return asyncio.run(main())
 

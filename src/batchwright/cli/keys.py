@@ -42,7 +42,7 @@ QuotaOption = Annotated[
 ]
 _EXPIRES = "When it ends: a duration (90d, 12h) or a date in UTC (2030-01-31)"
 _SCOPES = f"What it opens, with commas: {', '.join(SCOPES)}."
-_WEIGHT = "Its share of online capacity and of batches, relative to other keys."
+_WEIGHT = "Its share of what online requests get, relative to other keys."
 _BEST_PRIORITY = "The smallest `priority` that its requests get; smaller ones are raised to it."
 
 

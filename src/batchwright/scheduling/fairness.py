@@ -10,15 +10,16 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
   divided by its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked
   for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
   its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
-- **Rows.** A step that computes the prompt of a request without its first token carries no more decodes of shares with
-  more places than it carries tokens of such prompts. The wait for the first token is at most doubled by them, however
-  many there are; and since they get as many rows as the newcomers, they are not stopped either.
+- **Rows.** A step that computes the prompt of a request without its first token carries no more tokens of shares with
+  more places than it carries of such prompts. The wait for the first token is at most doubled by them, however many
+  there are; and since they get as many tokens as the newcomers, they are not stopped either. When it is the turn of a
+  larger share's prompt, this does not hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -172,34 +173,54 @@ def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
     return found
 
 
-def decodes(running: Items[Sequence], budget: int) -> list[Sequence]:
-    """The sequences of `running` that lack one token only and get it in this step, those of small shares first.
+@dataclass(slots=True)
+class Precedence:
+    """What a step with the prompts of newcomers, which have no first token yet, may carry of larger shares."""
 
-    Where a prompt without its first token is to be computed, `budget` tokens being all that the step has, decodes of
-    shares with more places go along only as far as they do not double it; those that have gone without for longest
-    first.
-    """
-    ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
-    first = [each for each in running if not each.num_generated]
-    if not first:
-        return ready
-    allowed = max(_FEW_ROWS, min(sum(each.remaining for each in first), budget // 2))
+    fewest_of_owners: float
+    """Places of the newcomers' owners in proportion to their weights, the fewest of them."""
+    fewest_of_requests: dict[Share, float]
+    """By owner, those of its newcomers' requests."""
+    allowed: int
+    """Tokens of shares with more places that may still go along."""
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        """Whether its share has more places than a newcomer's."""
+        request, owner = nodes(sequence)
+        return owner.crowd > self.fewest_of_owners or request.crowd > self.fewest_of_requests.get(owner, math.inf)
+
+
+def precedence(running: Items[Sequence], budget: int) -> Precedence | None:
+    """What holds for a step of at most `budget` tokens; None where no newcomer is among `running`."""
+    newcomers = [each for each in running if not each.num_generated]
+    if not newcomers:
+        return None
     fewest_of_owners = math.inf
-    fewest_of_requests: defaultdict[Share, float] = defaultdict(lambda: math.inf)
-    for sequence in first:
+    fewest_of_requests: dict[Share, float] = {}
+    for sequence in newcomers:
         request, owner = nodes(sequence)
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
-        fewest_of_requests[owner] = min(fewest_of_requests[owner], request.crowd)
-    light: list[Sequence] = []
-    heavy: list[Sequence] = []
-    for sequence in ready:
-        request, owner = nodes(sequence)
-        waits = sequence.num_generated and (
-            owner.crowd > fewest_of_owners or request.crowd > fewest_of_requests.get(owner, math.inf)
-        )
-        (heavy if waits else light).append(sequence)
-    heavy.sort(key=_last_turn)
-    return light + heavy[:allowed]
+        fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.crowd)
+    found = Precedence(fewest_of_owners, fewest_of_requests, 0)
+    own = sum(each.remaining for each in newcomers if not found.gives_way(each))
+    found.allowed = max(_FEW_ROWS, min(own, budget // 2))
+    return found
+
+
+def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
+    """The sequences of `running` that lack one token only and get it in this step, those of small shares first.
+
+    Beside newcomers those of larger shares are as many as are allowed, which are then no longer; those that have gone
+    without for longest first.
+    """
+    ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
+    if first is None:
+        return ready
+    light = [each for each in ready if not (each.num_generated and first.gives_way(each))]
+    heavy = sorted((each for each in ready if each.num_generated and first.gives_way(each)), key=_last_turn)
+    heavy = heavy[: first.allowed]
+    first.allowed -= len(heavy)
+    return light + heavy
 
 
 def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:

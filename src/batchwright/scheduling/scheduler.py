@@ -40,7 +40,7 @@ from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
 from batchwright.scheduling import fairness
-from batchwright.scheduling.fairness import FairShares
+from batchwright.scheduling.fairness import FairShares, Precedence
 from batchwright.scheduling.filling import add_drafts
 from batchwright.scheduling.pace import BatchRoom, Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
@@ -294,36 +294,57 @@ class Scheduler:
             if contended:
                 self._place_fairly(plan, budget)
         online = self.running[: self._num_online]
+        first = fairness.precedence(online, budget) if contended else None
+        decodes = fairness.decodes(online, first) if contended else online
+        budget -= self._plan_online_decodes(decodes, plan, budget)
+        prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
+        if contended:
+            prompts.sort(key=fairness.by_turn)
+            if first is not None and prompts and first.gives_way(prompts[0]):
+                first = None
+        for sequence in prompts:
+            budget -= self._plan_part(sequence, plan, budget, first)
+        return budget if closed else self._admit_online(plan, budget, first)
+
+    def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
+        """Plan those that lack one token, as far as `budget` and blocks go. How many."""
         planned = set[int]()
-        for sequence in fairness.decodes(online, budget) if contended else online:
-            if budget < 1:
+        for sequence in decodes:
+            if len(planned) == budget:
                 break
             if (
                 sequence.remaining == 1
                 and sequence.status is Status.RUNNING
-                and self._make_room(sequence, plan, planned if contended else ())
+                # Where urgency alone decides, those that are planned already are never victims.
+                and self._make_room(sequence, plan, planned)
             ):
                 self._plan(sequence, 1, plan)
                 planned.add(sequence.ordinal)
-                budget -= 1
-        online = self.running[: self._num_online]
-        for sequence in sorted(online, key=fairness.by_turn) if contended else online:
-            if budget < 1:
-                break
-            if sequence.remaining > 1:
-                count = min(sequence.remaining, budget)
-                self._plan(sequence, count, plan)
-                budget -= count
+        return len(planned)
+
+    def _admit_online(self, plan: StepPlan, budget: int, first: Precedence | None) -> int:
+        """Admit waiting ones, at the cost of batches where they must. What is left of `budget`."""
         queue = self._waiting["online"]
-        while budget > 0 and not closed and (waiting := queue.peek()) is not None:
+        while budget > 0 and (waiting := queue.peek()) is not None:
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
                 break
             self._place(waiting)
-            count = min(waiting.remaining, budget)
-            self._plan(waiting, count, plan)
+            count = self._plan_part(waiting, plan, budget, first)
+            if not count:
+                break
             budget -= count
         return budget
+
+    def _plan_part(self, sequence: Sequence, plan: StepPlan, budget: int, first: Precedence | None) -> int:
+        """Plan as many tokens of a prompt as `budget` and newcomers leave it. How many."""
+        count = min(sequence.remaining, budget)
+        if first is not None and first.gives_way(sequence):
+            count = min(count, first.allowed)
+            first.allowed -= count
+        if count:
+            self._plan(sequence, count, plan)
+        return count
 
     def _place_fairly(self, plan: StepPlan, budget: int) -> None:
         """Admit online sequences at the cost of shares that have more places, and before prompts of those served more.

@@ -26,7 +26,6 @@ from batchwright.jobs.webhooks.allowed import AllowList
 from batchwright.jobs.webhooks.courier import Courier
 from batchwright.jobs.webhooks.sender import Sender
 from batchwright.limiting.admission import AdmissionController, Size
-from batchwright.limiting.quotas import Quotas
 from batchwright.server.auth import is_loopback
 from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.dashboard.live import Live
@@ -41,7 +40,7 @@ from batchwright.server.observability.traces import Tracing, configured
 from batchwright.server.online import OnlineCalls
 from batchwright.server.peers import Peers
 from batchwright.server.quotas import OnlineQuotas
-from batchwright.server.settings import Settings
+from batchwright.server.settings import Settings, limits_of
 
 _AUDIT = "audit"
 _AUDIT_EVERY = 3600.0
@@ -287,26 +286,6 @@ def _worker_options(settings: Settings) -> WorkerOptions:
         request_timeout=settings.line_timeout,
         max_crashes=settings.max_crashes,
         limits=limits_of(settings),
-    )
-
-
-def limits_of(settings: Settings) -> Limits:
-    """The limits of the job service, from the settings."""
-    return Limits(
-        max_lines=settings.max_lines,
-        max_file_bytes=settings.max_file_size,
-        max_line_bytes=settings.max_line_size,
-        upload_stall=settings.upload_timeout,
-        max_prompts=settings.max_prompts,
-        min_free_disk=settings.min_free_disk,
-        default_quotas=Quotas(
-            storage_bytes=settings.quota_storage,
-            enqueued_lines=settings.quota_enqueued_lines,
-            enqueued_tokens=settings.quota_enqueued_tokens,
-            requests_per_minute=settings.quota_requests_per_minute,
-            tokens_per_minute=settings.quota_tokens_per_minute,
-            concurrent_requests=settings.quota_concurrent_requests,
-        ),
     )
 
 

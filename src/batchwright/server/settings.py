@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from batchwright.backends.endpoint_address import endpoint_url
+from batchwright.jobs.service.limits import Limits
+from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.wire.bounds import MAX_PROMPTS
@@ -358,6 +360,26 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what it is given: `load_settings` reads the sources, so that tests depend on no environment."""
         return (init_settings,)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The limits of the job service, from the settings."""
+    return Limits(
+        max_lines=settings.max_lines,
+        max_file_bytes=settings.max_file_size,
+        max_line_bytes=settings.max_line_size,
+        upload_stall=settings.upload_timeout,
+        max_prompts=settings.max_prompts,
+        min_free_disk=settings.min_free_disk,
+        default_quotas=Quotas(
+            storage_bytes=settings.quota_storage,
+            enqueued_lines=settings.quota_enqueued_lines,
+            enqueued_tokens=settings.quota_enqueued_tokens,
+            requests_per_minute=settings.quota_requests_per_minute,
+            tokens_per_minute=settings.quota_tokens_per_minute,
+            concurrent_requests=settings.quota_concurrent_requests,
+        ),
+    )
 
 
 def group_of(field: FieldInfo) -> str:

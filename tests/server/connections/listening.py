@@ -18,8 +18,8 @@ from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.server.connections.protocol import Connection
 from batchwright.server.observability.figures import END_REASONS
 from batchwright.server.process import Server, server_of
-from batchwright.server.services import Services, limits_of, open_services
-from batchwright.server.settings import Settings
+from batchwright.server.services import Services, open_services
+from batchwright.server.settings import Settings, limits_of
 
 
 @dataclass

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,7 +93,8 @@ class BlobWriter:
     def mark_recorded(self) -> None:
         """Note on the blob that it has a record. Does nothing without `keep`."""
         if self._temporary is None and self._descriptor >= 0:
-            os.fchmod(self._descriptor, _RECORDED)
+            with suppress(OSError):  # a hint; the next sweep gives it again
+                os.fchmod(self._descriptor, _RECORDED)
 
     def close(self) -> None:
         """Let go of the lock; without `keep`, nothing is left."""
@@ -254,12 +255,10 @@ def was_recorded(path: Path) -> bool:
 
 
 def mark_recorded(path: Path) -> None:
-    """Note on a blob that a database has a record of it. Does nothing when it is gone."""
-    try:
+    """Note on a blob that a database has a record of it, where the file system can. Does nothing when it is gone."""
+    with suppress(OSError):
         if not was_recorded(path):
             path.chmod(_RECORDED)
-    except FileNotFoundError:
-        pass
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -95,7 +95,7 @@ class ApiKeys:
     ) -> tuple[ApiKey, str]:
         """A new key: what is kept of it, and its secret, which is not.
 
-        `expires_at` in Unix seconds, None: never. `weight`: the share of its requests and batches, relative to those of
+        `expires_at` in Unix seconds, None: never. `weight`: the share of its online requests, relative to those of
         other keys. `best_priority`: the smallest `priority` that its requests get, None: any. Raises `InvalidRequest`.
         """
         asked = {"name": name, "tenant": tenant, "expires_at": expires_at, "scopes": scopes, "weight": weight}
@@ -279,7 +279,7 @@ def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, 
     priority = body.get("priority")
     given = DEFAULT_PRIORITY if priority is None else priority
     # What is no priority at all is refused by whoever reads the body.
-    if best is None or not isinstance(given, int) or given >= best:
+    if best is None or type(given) is not int or given >= best:
         return body
     return {**body, "priority": best}
 

@@ -6,12 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 
 from batchwright.server.dashboard.state import DashboardState
 from batchwright.server.errors import RETRY_AFTER, HttpError, as_http, log_failure
 from batchwright.server.sse import event
 
 PERIOD = 1.0
+_STATES = 300
+"""Of a feed: then its watchers come back with their keys, which may have been revoked meanwhile."""
 _PART_OF_ONE_TENANT = 4
 
 Compute = Callable[[], Awaitable[DashboardState]]
@@ -75,7 +78,8 @@ class _Feed:
         self._latest = b""
         self._number = 0
         self._changed = asyncio.Event()
-        self._task = asyncio.create_task(self._run())
+        # In a context of its own: what it logs belongs to no request.
+        self._task = asyncio.create_task(self._run(), context=Context())
 
     def close(self) -> None:
         """Compute no more."""
@@ -106,12 +110,12 @@ class _Feed:
                 self._latest = event(answer.body)
                 self.over = True
             self._number += 1
-            self.over = self.over or self._stopping.is_set()
+            self.over = self.over or self._stopping.is_set() or self._number >= _STATES
             self._wake()
             if not self.over:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), PERIOD)
-                self.over = self._stopping.is_set()
+                self.over = self.over or self._stopping.is_set()
         self._wake()
 
     def _wake(self) -> None:
