@@ -65,10 +65,10 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
     wait, most = _p99(beside), 2 * (_p99(alone) or 0.0) + step
     return [
         Figure("wait alone, p50", _median(alone), "ms"),
-        Figure("p99", _p99(alone), "ms"),
+        Figure("wait alone, p99", _p99(alone), "ms"),
         Figure("a batch of the abuser" if embeds else "a step of the abuser", step, "ms"),
         Figure("wait beside, p50", _median(beside), "ms"),
-        Figure("p99", wait, "ms", most),
+        Figure("wait beside, p99", wait, "ms", most),
         Figure("refused, or not answered in a minute", refused, "", 0),
         Figure("requests of the abuser that ended meanwhile", abuse.requests - running),
     ]
