@@ -11,9 +11,9 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
   for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
   its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
 - **Rows.** A step that computes the prompt of a request without its first token carries no more tokens of shares with
-  more places than it carries of such prompts. The wait for the first token is at most doubled by them, however many
-  there are; and since they get as many tokens as the newcomers, they are not stopped either. When it is the turn of a
-  larger share's prompt, this does not hold.
+  more places than it carries of such prompts, or 16. That step is at most about doubled by them, however many there
+  are; and since they get as many tokens as the newcomers, they are not stopped either. When it is the turn of a larger
+  share's prompt, this does not hold.
 """
 
 from __future__ import annotations
