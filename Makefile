@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo serve test crash-test soak lint types check clean
+.PHONY: help install demo serve test test-fast crash-test soak lint types check clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
 	@echo "make serve    install, and start the service on http://127.0.0.1:8000"
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
+	@echo "make test-fast   the quick tests: units, limits and policies"
 	@echo "make check    lint, types and tests"
 	@echo "make crash-test KILLS=1000   the long form of the crash tests"
 	@echo "make soak HOURS=1   the service at mixed load, with a fault every minute"
@@ -40,6 +41,9 @@ serve: $(VENV)/.runtime
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-fast: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/limiting tests/policies
 
 KILLS ?= 1000
 crash-test: install
