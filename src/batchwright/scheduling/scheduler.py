@@ -326,6 +326,8 @@ class Scheduler:
         """Admit waiting ones, at the cost of batches where they must. What is left of `budget`."""
         queue = self._waiting["online"]
         while budget > 0 and (waiting := queue.peek()) is not None:
+            if first is not None and not first.allowed and first.gives_way(waiting):
+                break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
                 break
