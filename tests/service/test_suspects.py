@@ -17,7 +17,7 @@ from tests.service.support import House, Model, codes, run, texts
 
 from batchwright.backends.inference import Call
 from batchwright.jobs.service.worker import Worker
-from batchwright.jobs.store.records import BatchRecord, LineCounts
+from batchwright.jobs.store.records import BatchRecord, ClaimedLine, LineCounts
 
 LEASE = 5.0
 """Seconds: workers in one process cannot see each other's end sooner."""
@@ -177,6 +177,29 @@ def test_a_worker_that_ends_when_idle_sees_to_suspects_first(tmp_path: Path) -> 
         batch = await house.submit(prompts("x", 8))
         await model.deadly.wait()
         await house.die(doomed)
+        async with house.worker(Model(slots=8)) as worker:
+            await worker.until_idle()
+            assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
+
+    run(tmp_path, main)
+
+
+def test_a_claim_begun_before_suspects_were_known_does_not_show_that_nothing_is_left(tmp_path: Path) -> None:
+    async def main(house: House) -> None:
+        claim = house.store.claim
+
+        async def slowly(worker: str, limit: int) -> list[ClaimedLine]:
+            lines: list[ClaimedLine] = await claim(worker, limit)
+            await asyncio.sleep(3.0)
+            return lines
+
+        model = Killer(["x-3"], slots=8)
+        doomed = house.worker(model, lease=LEASE)
+        await doomed.start()
+        batch = await house.submit(prompts("x", 8))
+        await model.deadly.wait()
+        await house.die(doomed)
+        house.store.claim = slowly
         async with house.worker(Model(slots=8)) as worker:
             await worker.until_idle()
             assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)

@@ -136,7 +136,11 @@ class Worker:
         """When to renew the lease, to look for batches that were ended, and to claim: not before; and until when not to
         claim in any case.
         """
-        self._nothing_to_claim = False
+        self._claims_begun = 0
+        self._empty_claim = 0
+        """The number of the last claim, when nothing was held and it found nothing; otherwise 0."""
+        self._settled_since: int | None = None
+        """Claims begun when the store was first seen with nothing in work, if it has been so since."""
         self._in_doubt = False
         """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
         self._reaped = False
@@ -171,7 +175,7 @@ class Worker:
     def wake(self) -> None:
         """Look at once for work that this process made, and for batches that it ended."""
         self._look_at = self._claim_at = float("-inf")
-        self._nothing_to_claim = False
+        self._settled_since = None
         self._duties.hasten()
         for loop in self._loops.values():
             loop.wake()
@@ -265,13 +269,15 @@ class Worker:
             self._reaped = True
         held_nothing = self._hand.empty
         async with self._lease() as worker:
+            self._claims_begun += 1
+            claim = self._claims_begun
             try:
                 lines = await self._store.claim(worker, limit)
             except StoreUnavailable:
                 self._in_doubt = True
                 raise
             # One that holds something may get nothing so that it can take suspects afterwards.
-            self._nothing_to_claim = held_nothing and not lines
+            self._empty_claim = claim if held_nothing and not lines else 0
             lines = self._without_given_up(worker, lines)
             try:
                 contents = await self._read(lines)
@@ -383,7 +389,7 @@ class Worker:
                 problem = BatchProblem("internal_error", f"The input file cannot be read: {type(error).__name__}.")
                 await self._store.reject(worker, batch.id, [problem])
         self._claim_at = float("-inf")
-        self._nothing_to_claim = False
+        self._settled_since = None
         self._loops["feed"].wake()
         return True
 
@@ -398,6 +404,7 @@ class Worker:
     async def _perform_duties(self) -> bool:
         if await self._duties.perform(self._clock.now()):
             self._look_at = self._claim_at = float("-inf")
+            self._settled_since = None
             for name in ("lease", "feed", "validate", "finish"):
                 self._loops[name].wake()
         return False
@@ -477,13 +484,21 @@ class Worker:
         if not self._rests():
             return False
         batches = await self._store.count_batches()
-        if any(batches.get(status, 0) for status in ("validating", "finalizing", "cancelling")):
-            return False
         lines = await self._store.count_lines()
-        # Lines that are pending and cannot be claimed are those of paused batches.
-        waiting = lines.get("pending", 0) + lines.get("suspect", 0)
-        left = lines.get("claimed", 0) or (waiting and not self._nothing_to_claim)
-        return not left and self._rests()
+        if lines.get("claimed", 0) or any(
+            batches.get(status, 0) for status in ("validating", "finalizing", "cancelling")
+        ):
+            self._settled_since = None
+            return False
+        if lines.get("pending", 0) + lines.get("suspect", 0):
+            if self._settled_since is None:
+                self._settled_since = self._claims_begun
+                self._claim_at = min(self._claim_at, self._rest_until)
+                self._loops["feed"].wake()
+            # Only lines of paused batches are left when a claim begun since then found nothing.
+            if self._empty_claim <= self._settled_since:
+                return False
+        return self._rests()
 
     def _rests(self) -> bool:
         return self._hand.empty and all(self._loops[name].idle for name in ("validate", "finish", "duties"))
