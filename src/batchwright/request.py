@@ -124,7 +124,7 @@ class Flow:
     """Whose share of an engine a request takes, where several share one.
 
     Owners (API keys, customers) get equal shares, or shares in proportion to their weights; and so do, within the share
-    of an owner, its requests. Raises `InvalidRequest` for a weight that is not a finite number above 0.
+    of an owner, its requests. Raises `InvalidRequest` for a weight that is not 0.000001 to 1,000,000.
     """
 
     owner: str
@@ -137,7 +137,8 @@ class Flow:
         for name in ("owner", "request"):
             if not isinstance(value := getattr(self, name), str):
                 raise InvalidRequest(f"{name}={shown(value)}: must be a text", param=name)
-        _require_real("weight", self.weight, low=0.0, above_low=True)
+        # Wider, a sum of weights would lose the small ones.
+        _require_real("weight", self.weight, low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from batchwright.errors import InvalidRequest
 from batchwright.request import Flow, Traffic
 from batchwright.scheduling import Sequence, Status, StepPlan
+from batchwright.scheduling.fairness import Share
 
 from .oracle import Bench
 
@@ -95,7 +96,7 @@ def test_a_newcomer_has_its_prompt_computed_in_the_next_step_beside_few_decodes(
 ) -> None:
     """Though one request fills all places, has as many waiting, and is old enough to be promoted."""
     bench = Bench(
-        num_blocks=800, max_batch_tokens=64, max_num_seqs=32, promote_after=5.0 if aged else None, shared=True
+        num_blocks=800, max_batch_tokens=128, max_num_seqs=32, promote_after=5.0 if aged else None, shared=True
     )
     crowd = Flow("a", "crowd")
     for number in range(sequences):
@@ -117,6 +118,78 @@ def test_a_step_without_a_newcomer_carries_everybody() -> None:
     for _ in range(3):
         bench.step()
     assert len(bench.step().chunks) == 32
+
+
+def test_a_sequence_whose_reader_has_no_text_yet_is_still_a_newcomer() -> None:
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=True)
+    for number in range(40):
+        bench.add([number % 2], 60, flow=Flow("a", "crowd"))
+    bench.step()
+    quiet = bench.add([0, 1, 2], 60, flow=Flow("b", "quiet"))
+    quiet.text_pending = True
+    for _ in range(8):
+        # Its prompt, and seven tokens of which none has a text; longer than that it holds nobody up.
+        assert len(bench.step().chunks) == 17
+    assert len(bench.step().chunks) == 32
+    again = bench.add([0, 1, 2], 60, flow=Flow("b", "again"))
+    again.text_pending = True
+    assert len(bench.step().chunks) < 20
+    again.text_pending = False
+    assert len(bench.step().chunks) == 32
+
+
+@pytest.mark.parametrize(("flow", "most"), [(Flow("a", "crowd"), 36), (None, 64)])
+def test_steps_are_short_where_somebody_else_may_come(flow: Flow | None, most: int) -> None:
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=flow is not None)
+    for number in range(80):
+        bench.add([number % 2] * 20, 20, flow=flow)
+    tokens = [bench.step().num_tokens for _ in range(60)]
+    assert most // 2 <= max(tokens) <= most + 4
+
+
+def test_newcomers_hold_up_nobody_of_a_better_priority() -> None:
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=48, shared=True)
+    urgent = [bench.add([number % 2], 60, priority=0, flow=Flow("a", "crowd")) for number in range(40)]
+    bench.step()
+    bench.add([0] * 20, 4, priority=9, flow=Flow("b", "quiet"))
+    plan = bench.step()
+    assert {id(chunk.sequence) for chunk in plan.chunks} >= set(map(id, urgent))
+
+
+def test_a_place_is_taken_from_the_largest_request_of_an_owner() -> None:
+    """However many short requests of others come, its small one goes on."""
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=8, shared=True)
+    for number in range(20):
+        bench.add([number % 2], 60, flow=Flow("b", "large"))
+    bench.step()
+    small = bench.add([1, 0], 60, flow=Flow("b", "small"))
+    bench.step()
+    for number in range(20):
+        bench.add([1], 1, flow=Flow("a", f"short-{number}"))
+        bench.step()
+    assert small.preemptions == 0
+    assert small.num_generated >= 20
+
+
+def test_thousands_that_wait_cost_a_step_no_more_than_a_few() -> None:
+    """By the number of turns that are looked at, not by time."""
+    looks = 0
+
+    def look(share: Share) -> tuple[float, ...]:
+        nonlocal looks
+        looks += 1
+        return turn(share)
+
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=8, shared=True)
+    queue = bench.scheduler._waiting["online"]
+    turn, queue._turn_of_request = queue._turn_of_request, look  # type: ignore[assignment,method-assign]
+    for number in range(2000):
+        bench.add([number % 2], 4, flow=Flow(str(number % 5), str(number)))
+    bench.step()
+    for _ in range(20):
+        looks = 0
+        bench.step()
+        assert looks < 500
 
 
 def test_decodes_that_stay_out_of_newcomers_steps_take_turns() -> None:

@@ -94,6 +94,7 @@ class EngineCore:
                 arrived_at=since,
                 traffic=request.traffic,
                 flow=request.flow,
+                text_pending=stream,
             )
             generation = Generation(state, index, sequence, self.tokenizer, incremental=stream)
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
@@ -280,6 +281,8 @@ class EngineCore:
             return self._fail(state, failure)
         if generation.first_token_at is None:
             generation.first_token_at = now
+        if text:
+            generation.sequence.text_pending = False
         if generation.finish_reason is not None:
             self.scheduler.finish(generation.sequence)
             if generation.sampling.generated > 1:

@@ -10,10 +10,10 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
   divided by its weight: start-time fair queueing (Goyal et al. 1996) with what was computed instead of what was asked
   for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
   its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
-- **Rows.** A step that computes the prompt of a request without its first token carries no more tokens of shares with
-  more places than it carries of such prompts, or 16. That step is at most about doubled by them, however many there
-  are; and since they get as many tokens as the newcomers, they are not stopped either. When it is the turn of a larger
-  share's prompt, this does not hold.
+- **Rows.** A step with a request that has given out nothing yet carries no more tokens of shares with more places than
+  it carries of such requests, or 16. That step is at most about doubled by them, however many there are; and since they
+  get as many tokens as the newcomers, they are not stopped either. When it is the turn of a larger share's prompt, or
+  of a sequence of a better priority, this does not hold.
 """
 
 from __future__ import annotations
@@ -71,12 +71,21 @@ class FairShares:
 
     def __init__(self) -> None:
         self._root = Share(None)
+        self._owners = 0
+        """Those with sequences."""
         self._requests = 0
+        self._named = 0
+        """Sequences that say whose they are."""
 
     @property
     def contended(self) -> bool:
         """Whether sequences of several requests are there."""
         return self._requests > 1
+
+    @property
+    def named(self) -> bool:
+        """Whether sequences are there that say whose they are."""
+        return self._named > 0
 
     def enter(self, sequence: Sequence) -> None:
         """A new sequence; one without a flow belongs to a nameless request of a nameless owner."""
@@ -91,10 +100,12 @@ class FairShares:
         if not owner.sequences:
             owner.weight = flow.weight
             owner.placed_at = sequence.arrived_at
+            self._owners += 1
             self._activate(owner)
         if not request.sequences:
             self._activate(request)
             request.placed_at = sequence.arrived_at
+        self._named += sequence.flow is not None
         owner.sequences += 1
         owner.priorities[sequence.priority] += 1
         request.sequences += 1
@@ -103,6 +114,7 @@ class FairShares:
     def leave(self, sequence: Sequence) -> None:
         """It has ended, whatever its state was."""
         request, owner = nodes(sequence)
+        self._named -= sequence.flow is not None
         request.sequences -= 1
         owner.sequences -= 1
         owner.priorities -= Counter((sequence.priority,))
@@ -112,6 +124,7 @@ class FairShares:
             self._requests -= 1
         if not owner.sequences:
             self._root.active_weight -= owner.weight
+            self._owners -= 1
             self._forget(owner)
 
     def place(self, sequence: Sequence, now: float) -> None:
@@ -145,7 +158,7 @@ class FairShares:
         owners = self._root.children
         if idle.served <= self._root.time:
             del owners[idle.key]
-        if len(owners) > _OWNERS_KEPT:
+        if len(owners) > 2 * self._owners + _OWNERS_KEPT:
             self._root.children = {key: owner for key, owner in owners.items() if owner.sequences}
         if not self._requests:
             self._root = Share(None)  # nobody is behind anybody, and rounding errors end here
@@ -154,11 +167,12 @@ class FairShares:
 def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
     """Those of `running` (by urgency) whose place `newcomer` may take, the least urgent last.
 
-    Of each share only as many as leave it at least the places that the newcomer's has then; none of a higher rank.
+    Of each share only as many as leave it at least the places that the newcomer's has then, those of its largest
+    requests; none of a higher rank.
     """
     allowed: dict[Share, int] = {}
     found: list[Sequence] = []
-    for sequence in reversed(running):
+    for sequence in reversed(_by_place(running)):
         holder, claimant = _opponents(sequence, newcomer)
         if holder is claimant or sequence.priority < newcomer.priority:
             continue
@@ -173,37 +187,60 @@ def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
     return found
 
 
+def _by_place(running: Items[Sequence]) -> list[Sequence]:
+    """`running` (by urgency) by priority, then by which place of its request each has, the first of each before the
+    second of any.
+    """
+    places: Counter[Share | None] = Counter()
+    order: list[tuple[int, int]] = []
+    for sequence in running:
+        places[sequence.share] += 1
+        order.append((sequence.priority, places[sequence.share]))
+    return [running[at] for at in sorted(range(len(running)), key=order.__getitem__)]
+
+
 @dataclass(slots=True)
 class Precedence:
-    """What a step with the prompts of newcomers, which have no first token yet, may carry of larger shares."""
+    """What a step with newcomers, which have given out nothing yet, may carry of larger shares.
 
+    The newcomers are those of the best priority. Sequences of a better one than theirs give way to nobody.
+    """
+
+    priority: int
     fewest_of_owners: float
     """Places of the newcomers' owners in proportion to their weights, the fewest of them."""
     fewest_of_requests: dict[Share, float]
     """By owner, those of its newcomers' requests."""
     allowed: int
     """Tokens of shares with more places that may still go along."""
+    has_heavier: bool = False
+    """Whether there are such shares."""
 
     def gives_way(self, sequence: Sequence) -> bool:
         """Whether its share has more places than a newcomer's."""
+        if sequence.priority < self.priority:
+            return False
         request, owner = nodes(sequence)
         return owner.crowd > self.fewest_of_owners or request.crowd > self.fewest_of_requests.get(owner, math.inf)
 
 
 def precedence(running: Items[Sequence], budget: int) -> Precedence | None:
     """What holds for a step of at most `budget` tokens; None where no newcomer is among `running`."""
-    newcomers = [each for each in running if not each.num_generated]
-    if not newcomers:
+    silent = [each for each in running if each.is_silent]
+    if not silent:
         return None
+    priority = min(each.priority for each in silent)
+    newcomers = [each for each in silent if each.priority == priority]
     fewest_of_owners = math.inf
     fewest_of_requests: dict[Share, float] = {}
     for sequence in newcomers:
         request, owner = nodes(sequence)
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
         fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.crowd)
-    found = Precedence(fewest_of_owners, fewest_of_requests, 0)
+    found = Precedence(priority, fewest_of_owners, fewest_of_requests, 0)
     own = sum(each.remaining for each in newcomers if not found.gives_way(each))
     found.allowed = max(_FEW_ROWS, min(own, budget // 2))
+    found.has_heavier = any(map(found.gives_way, running))
     return found
 
 
@@ -216,8 +253,8 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
     ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
     if first is None:
         return ready
-    light = [each for each in ready if not (each.num_generated and first.gives_way(each))]
-    heavy = sorted((each for each in ready if each.num_generated and first.gives_way(each)), key=_last_turn)
+    light = [each for each in ready if not first.gives_way(each)]
+    heavy = sorted((each for each in ready if first.gives_way(each)), key=_last_turn)
     heavy = heavy[: first.allowed]
     first.allowed -= len(heavy)
     return light + heavy
@@ -229,11 +266,13 @@ def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:
     return sequence.priority, (owner.served, request.served), sequence.ordinal
 
 
-def by_burden(sequence: Sequence) -> tuple[bool, tuple[float, float], int, float, int]:
-    """Who gives its blocks up, greatest first: batches, then the share with the most places, then the least urgent."""
+def by_burden(sequence: Sequence) -> tuple[bool, int, tuple[float, float], float, int]:
+    """Who gives its blocks up, greatest first: batches, then the worst priority, then the share with the most places,
+    then the least urgent.
+    """
     request, owner = nodes(sequence)
     crowd = owner.crowd, request.crowd
-    return sequence.is_batch, crowd, sequence.priority, sequence.deadline, sequence.ordinal
+    return sequence.is_batch, sequence.priority, crowd, sequence.deadline, sequence.ordinal
 
 
 def _by_crowd(sequence: Sequence) -> tuple[int, float, float, int]:

@@ -156,7 +156,10 @@ class Scheduler:
         if sequence.status is not Status.FINISHED and sequence.share is not None:
             self._shares[sequence.traffic].leave(sequence)
         sequence.status = Status.FINISHED
-        self._sweep()
+        # What lies deep in a queue or the timetable is let go of once it is most of it.
+        if sequence.share is not None:
+            self._waiting[sequence.traffic].sweep(sequence)
+        self._timetable.sweep(self.num_waiting + len(self.running))
 
     def schedule(self, now: float) -> StepPlan:
         """Plan one step. A plan without chunks means that there is nothing to do."""
@@ -296,7 +299,12 @@ class Scheduler:
         online = self.running[: self._num_online]
         first = fairness.precedence(online, budget) if contended else None
         decodes = fairness.decodes(online, first) if contended else online
-        budget -= self._plan_online_decodes(decodes, plan, budget)
+        planned = self._plan_online_decodes(decodes, plan, budget)
+        left = budget - planned
+        # Beside newcomers what the others get is bounded already.
+        bounded = first is None or not first.has_heavier
+        budget = min(left, self._most_of_prompts(planned)) if bounded else left
+        left -= budget
         prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
@@ -304,7 +312,17 @@ class Scheduler:
                 first = None
         for sequence in prompts:
             budget -= self._plan_part(sequence, plan, budget, first)
-        return budget if closed else self._admit_online(plan, budget, first)
+        return left + (budget if closed else self._admit_online(plan, budget, first))
+
+    def _most_of_prompts(self, decodes: int) -> int:
+        """Tokens of online prompts that a step may have beside so many decodes.
+
+        Where requests say whose they are, somebody else may come at any time, and waits for the end of the step: so it
+        has hardly more than half of the tokens that it could have. Twice as many are only a few percent faster.
+        """
+        if not self._shares["online"].named:
+            return self.token_budget
+        return max(self.token_budget // 2 - decodes, self.token_budget // 8, 1)
 
     def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
         """Plan those that lack one token, as far as `budget` and blocks go. How many."""
@@ -558,15 +576,9 @@ class Scheduler:
     def _drop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._shares[sequence.traffic].drop(sequence)
+        self._waiting[sequence.traffic].place_lost(sequence)
         self._num_online -= not sequence.is_batch
         self.blocks.close(sequence.table)
-
-    def _sweep(self) -> None:
-        """Let go of ended sequences that lie deep in a queue or the timetable, once they are most of it."""
-        needed = self.num_waiting + len(self.running)
-        for queue in self._waiting.values():
-            queue.sweep(needed)
-        self._timetable.sweep(needed)
 
 
 def _urgency(sequence: Sequence) -> Urgency:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Urgency: TypeAlias = tuple[bool, bool, int, float, int]
 
+_LONGEST_SILENCE = 8
+"""Tokens after which a sequence counts as heard, whether they have a text or not."""
+
 
 class Status(Enum):
     """Where a sequence is in its life."""
@@ -29,8 +32,8 @@ class Status(Enum):
 class Sequence:
     """Computed tokens chase known tokens: a step computes some of `tokens[num_computed:]`.
 
-    The caller appends a token to `tokens` after a step that computed all of them, and sets nothing else; the
-    scheduler sets the rest.
+    The caller appends a token to `tokens` after a step that computed all of them, and sets nothing else but
+    `text_pending`; the scheduler sets the rest.
     """
 
     tokens: list[int]
@@ -68,6 +71,8 @@ class Sequence:
     """Time of the first plan after its first token."""
     last_turn: int = 0
     """Serial number of the last chunk of it that was computed."""
+    text_pending: bool = False
+    """Somebody reads its text as it comes, and has not got any yet. Set by the caller."""
     share: Share | None = None
     """The account of its request."""
     queue_entry: int = -1
@@ -86,6 +91,11 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing of its output was given out yet, though it may have tokens whose text is not certain."""
+        return not self.num_generated or (self.text_pending and self.num_generated < _LONGEST_SILENCE)
 
     @property
     def rank(self) -> tuple[bool, bool, int]:

@@ -6,8 +6,8 @@ import heapq
 import math
 from collections import deque
 
+from batchwright.limiting.turns import ENDED_KEPT
 from batchwright.scheduling.sequence import Sequence, Status
-from batchwright.scheduling.waiting import ENDED_KEPT
 
 
 class Timetable:

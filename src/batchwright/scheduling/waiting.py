@@ -7,13 +7,11 @@ import math
 from collections import Counter
 from typing import TypeAlias
 
+from batchwright.limiting.turns import ENDED_KEPT, Turns
 from batchwright.scheduling.fairness import Share, nodes
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 
-_Turn: TypeAlias = tuple[float, float, float, bool, float, float, float, int]
-
-ENDED_KEPT = 64
-"""Entries of ended sequences that a queue may hold beside twice those that it needs."""
+_Turn: TypeAlias = tuple[float, ...]
 
 
 class WaitingQueue:
@@ -65,9 +63,9 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
-    def sweep(self, needed: int) -> None:
+    def sweep(self) -> None:
         """Let go of ended sequences that lie deep in the heap, once they are most of it."""
-        if len(self._heap) > 2 * needed + ENDED_KEPT:
+        if len(self._heap) > 2 * self._waiting + ENDED_KEPT:
             self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
@@ -84,11 +82,16 @@ class FairQueue:
         self._promote_after = math.inf if promote_after is None else promote_after
         self._by_priority = by_priority
         self._queues: dict[Share, WaitingQueue] = {}
+        self._requests: dict[Share, Turns[Share]] = {}
+        """By owner, the requests that wait."""
+        self._owners = Turns(self._turn_of_owner)
+        self._changed: set[Share] = set()
+        """Requests whose turn, or whose owner's, may come sooner than it was offered."""
+        self._alarms: list[tuple[float, int, Share]] = []
+        """A heap of times at which a request, or its owner, may have gone without a place for too long."""
+        self._alarms_set = 0
         self._waiting = 0
         self._now = 0.0
-        self._offers = 0
-        self._turns: list[tuple[_Turn, int, Share]] | None = None
-        """A heap of the requests, made when a plan first needs it. One whose turn comes sooner now is offered anew."""
 
     def __len__(self) -> int:
         return self._waiting
@@ -99,9 +102,10 @@ class FairQueue:
         return sum(queue.num_entries for queue in self._queues.values())
 
     def begin(self, now: float) -> None:
-        """A plan begins: places among the requests are looked at anew."""
+        """A plan begins."""
         self._now = now
-        self._turns = None
+        while self._alarms and self._alarms[0][0] <= now:
+            self._changed.add(heapq.heappop(self._alarms)[2])
 
     def add(self, sequence: Sequence) -> None:
         share = _share(sequence)
@@ -109,12 +113,12 @@ class FairQueue:
             self._queues[share] = WaitingQueue()
         self._queues[share].add(sequence)
         self._waiting += 1
-        self._offer(share)
+        self._changed.add(share)
 
     def enter(self, sequence: Sequence) -> None:
         """As `WaitingQueue.enter`."""
         self._queues[_share(sequence)].enter(sequence)
-        self._offer(_share(sequence))
+        self._changed.add(_share(sequence))
 
     def left(self, sequence: Sequence) -> None:
         """As `WaitingQueue.left`."""
@@ -122,51 +126,83 @@ class FairQueue:
         queue = self._queues[share]
         queue.left(sequence)
         self._waiting -= 1
-        if not len(queue):
-            del self._queues[share]
+        if len(queue):
+            self._changed.add(share)
+        else:
+            self._remove(share)
+
+    def place_lost(self, sequence: Sequence) -> None:
+        """A sequence that ran has no place any more: the turn of its share comes sooner."""
+        share = _share(sequence)
+        if share in self._queues:
+            self._changed.add(share)
+        elif (requests := self._requests.get(nodes(sequence)[1])) is not None:
+            self._changed.add(requests.first())
 
     def peek(self) -> Sequence | None:
         """The one that is to have the next place, still in the queue."""
         if len(self._queues) <= 1:
             return next((queue.peek() for queue in self._queues.values()), None)
-        if self._turns is None:
-            self._turns = []
-            for share in self._queues:
+        changed, self._changed = self._changed, set()
+        for share in changed:
+            if share in self._queues:
                 self._offer(share)
-        while self._turns:
-            turn, number, share = self._turns[0]
-            if share not in self._queues:
-                heapq.heappop(self._turns)
-            elif (now := self._turn(share)) != turn:
-                heapq.heapreplace(self._turns, (now, number, share))
-            else:
-                return self._queues[share].peek()
-        return None
+        return self._queues[self._requests[self._owners.first()].first()].peek()
 
-    def sweep(self, needed: int) -> None:
-        """As `WaitingQueue.sweep`."""
-        for queue in self._queues.values():
-            queue.sweep(needed)
+    def sweep(self, sequence: Sequence) -> None:
+        """As `WaitingQueue.sweep`, of the queue of this sequence, which has ended."""
+        if (queue := self._queues.get(_share(sequence))) is not None:
+            queue.sweep()
+
+    def _remove(self, share: Share) -> None:
+        del self._queues[share]
+        self._changed.discard(share)
+        owner = _owner(share)
+        if (requests := self._requests.get(owner)) is not None:
+            requests.remove(share)
+            if not len(requests):
+                del self._requests[owner]
+                self._owners.remove(owner)
 
     def _offer(self, share: Share) -> None:
-        if self._turns is not None:
-            self._offers += 1
-            heapq.heappush(self._turns, (self._turn(share), self._offers, share))
+        owner = _owner(share)
+        if owner not in self._requests:
+            self._requests[owner] = Turns(self._turn_of_request)
+        self._requests[owner].offer(share)
+        self._owners.offer(owner)
+        if self._first(share).promoted:
+            for each in (share, owner):
+                if not each.places and not each.starves(self._now, self._promote_after):
+                    self._alarms_set += 1
+                    due = each.placed_at + self._promote_after
+                    heapq.heappush(self._alarms, (due, self._alarms_set, share))
 
-    def _turn(self, share: Share) -> _Turn:
-        queue = self._queues[share]
-        first = queue.peek()
+    def _first(self, request: Share) -> Sequence:
+        first = self._queues[request].peek()
         if first is None:
             raise RuntimeError("a queue without waiting sequences was kept")
-        request, owner = nodes(first)
+        return first
+
+    def _turn_of_request(self, request: Share) -> _Turn:
+        """Among those of its owner."""
+        first = self._first(request)
         settled = not (first.promoted and request.starves(self._now, self._promote_after))
-        level: float = queue.best_priority if self._by_priority else 0
+        level: float = self._queues[request].best_priority if self._by_priority and settled else 0
+        return (settled, level, request.crowd, request.served, first.deadline, first.ordinal)
+
+    def _turn_of_owner(self, owner: Share) -> _Turn:
+        of_request = self._turn_of_request(self._requests[owner].first())
+        settled, level = of_request[:2]
         if not settled:
-            starves = owner.starves(self._now, self._promote_after)
-            level = -math.inf if starves else min(level, *owner.priorities) if self._by_priority else level
-        return (
-            level, owner.crowd, owner.served, settled, request.crowd, request.served, first.deadline, first.ordinal,
-        )  # fmt: skip
+            best: float = min(owner.priorities) if self._by_priority else 0
+            level = -math.inf if owner.starves(self._now, self._promote_after) else best
+        return (level, owner.crowd, owner.served, *of_request)
+
+
+def _owner(request: Share) -> Share:
+    if request.parent is None:
+        raise ValueError("the share of a request has an owner")
+    return request.parent
 
 
 def _share(sequence: Sequence) -> Share:

@@ -1,0 +1,51 @@
+"""Whose turn it is, among many whose claims change all the time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T", bound=Hashable)
+
+ENDED_KEPT = 64
+"""Entries that no longer count which a heap may hold beside twice those that do."""
+
+
+class Turns(Generic[_T]):
+    """Claimants by a key. It may grow unnoticed, but whoever makes it smaller must `offer` the claimant again."""
+
+    def __init__(self, key: Callable[[_T], tuple[Any, ...]]) -> None:
+        """`key`: that of a claimant now; the smallest has the next turn, and of equal ones the one offered first."""
+        self._key = key
+        self._heap: list[tuple[tuple[Any, ...], int, _T]] = []
+        self._valid: dict[_T, int] = {}
+        """The serial number of the one entry of each claimant that counts."""
+        self._offers = 0
+
+    def __len__(self) -> int:
+        return len(self._valid)
+
+    def offer(self, claimant: _T) -> None:
+        """Let a claimant take part, or look at its key anew."""
+        self._offers += 1
+        self._valid[claimant] = self._offers
+        heapq.heappush(self._heap, (self._key(claimant), self._offers, claimant))
+        if len(self._heap) > 2 * len(self._valid) + ENDED_KEPT:
+            self._heap = [entry for entry in self._heap if self._valid.get(entry[2]) == entry[1]]
+            heapq.heapify(self._heap)
+
+    def remove(self, claimant: _T) -> None:
+        """It claims nothing any more. Does nothing when it did not."""
+        self._valid.pop(claimant, None)
+
+    def first(self) -> _T:
+        """The claimant with the smallest key; there must be one."""
+        while True:
+            key, serial, claimant = self._heap[0]
+            if self._valid.get(claimant) != serial:
+                heapq.heappop(self._heap)
+            elif (now := self._key(claimant)) != key:
+                heapq.heapreplace(self._heap, (now, serial, claimant))
+            else:
+                return claimant
