@@ -102,7 +102,13 @@ def test_what_fits_is_not_refused(kind: str, text: str, most: int) -> None:
     assert least is None or most < least <= count
 
 
-@pytest.mark.parametrize(("kind", "words"), [*((kind, "ab a ") for kind in _KINDS), ("bert", "!"), ("bert", "ab\n")])
+@pytest.mark.parametrize(("kind", "words"), [
+    *((kind, "ab a ") for kind in _KINDS),
+    ("bert", "!"),
+    ("bert", "ab\n"),
+    ("sentence-piece", "\n"),
+    ("sentence-piece", " "),
+])  # fmt: skip
 def test_far_too_much_is_told(kind: str, words: str) -> None:
     least = LongTexts(_KINDS[kind]()).least_tokens(words * 100_000, 256)
     assert least is not None
@@ -133,3 +139,11 @@ def test_only_a_beginning_is_tokenized() -> None:
 def test_a_long_text_of_few_tokens_fits() -> None:
     for text in (" " * 100_000, "x" * 100_000):
         assert LongTexts(bert()).least_tokens(text, 256) is None
+
+
+def test_a_text_without_a_place_to_cut_is_not_tokenized_twice() -> None:
+    tokenizer = bert()
+    texts, spied = LongTexts(tokenizer), _Spied(tokenizer)
+    texts._tokenizer = spied  # type: ignore[assignment]
+    assert texts.least_tokens("x" * 100_000, 256) is None
+    assert spied.characters == 0

@@ -41,7 +41,7 @@ class LongTexts:
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
         self._most_characters = _most_characters(tokenizer, spec)
-        self._dropped = _missing_ascii(spec["model"].get("vocab", ()))
+        self._dropped = _missing_ascii(spec["model"]["vocab"]) if _is_byte_level(spec) else []
         self._cut = _cut(tokenizer, spec)
 
     def least_tokens(self, text: str, most: int) -> int | None:
@@ -55,6 +55,8 @@ class LongTexts:
             return None
         tokens = 0
         for cuts, piece in enumerate(_pieces(text, size, self._cut), 1):
+            if len(piece) > len(text) / 2:
+                return None  # with hardly a place to cut, all of it would be tokenized twice
             tokens += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             if tokens - _SLACK * cuts > most:
                 return tokens - _SLACK * cuts
@@ -97,13 +99,21 @@ def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | Non
             return None
     if any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"]):
         return None
-    byte_level = any(part["type"] == "ByteLevel" for part in _parts(spec["decoder"], "decoders"))
     if model["type"] != "BPE":
         return None
-    if not (_has_letters(model["vocab"]) if byte_level else model.get("byte_fallback") and _has_bytes(model["vocab"])):
+    if not (
+        _has_letters(model["vocab"])
+        if _is_byte_level(spec)
+        else model.get("byte_fallback") and _has_bytes(model["vocab"])
+    ):
         return None
     # An added token is found before the text is normalized, or after: it may stand for as many characters as any.
     return shrinks * max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+
+
+def _is_byte_level(spec: Mapping[str, Any]) -> bool:
+    """Whether tokens are spelled with a character for each byte."""
+    return any(part["type"] == "ByteLevel" for part in _parts(spec["decoder"], "decoders"))
 
 
 def _letters() -> dict[int, str]:
