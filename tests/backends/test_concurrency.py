@@ -56,6 +56,32 @@ def test_who_is_cancelled_at_the_gate_leaves_no_trace() -> None:
     asyncio.run(main())
 
 
+def test_places_follow_priorities_and_weights() -> None:
+    async def main() -> None:
+        gate = Gate(AimdLimit(1))
+        entered: list[str] = []
+        calls = [("a", 1.0, 5), ("a", 1.0, 5), ("b", 2.0, 5), ("b", 2.0, 5), ("b", 2.0, 5), ("a", 1.0, 0)]
+        leave = asyncio.Event()
+
+        async def enter(owner: str, weight: float, priority: int) -> None:
+            async with gate.enter("online", owner, weight=weight, priority=priority):
+                entered.append(f"{owner}{priority}")
+                await leave.wait()
+
+        async with gate.enter("online"):
+            tasks = [asyncio.ensure_future(enter(*call)) for call in calls]
+            await asyncio.sleep(0)
+            gate.limit = AimdLimit(5)
+        await asyncio.sleep(0)
+        # The urgent one; then b, twice as heavy, has two for each of a.
+        assert entered == ["a0", "b5", "b5", "a5", "b5"]
+        leave.set()
+        await asyncio.gather(*tasks)
+        assert (gate.inside, gate.waiting_online, gate._owners) == (0, 0, {})
+
+    asyncio.run(main())
+
+
 def test_the_next_place_is_for_the_owner_with_the_fewest() -> None:
     async def main() -> None:
         gate = Gate(AimdLimit(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -85,5 +86,17 @@ def test_a_call_that_is_answered_ends_the_outage_at_once() -> None:
         watch.answered()
         watch.require_answering()
         await watch.close()
+
+    play(main)
+
+
+def test_nothing_is_probed_after_the_end() -> None:
+    async def main(clock: ManualClock) -> None:
+        endpoint = Endpoint(clock, answers_at=math.inf)
+        watch = EndpointWatch(endpoint.probe)
+        await watch.close()
+        watch.suspect()
+        await asyncio.sleep(1000.0)
+        assert endpoint.probed_at == []
 
     play(main)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import heapq
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
+from batchwright.limiting.turns import Turns
 from batchwright.request import Traffic
 
 _SHRINK = 0.5
@@ -42,10 +44,22 @@ class AimdLimit:
             self.round += 1
 
 
+@dataclass(slots=True, eq=False)
+class _Owner:
+    """Whose calls are inside, or wait."""
+
+    name: Hashable
+    weight: float
+    inside: int = 0
+    waiting: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
+    """A heap by priority, then as they came."""
+
+
 class Gate:
     """Lets in as many calls as the limit allows.
 
-    Of those that wait, online ones go first; then those of the owner with the fewest calls inside; then as they came.
+    Of those that wait, online ones go first; then those of the best priority; then those of the owner with the fewest
+    calls inside in proportion to its weight; then as they came.
     """
 
     def __init__(self, limit: AimdLimit) -> None:
@@ -53,21 +67,28 @@ class Gate:
         self.inside = 0
         self.waiting_online = 0
         """Online calls that are not let in yet."""
-        self._inside_of: Counter[Hashable] = Counter()
-        self._waiting: dict[Traffic, dict[Hashable, deque[asyncio.Future[None]]]] = {"online": {}, "batch": {}}
+        self._came = 0
+        self._owners: dict[tuple[Traffic, Hashable], _Owner] = {}
+        self._turns: dict[Traffic, Turns[_Owner]] = {"online": Turns(_turn), "batch": Turns(_turn)}
 
     @asynccontextmanager
-    async def enter(self, traffic: Traffic, owner: Hashable = None) -> AsyncIterator[int]:
+    async def enter(
+        self, traffic: Traffic, owner: Hashable = None, *, weight: float = 1.0, priority: int = 0
+    ) -> AsyncIterator[int]:
         """Inside for as long as the block lasts; gives the round in which it was let in."""
-        await self._let_in(traffic, owner)
+        whose = self._owners.setdefault((traffic, owner), _Owner(owner, weight))
+        whose.weight = weight
+        await self._let_in(traffic, whose, priority)
         try:
             yield self.limit.round
         finally:
-            self._leave(owner)
+            self._leave(traffic, whose)
 
-    async def _let_in(self, traffic: Traffic, owner: Hashable) -> None:
+    async def _let_in(self, traffic: Traffic, owner: _Owner, priority: int) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[traffic].setdefault(owner, deque()).append(place)
+        self._came += 1
+        heapq.heappush(owner.waiting, (priority, self._came, place))
+        self._turns[traffic].offer(owner)
         self.waiting_online += traffic == "online"
         self._admit()
         try:
@@ -75,38 +96,42 @@ class Gate:
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
                 # Let in at the moment at which it was cancelled.
-                self._leave(owner)
+                self._leave(traffic, owner)
             else:
-                self._forget(traffic, owner, place)
+                self.waiting_online -= traffic == "online"
+                self._settle(traffic, owner)
             raise
 
-    def _leave(self, owner: Hashable) -> None:
+    def _leave(self, traffic: Traffic, owner: _Owner) -> None:
         self.inside -= 1
-        self._inside_of[owner] -= 1
-        if not self._inside_of[owner]:
-            del self._inside_of[owner]
+        owner.inside -= 1
+        self._settle(traffic, owner)
         self._admit()
 
-    def _forget(self, traffic: Traffic, owner: Hashable, place: asyncio.Future[None]) -> None:
-        owners = self._waiting[traffic]
-        if place not in owners.get(owner, ()):
-            return  # passed over already
-        owners[owner].remove(place)
-        self.waiting_online -= traffic == "online"
-        if not owners[owner]:
-            del owners[owner]
+    def _settle(self, traffic: Traffic, owner: _Owner) -> None:
+        """Its turn comes sooner, or it has nothing any more for which it could have one."""
+        while owner.waiting and owner.waiting[0][2].done():
+            heapq.heappop(owner.waiting)
+        if owner.waiting:
+            self._turns[traffic].offer(owner)
+            return
+        self._turns[traffic].remove(owner)
+        if not owner.inside:
+            self._owners.pop((traffic, owner.name), None)
 
     def _admit(self) -> None:
-        for traffic, owners in self._waiting.items():
-            while owners and self.inside < self.limit.value:
-                # Of equal ones the first in the dictionary, which is the one that has waited longest.
-                owner = min(owners, key=self._inside_of.__getitem__)
-                queue = owners.pop(owner)
-                place = queue.popleft()
-                if queue:
-                    owners[owner] = queue
-                self.waiting_online -= traffic == "online"
+        for traffic, turns in self._turns.items():
+            while len(turns) and self.inside < self.limit.value:
+                owner = turns.first()
+                _, _, place = heapq.heappop(owner.waiting)
                 if not place.done():
+                    self.waiting_online -= traffic == "online"
                     self.inside += 1
-                    self._inside_of[owner] += 1
+                    owner.inside += 1
                     place.set_result(None)
+                self._settle(traffic, owner)
+
+
+def _turn(owner: _Owner) -> tuple[int, float, int]:
+    priority, came, _ = owner.waiting[0]
+    return priority, owner.inside / owner.weight, came

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from batchwright.errors import (
 )
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
-from batchwright.wire.fields import deadline_seconds
+from batchwright.wire.fields import deadline_seconds, priority_of
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model
 
 _T = TypeVar("_T")
@@ -54,7 +54,8 @@ class Retries:
 
 
 RETRIES: Mapping[Traffic, Retries] = {"online": Retries(3, 0.25, 2.0), "batch": Retries(30, 1.0, 60.0)}
-"""Online somebody waits; a line of a batch outlasts half an hour in which the endpoint is down."""
+"""Online somebody waits; a line of a batch outlasts half an hour of refusals. While the endpoint does not answer at
+all, the line goes back to whoever keeps it."""
 
 
 class EndpointInference:
@@ -195,8 +196,12 @@ class EndpointInference:
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise InvalidRequest(f"the body has no form as JSON: {error}") from error
 
+    def _enter(self, call: Call) -> AbstractAsyncContextManager[int]:
+        owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
+        return self._gate.enter(call.traffic, owner, weight=weight, priority=priority_of(call.body))
+
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
-        async with self._gate.enter(call.traffic, _owner(call)) as began:
+        async with self._enter(call) as began:
             self._require_open()
             answer = await self._noticed(began, self._client.post(path, body))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
@@ -205,7 +210,7 @@ class EndpointInference:
 
     async def _opened(self, call: Call, path: str, body: bytes) -> _Opened:
         async with AsyncExitStack() as held:
-            began = await held.enter_async_context(self._gate.enter(call.traffic, _owner(call)))
+            began = await held.enter_async_context(self._enter(call))
             self._require_open()
             chunks = await held.enter_async_context(aclosing(self._client.stream(path, body)))
             first = await self._noticed(began, anext(chunks, None))
@@ -315,7 +320,3 @@ async def _within(until: float | None, work: Awaitable[_T]) -> _T:
         if limit.expired():
             raise DeadlineExceeded("the time for this request passed before the endpoint answered") from error
         raise
-
-
-def _owner(call: Call) -> str | None:
-    return None if call.flow is None else call.flow.owner

@@ -22,7 +22,7 @@ import msgspec
 from yarl import URL
 
 from batchwright.backends.endpoint_address import endpoint_url, proxy_for
-from batchwright.errors import EndpointError, EndpointUnreachable
+from batchwright.errors import EndpointError, EndpointUnreachable, EngineClosed
 
 _MOST_BYTES = 256 * 2**20
 """Of one answer, or of one event of a stream."""
@@ -31,8 +31,8 @@ _MOST_HEADER_BYTES = 64 * 1024
 _CONNECT_SECONDS = 10.0
 _KEPT_SECONDS = 4.0
 """How long an idle connection is kept: less than the 5 s for which uvicorn keeps its side open."""
-_STALE_TRIES = 2
-"""Times that a request goes out again because its kept connection was closed before anything of an answer came."""
+_STALE_SECONDS = 1.0
+"""Within which a kept connection that was closed by the other side proves to be."""
 _BUFFERED_BYTES = 64 * 1024
 """A body up to this size leaves at once, whether the other side reads or not."""
 _SHOWN = 300
@@ -89,6 +89,7 @@ class EndpointClient:
         self._timeout = timeout
         self._connections = connections
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`."""
@@ -113,12 +114,18 @@ class EndpointClient:
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def close(self) -> None:
-        """Close the connections. Nothing may be asked after that."""
+        """Close the connections. What is asked after that raises `EngineClosed`."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 
     def _http(self) -> aiohttp.ClientSession:
-        """The session, made when it is first needed: it belongs to the event loop that runs then."""
+        """The session, made when it is first needed: it belongs to the event loop that runs then.
+
+        Raises `EngineClosed` once it was closed.
+        """
+        if self._closed:
+            raise EngineClosed("the endpoint is not asked any more: the service is closing")
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_kept)
@@ -155,31 +162,31 @@ class EndpointClient:
     async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
         """The response, as soon as its head is there.
 
-        A server may close a kept connection at the moment at which it is used again. Such a request goes out again at
-        once, since it most likely never arrived; where it did, it is computed twice.
+        A server may close a kept connection at the moment at which it is used again. A request that fails so within a
+        second goes out once more, since it most likely never arrived; where it did, it is computed twice.
         """
         url = self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
-        for left in range(_STALE_TRIES, -1, -1):
-            sent = _Sent()
-            try:
-                # The time for reading runs from the end of the body: its sending has a limit of its own.
-                async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
-                    return await self._http().request(
-                        method,
-                        url,
-                        data=body,
-                        allow_redirects=False,
-                        proxy_headers=self._tunnel_headers,
-                        trace_request_ctx=sent,
-                    )
-            except (
-                aiohttp.ServerDisconnectedError,
-                aiohttp.ClientConnectionResetError,
-                aiohttp.ClientOSError,
-            ) as error:
-                if not left or not sent.over_kept or isinstance(error, aiohttp.ClientConnectorError):
-                    raise
-        raise EndpointUnreachable(f"{self.url} was not asked")
+        began, sent = asyncio.get_running_loop().time(), _Sent()
+        try:
+            return await self._sent(method, url, body, sent)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError, aiohttp.ClientOSError) as error:
+            stale = sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
+            if not stale or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+        return await self._sent(method, url, body, _Sent())
+
+    async def _sent(self, method: str, url: URL, body: bytes | None, sent: _Sent) -> aiohttp.ClientResponse:
+        """The response to one sending."""
+        # The time for reading runs from the end of the body: its sending has a limit of its own.
+        async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
+            return await self._http().request(
+                method,
+                url,
+                data=body,
+                allow_redirects=False,
+                proxy_headers=self._tunnel_headers,
+                trace_request_ctx=sent,
+            )
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
         self._require_size(response.content_length or 0)
@@ -191,14 +198,16 @@ class EndpointClient:
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         # Not the reader's own lines, whose length is bounded by its buffer.
-        rest = b""
+        rest = bytearray()
         async for piece in response.content.iter_any():
-            *lines, rest = (rest + piece).split(b"\n")
+            first, *others = piece.split(b"\n")
+            rest += first
             self._require_size(len(rest))
-            for line in lines:
-                yield line.rstrip(b"\r")
+            for other in others:
+                yield bytes(rest).rstrip(b"\r")
+                rest = bytearray(other)
         if rest:
-            yield rest
+            yield bytes(rest)
 
     def _require_size(self, size: int) -> None:
         if size > _MOST_BYTES:

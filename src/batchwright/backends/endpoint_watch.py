@@ -28,6 +28,7 @@ class EndpointWatch:
         self._probe = probe
         self._availability = availability or Availability()
         self._looking: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def down(self) -> bool:
@@ -61,12 +62,13 @@ class EndpointWatch:
 
     def suspect(self) -> None:
         """Probe in the background until the endpoint answers. Returns at once."""
-        if self._looking is None or self._looking.done():
+        if not self._closed and (self._looking is None or self._looking.done()):
             # In a context of its own: its lines in the log belong to no request.
             self._looking = asyncio.create_task(self._look_until_answered(), context=Context())
 
     async def close(self) -> None:
         """Probe no more."""
+        self._closed = True
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
