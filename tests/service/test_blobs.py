@@ -95,18 +95,11 @@ async def _dripping() -> AsyncIterator[bytes]:
         yield b"x"
 
 
-def test_an_upload_that_breaks_off_stalls_or_drips_leaves_nothing(tmp_path: Path) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     async def main(house: House) -> None:
         with pytest.raises(ConnectionResetError):
             await house.jobs.upload(TENANT, "x", _breaking())
         assert house.files() == []
-        for chunks, seconds in ((_stalling(), 60.0), (_dripping(), house.limits.upload_time)):
-            before = house.clock.now()
-            with pytest.raises(InvalidRequest) as raised:
-                await house.jobs.upload(TENANT, "x", chunks)
-            assert raised.value.code == "upload_too_slow"
-            assert house.clock.now() - before == pytest.approx(seconds)
-            assert house.files() == []
 
     run(tmp_path, main)
 

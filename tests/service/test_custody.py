@@ -98,6 +98,35 @@ def test_a_database_that_is_not_there_is_not_made_beside_files(
     assert (mistyped.read_bytes() if mistyped.exists() else None) == content
 
 
+def test_a_database_without_files_is_not_given_another_folder(tmp_path: Path) -> None:
+    """A mistyped or missing `--data` would take the pairing away from the service that runs."""
+    database, data, other = tmp_path / "store.db", tmp_path / "data", tmp_path / "other"
+    use(database, data)
+    with pytest.raises(StoreMismatch, match="is used with another data folder than"):
+        use(database, other)
+    use(database, data, advance, upload)
+    assert not [path for path in other.rglob("*") if path.name == "store.json"]
+
+
+def test_a_copy_in_quarantine_of_a_file_that_is_in_its_place_is_removed_once(tmp_path: Path) -> None:
+    """As a backup in two passes leaves it when the file moves between them."""
+
+    async def main(house: House) -> None:
+        file_id = await house.upload(line("a"))
+        place, copy = house.blobs.path(file_id), house.blobs.quarantine / file_id
+        copy.parent.mkdir()
+        shutil.copy(place, copy)
+        await house.days(1 / 24)
+        assert not copy.exists()
+        assert place.exists()
+        # Another content is nothing to decide about.
+        copy.write_bytes(b"other")
+        swept = await house.days(1 / 24)
+        assert (swept.restored, copy.read_bytes()) == (0, b"other")
+
+    run(tmp_path, main)
+
+
 def test_another_programs_database_is_left_as_it_is(tmp_path: Path, data: Path) -> None:
     other = tmp_path / "notes.db"
     with apsw.Connection(str(other)) as connection:

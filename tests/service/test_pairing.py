@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.jobs.service.pairing import DatabaseState, FolderState, relation
+from batchwright.jobs.service.pairing import NO_MARK, DatabaseState, FolderState, relation
 from batchwright.jobs.store.records import StoreIdentity
 
 ids = st.sampled_from(["a", "b"])
-marks = st.sampled_from(["1", "2", "3"])
+marks = st.sampled_from(["1", "2", NO_MARK])
 identities = st.none() | st.builds(StoreIdentity, ids, marks, st.none() | marks)
 folders = st.builds(FolderState, st.none() | ids, st.none() | marks, st.booleans())
 databases = st.builds(DatabaseState, identities, st.booleans(), st.booleans())
@@ -31,4 +31,5 @@ def test_a_database_is_taken_only_for_its_own_files(folder: FolderState, databas
         assert (found == "foreign") == (folder.store_id is not None and identity is not None)
         assert (found == "known") == (database.knows_files and None in (folder.store_id, identity))
     else:
-        assert found == ("missing" if database.names_files else "new")
+        paired = identity is not None and identity.mark != NO_MARK
+        assert found == ("missing" if database.names_files else "elsewhere" if paired else "new")

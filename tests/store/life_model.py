@@ -136,6 +136,8 @@ class Model:
                     if not line.crashes:
                         line.crash = None
                         line.state = "pending" if line.state == "suspect" else line.state
+        for key in keys:
+            self.crashes[key].at_once = self.crashes[key].at_once or 1
 
     def forget_crashes(self) -> None:
         known = {line.crash for batch in self.batches.values() for line in batch.lines.values()}

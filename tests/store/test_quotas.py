@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.store.support import Play, World, new_lines, result
 
-from batchwright.errors import QuotaExceeded
+from batchwright.errors import InvalidRequest, QuotaExceeded
 from batchwright.jobs.store import open_store
 from batchwright.jobs.store.records import ApiKey, BatchRecord, QuotaUse
 from batchwright.limiting.quotas import UNLIMITED, Quotas
@@ -36,6 +36,18 @@ def test_the_quotas_of_tenants(play: Play) -> None:
         assert await store.tenant_quotas() == {"a": Quotas(tokens_per_minute=2**53), "b": Quotas(storage_bytes=5)}
         await store.set_tenant_quotas("b", UNLIMITED)
         assert list(await store.tenant_quotas()) == ["a"]
+
+    play(scenario)
+
+
+def test_quotas_and_weight_are_set_together_or_not_at_all(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        await store.set_tenant_quotas("t", Quotas(storage_bytes=5), 2.0)
+        assert await store.tenant_weights() == {"t": 2.0}
+        with pytest.raises(InvalidRequest, match="weight=5000"):
+            await store.set_tenant_quotas("t", UNLIMITED, 5000.0)
+        assert await store.tenant_quotas() == {"t": Quotas(storage_bytes=5)}
 
     play(scenario)
 

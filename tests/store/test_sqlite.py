@@ -161,6 +161,20 @@ def test_a_closed_store(path: Path) -> None:
     asyncio.run(main())
 
 
+def test_nothing_is_acknowledged_once_the_file_is_known_to_be_gone(path: Path) -> None:
+    async def main() -> None:
+        async with open_store(path) as store:
+            world = World(store, [1.0])
+            await world.upload()
+            await asyncio.to_thread(path.rename, f"{path}.moved")
+            with pytest.raises(StoreUnavailable, match="is not there any more"):
+                await store.check()
+            with pytest.raises(StoreUnavailable, match="is not there any more"):
+                await world.upload()
+
+    asyncio.run(main())
+
+
 def test_a_newer_schema_is_refused(play: Play, path: Path) -> None:
     async def scenario(world: World) -> None:
         await world.upload()

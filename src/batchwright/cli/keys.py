@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -17,20 +15,18 @@ from batchwright.cli.store_options import (
     DatabaseOption,
     DataOption,
     StoreFlags,
-    open_local_store,
     settings_with,
-    write_audit,
+    with_local_store,
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
+from batchwright.jobs.service.checks import duration_seconds
 from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.quotas import NAMES, UNLIMITED
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")
-_DURATION = re.compile(r"([0-9]{1,6})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", no_args_is_help=True)
 
@@ -208,16 +204,16 @@ def _listed(text: str) -> list[str]:
 
 
 def _duration_of(text: str, param: str) -> float:
-    match = _DURATION.fullmatch(text)
-    if match is None:
+    seconds = duration_seconds(text)
+    if seconds is None:
         raise InvalidRequest(f"--{param} {text}: must be a duration such as 90d, 12h, 30m or 60s", param=param)
-    return float(int(match[1]) * _SECONDS[match[2]])
+    return seconds
 
 
 def _time_of(text: str) -> float:
     """The Unix time that a duration from now, or a date, means."""
-    if _DURATION.fullmatch(text):
-        return time.time() + _duration_of(text, "expires")
+    if (seconds := duration_seconds(text)) is not None:
+        return time.time() + seconds
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -233,16 +229,5 @@ def _with_keys(
     create: bool = False,
     audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made. `audit`: action and object of what was
-    done, from what it returned.
-    """
-    settings = settings_with(flags)
-
-    async def main() -> _T:
-        async with open_local_store(settings, create=create) as store:
-            return await work(ApiKeys(store))
-
-    came = asyncio.run(main())
-    if audit is not None:
-        write_audit(settings, *audit(came))
-    return came
+    """What `work` returns; `create` and `audit` as for `with_local_store`."""
+    return with_local_store(settings_with(flags), lambda store: work(ApiKeys(store)), create=create, audit=audit)

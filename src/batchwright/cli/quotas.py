@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +13,8 @@ from batchwright.cli.store_options import (
     DatabaseOption,
     DataOption,
     StoreFlags,
-    open_local_store,
     settings_with,
-    write_audit,
+    with_local_store,
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
@@ -25,8 +23,6 @@ from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
 
 if TYPE_CHECKING:
     from batchwright.jobs.store.interface import Store
-
-_T = TypeVar("_T")
 
 app = typer.Typer(name="quotas", help="Say what tenants and keys may use at most.", no_args_is_help=True)
 
@@ -52,14 +48,11 @@ def set_quotas(
 
     async def change(store: Store) -> Quotas:
         changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits or ())
-        await store.set_tenant_quotas(tenant, changed)
-        if weight is not None:
-            await store.set_tenant_weight(tenant, weight)
+        await store.set_tenant_quotas(tenant, changed, weight)
         return changed
 
-    flags = StoreFlags(data, database, config)
-    changed = _with_store(flags, change)
-    write_audit(settings_with(flags), "quotas.set", tenant)
+    settings = settings_with(StoreFlags(data, database, config))
+    changed = with_local_store(settings, change, audit=lambda _: ("quotas.set", tenant))
     typer.echo(f"tenant {tenant}: {shown(changed)}", err=True)
 
 
@@ -88,7 +81,8 @@ def list_quotas(
         weights = await store.tenant_weights()
         return rows + [(f"tenant {tenant}", "weight", f"{weight:g}") for tenant, weight in sorted(weights.items())]
 
-    print_table(("whose", "quota", "limit"), _with_store(StoreFlags(data, database, config), found))
+    rows = with_local_store(settings_with(StoreFlags(data, database, config)), found)
+    print_table(("whose", "quota", "limit"), rows)
 
 
 def with_limits(quotas: Quotas, limits: Iterable[str]) -> Quotas:
@@ -115,11 +109,3 @@ def _value(name: str, text: str) -> int:
     except (ValidationError, ValueError):
         example = "a size such as 10GB" if name == "storage_bytes" else "a whole number"
         raise InvalidRequest(f"{name}={text}: must be {example}, or none", param=name) from None
-
-
-def _with_store(flags: StoreFlags, work: Callable[[Store], Awaitable[_T]]) -> _T:
-    async def main() -> _T:
-        async with open_local_store(settings_with(flags)) as store:
-            return await work(store)
-
-    return asyncio.run(main())

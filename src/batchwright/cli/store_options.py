@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from batchwright.jobs.service.blobs import Blobs
     from batchwright.jobs.store.interface import Store
     from batchwright.server.settings import Settings
+
+_T = TypeVar("_T")
 
 DataOption = Annotated[
     Path | None,
@@ -35,8 +38,6 @@ DatabaseOption = Annotated[
         show_default=False,
     ),
 ]
-
-
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -119,6 +120,28 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
         if is_new:
             typer.echo(f"made a new store at {shown_url(database)}", err=True)
         yield store
+
+
+def with_local_store(
+    settings: Settings,
+    work: Callable[[Store], Awaitable[_T]],
+    *,
+    create: bool = False,
+    audit: Callable[[_T], tuple[str, str]] | None = None,
+) -> _T:
+    """What `work` returns of the store that these settings name; `create` and errors as for `open_local_store`.
+
+    `audit`: action and object of what was done, from what `work` returned.
+    """
+
+    async def main() -> _T:
+        async with open_local_store(settings, create=create) as store:
+            return await work(store)
+
+    came = asyncio.run(main())
+    if audit is not None:
+        write_audit(settings, *audit(came))
+    return came
 
 
 @asynccontextmanager

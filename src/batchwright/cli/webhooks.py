@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -14,14 +13,14 @@ from batchwright.cli.store_options import (
     DatabaseOption,
     DataOption,
     StoreFlags,
-    open_local_store,
     settings_with,
-    write_audit,
+    with_local_store,
 )
 from batchwright.cli.tables import print_table
 from batchwright.jobs.service.keys import DEFAULT_TENANT
 
 if TYPE_CHECKING:
+    from batchwright.jobs.store.interface import Store
     from batchwright.jobs.webhooks.service import Webhooks
 
 _T = TypeVar("_T")
@@ -193,24 +192,18 @@ def _with_webhooks(
     create: bool = False,
     audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made. `audit`: action and object of what was
-    done, from what it returned.
-    """
+    """What `work` returns; `create` and `audit` as for `with_local_store`."""
     settings = settings_with(flags, webhook_allow=webhook_allow)
     # Only now: what sends webhooks comes with the extra `server`, and the command line starts without it.
     from batchwright.jobs.webhooks.allowed import AllowList
     from batchwright.jobs.webhooks.sender import Sender
     from batchwright.jobs.webhooks.service import Webhooks
 
-    async def main() -> _T:
+    async def sending(store: Store) -> _T:
         sender = Sender(AllowList.parse(settings.webhook_allow))
         try:
-            async with open_local_store(settings, create=create) as store:
-                return await work(Webhooks(store, sender))
+            return await work(Webhooks(store, sender))
         finally:
             sender.close()
 
-    came = asyncio.run(main())
-    if audit is not None:
-        write_audit(settings, *audit(came))
-    return came
+    return with_local_store(settings, sending, create=create, audit=audit)

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,6 +69,8 @@ async def _work(settings: Settings, until_idle: bool) -> None:
         await stop.wait()
         if idle is not None:
             idle.cancel()
+            with suppress(asyncio.CancelledError):
+                await idle
 
 
 async def _until_idle(services: Services, stop: asyncio.Event) -> None:

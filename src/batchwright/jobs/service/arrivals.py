@@ -1,9 +1,6 @@
-"""An upload as it arrives: how large it may be, and how slow."""
+"""How large an upload may be, measured as it arrives. How slow it may be is bounded where it comes over HTTP."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable
 
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.service.limits import Limits
@@ -55,23 +52,3 @@ def _too_large(what: str) -> InvalidRequest:
     return InvalidRequest(
         f"{what}: split it into several files, or raise the limit of the service", param="file", code="file_too_large"
     )
-
-
-async def in_time(chunks: AsyncIterable[bytes], limits: Limits) -> AsyncGenerator[bytes]:
-    """`chunks`, none of which may be long in coming. Raises `InvalidRequest`."""
-    iterator = aiter(chunks)
-    end = asyncio.get_running_loop().time() + limits.upload_time
-    while True:
-        try:
-            async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + limits.upload_stall)):
-                chunk = await anext(iterator)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise InvalidRequest(
-                f"the upload brought nothing for {limits.upload_stall:g} s, or took more than "
-                f"{limits.upload_time:g} s: send it again",
-                param="file",
-                code="upload_too_slow",
-            ) from None
-        yield chunk

@@ -16,13 +16,13 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from batchwright.errors import InputBroken, NotFound, StoreUnavailable
 from batchwright.jobs.crash_points import crash_point
-from batchwright.jobs.service.arrivals import Gauge, in_time
+from batchwright.jobs.service.arrivals import Gauge
 from batchwright.jobs.service.durable import (
     TEMPORARY,
     disk_errors,
@@ -72,7 +72,8 @@ class BlobWriter:
             # A sweep may have taken it for a left-over between the two calls.
             if os.fstat(self._descriptor).st_nlink:
                 return
-            os.close(self._descriptor)
+            self._temporary = None
+            self.close()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
@@ -141,18 +142,17 @@ class Blobs:
         """An input file that has arrived in full: `keep` it, then add its record.
 
         Nothing is left of an upload that breaks off. Raises `InvalidRequest` (code `file_too_large`) past a limit,
-        (code `upload_too_slow`) when it stalls, `StoreUnavailable` for a full disk, and whatever `chunks` raises.
+        `StoreUnavailable` for a full disk, and whatever `chunks` raises.
         """
         async with self.create(file_id) as writer:
             gauge = Gauge(limits)
             buffer = bytearray()
-            async with aclosing(in_time(chunks, limits)) as timely:
-                async for chunk in timely:
-                    gauge.take(chunk)
-                    buffer += chunk
-                    if len(buffer) >= _WRITE_BYTES:
-                        await off_loop(writer.write, buffer)
-                        buffer.clear()
+            async for chunk in chunks:
+                gauge.take(chunk)
+                buffer += chunk
+                if len(buffer) >= _WRITE_BYTES:
+                    await off_loop(writer.write, buffer)
+                    buffer.clear()
             await off_loop(writer.write, buffer)
             writer.lines = gauge.lines
             yield writer
@@ -223,17 +223,12 @@ class Blobs:
     def all_blobs(self) -> Iterator[list[Path]]:
         """Every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
         for folder in [*self._folders(), self.quarantine]:
-            found = [Path(entry) for entry in _entries(folder) if _ID.fullmatch(entry.name)]
-            yield from (found[start : start + _GROUP] for start in range(0, len(found), _GROUP))
+            yield from _groups(folder, _ID)
 
-    def temporaries(self) -> list[Path]:
-        """Files that are being written, or were when their writer died."""
-        return [
-            Path(entry)
-            for folder in self._folders()
-            for entry in _entries(folder)
-            if _TEMPORARY_NAME.fullmatch(entry.name)
-        ]
+    def temporaries(self) -> Iterator[list[Path]]:
+        """Files that are being written, or were when their writer died, in groups."""
+        for folder in self._folders():
+            yield from _groups(folder, _TEMPORARY_NAME)
 
     def _folders(self) -> list[Path]:
         return sorted(self.folder.glob("[0-9a-f][0-9a-f]"))
@@ -261,11 +256,21 @@ def mark_recorded(path: Path) -> None:
             path.chmod(_RECORDED)
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether both files are there and have the same contents."""
     try:
-        return list(os.scandir(folder))
+        return filecmp.cmp(one, other, shallow=False)
     except FileNotFoundError:
-        return []
+        return False
+
+
+def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
+    """The files of a folder whose name matches, a few hundred at a time."""
+    try:
+        found = [Path(entry) for entry in os.scandir(folder) if name.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return
+    yield from (found[start : start + _GROUP] for start in range(0, len(found), _GROUP))
 
 
 def _pread(file: BinaryIO, offset: int, count: int) -> bytes:

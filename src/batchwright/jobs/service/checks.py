@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import cast, get_args
 
 from batchwright.errors import InvalidRequest, shown
+from batchwright.jobs.service.limits import LONGEST_AGE
 from batchwright.jobs.store.records import BatchRecord, Endpoint
 from batchwright.wire.bounds import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
-MIN_EXPIRY, MAX_EXPIRY = 3600, 2_592_000
+MIN_EXPIRY, MAX_EXPIRY = 3600, int(LONGEST_AGE)
 """Seconds from the creation of a file."""
 _IDEMPOTENCY_KEY = 255
 _FILENAME = 1024
@@ -19,7 +20,7 @@ _ASKED = (
     "parent_id",
 )  # fmt: skip
 """Of a batch, what its owner asked for."""
-_WINDOW = re.compile(r"([0-9]{1,9})([smhd])")
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -32,10 +33,15 @@ def endpoint_of(value: object) -> Endpoint:
     return cast("Endpoint", value)
 
 
+def duration_seconds(text: str) -> float | None:
+    """`24h` and its like, a whole number of s, m, h or d; None for anything else."""
+    match = _DURATION.fullmatch(text)
+    return int(match[1]) * _SECONDS[match[2]] if match else None
+
+
 def window_seconds(value: object, longest: float) -> float:
-    """`"24h"` and its like: a whole number of s, m, h or d."""
-    match = _WINDOW.fullmatch(value) if isinstance(value, str) else None
-    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0.0
+    """Seconds of a completion window."""
+    seconds = (duration_seconds(value) if isinstance(value, str) else None) or 0.0
     if not 0.0 < seconds <= longest:
         raise InvalidRequest(
             f"completion_window={shown(value)}: must be a duration such as 24h, 30m, 90s or 7d, "

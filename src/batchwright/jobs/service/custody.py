@@ -83,6 +83,12 @@ class Custody:
                         "name the data folder of this database (--data), mount it, or restore its files; to go on "
                         "without them: batchwright jobs adopt, with the same flags"
                     )
+                case "elsewhere":
+                    raise StoreMismatch(
+                        f"the database {database} is used with another data folder than {self._blobs.folder.parent}: "
+                        "name that one (--data), or mount it; to go on with this one instead: batchwright jobs adopt, "
+                        "with the same flags"
+                    )
 
     async def adopt(self) -> tuple[int, int]:
         """Make the store and the folder belong together, whatever they were before, because somebody says so.

@@ -59,18 +59,21 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def move_file(source: Path, target: Path, *, replace: bool = False) -> None:
-    """Rename a file within its file system. Nothing happens when it is not there any more.
+def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
+    """Rename a file within its file system. Whether it was; not when it is not there any more.
 
     `replace`: also where there is a file already; it must have the same contents.
     """
     make_folder(target.parent)
     if target.exists() and not replace:
-        return
-    with suppress(FileNotFoundError):
+        return False
+    try:
         source.rename(target)
-        sync_folder(target.parent)
-        sync_folder(source.parent)
+    except FileNotFoundError:
+        return False
+    sync_folder(target.parent)
+    sync_folder(source.parent)
+    return True
 
 
 def remove_files(paths: Iterable[Path]) -> None:
@@ -85,15 +88,17 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
-    """Take the locks of those files that nobody holds, and return their paths. `held` lets go of the locks."""
+    """Take the locks of those files that no writer holds, and return their paths. `held` lets go of the locks.
+
+    A file that cannot be opened or locked counts as held.
+    """
     unheld = []
     for path in paths:
-        try:
+        # Shared, which keeps a writer out as well: NFS gives no exclusive lock on a file that is open for reading.
+        with suppress(OSError):
             file = held.enter_context(path.open("rb", buffering=0))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError):
-            continue
-        unheld.append(path)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            unheld.append(path)
     return unheld
 
 

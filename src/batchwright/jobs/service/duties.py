@@ -45,13 +45,8 @@ class Duties:
         self._estranged = False
         """It was logged that files are not removed."""
         self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
-        self._duties = [
-            _Duty(self._expire, 1.0),
-            _Duty(self._reap, 5.0),
-            _Duty(self._bury, 30.0),
-            _Duty(self._sweep, 600.0),
-            self._removal,
-        ]
+        self._urgent = [_Duty(self._expire, 1.0), _Duty(self._reap, 5.0), _Duty(self._bury, 30.0)]
+        self._duties = [*self._urgent, _Duty(self._sweep, 600.0), self._removal]
 
     async def perform(self, now: float) -> bool:
         """Do those that are due at `now` (monotonic seconds). Whether there is new work for workers.
@@ -80,8 +75,8 @@ class Duties:
         self._sweeper.close()
 
     def hasten(self) -> None:
-        """Look after dead files, and batches whose time is over, at once."""
-        for duty in self._duties[:3]:
+        """Look after dead files, dead workers, and batches whose time is over, at once."""
+        for duty in self._urgent:
             duty.due = float("-inf")
 
     async def _expire(self, now: float) -> bool:

@@ -28,7 +28,7 @@ async def finish(
 ) -> bool:
     """Build the files of a batch with an ending, and finish it. False: it is not this worker's any more.
 
-    A file without lines is not made. What a crash leaves of the files, `Blobs.sweep` removes; they are built again.
+    A file without lines is not made. What a crash leaves of the files, `Sweeper` removes; they are built again.
     Raises what the store raises.
     """
     if batch.ending is None:

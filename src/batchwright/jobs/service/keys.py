@@ -17,6 +17,7 @@ from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.limiting.quotas import UNLIMITED, Quotas
+from batchwright.limiting.shares import WEIGHTS
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 DEFAULT_TENANT = "default"
@@ -40,7 +41,6 @@ _SHOWN = 10
 """Characters of a key that are kept to recognize it by: `bw-` and 7 of its 43 random ones."""
 _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_WEIGHTS = (0.01, 1000.0)
 _PRIORITIES = (-(2**31), 2**31 - 1)
 _END_OF_YEARS = 253_402_300_800
 """Unix seconds of the year 10000: milliseconds by mistake are later."""
@@ -119,6 +119,11 @@ class ApiKeys:
     async def key(self, key_id: str) -> ApiKey:
         """The key with this id, also one that was revoked. Raises `NotFound`."""
         return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
+
+    async def is_valid(self, key_id: str) -> bool:
+        """Whether a key is neither revoked nor expired. Raises `NotFound`."""
+        key = await self.key(key_id)
+        return key.revoked_at is None and (key.expires_at is None or key.expires_at > self._now())
 
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
         """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
@@ -237,10 +242,12 @@ class ApiKeys:
         used, self._used = self._used, {}
         if not used:
             return
-        with suppress(StoreUnavailable):
-            await self._store.note_key_uses(used)
-            return
-        self._used = used | self._used
+        try:
+            with suppress(StoreUnavailable):
+                await self._store.note_key_uses(used)
+                used = {}
+        finally:
+            self._used = used | self._used
 
     def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` by the names of their fields, if they can be. Raises `InvalidRequest`."""
@@ -250,7 +257,7 @@ class ApiKeys:
                 require_name(param, checked[param])
         if "scopes" in checked:
             checked["scopes"] = _scopes_of(checked["scopes"])
-        _require_range("weight", checked.get("weight", 1.0), _WEIGHTS)
+        _require_range("weight", checked.get("weight", 1.0), WEIGHTS)
         if checked.get("best_priority") is not None:
             _require_range("best_priority", checked["best_priority"], _PRIORITIES)
         expires_at = checked.get("expires_at")

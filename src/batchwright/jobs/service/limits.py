@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 
 DAY = 86_400.0
+LONGEST_AGE = LONGEST_WINDOW = 30 * DAY
+"""Seconds after which any file expires, and until which any batch has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +20,11 @@ class Limits:
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 2**20
     """Without the newline."""
-    upload_stall: float = 60.0
-    """For which an upload may bring nothing."""
-    upload_time: float = 6 * 3600.0
-    """For which an upload may go on."""
-    file_age: float = 30 * DAY
+    file_age: float = LONGEST_AGE
     """After which a file expires, where its owner did not say."""
     max_prompts: int = 1000
     """Of a simple batch."""
-    max_completion_window: float = 30 * DAY
+    max_completion_window: float = LONGEST_WINDOW
     min_free_disk: int = 0
     """Bytes that the disk of the data folder must have free for uploads and new batches."""
     default_quotas: Quotas = UNLIMITED

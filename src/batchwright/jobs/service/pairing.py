@@ -16,7 +16,7 @@ from batchwright.jobs.store.records import StoreIdentity
 NO_MARK = ""
 """Of a store that was not yet seen together with a folder."""
 
-Relation: TypeAlias = Literal["current", "estranged", "new", "known", "foreign", "strange", "missing"]
+Relation: TypeAlias = Literal["current", "estranged", "new", "known", "foreign", "strange", "missing", "elsewhere"]
 """How a database stands to a folder of files:
 
 - `current`: it is the database that the folder was last used with;
@@ -25,7 +25,8 @@ Relation: TypeAlias = Literal["current", "estranged", "new", "known", "foreign",
 - `known`: they have no id in common yet, but the database knows files of the folder: by their names, which are random;
 - `foreign`: each is another store's;
 - `strange`: the folder has files, none of which the database knows;
-- `missing`: the database has records of files, and the folder has no file.
+- `missing`: the database has records of files, and the folder has no file;
+- `elsewhere`: neither has files, and the database is used with another folder.
 """
 
 
@@ -60,7 +61,9 @@ def relation(folder: FolderState, database: DatabaseState) -> Relation:
     if identity is not None and folder.store_id == identity.store_id:
         return "current" if is_current(folder.mark, identity) else "estranged"
     if not folder.has_files:
-        return "missing" if database.names_files else "new"
+        if database.names_files:
+            return "missing"
+        return "new" if identity is None or identity.mark == NO_MARK else "elsewhere"
     if folder.store_id is not None and identity is not None:
         return "foreign"
     return "known" if database.knows_files else "strange"

@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from batchwright.jobs.service.limits import DAY, LONGEST_AGE, LONGEST_WINDOW
+
 HOUR = 3600.0
-DAY = 24 * HOUR
 GRACE = DAY
 """Seconds for which a file is watched before it goes to the quarantine, and there before it is removed."""
-LONGEST_NEED = 61 * DAY
-"""Seconds after which no database can need a file any more: a file expires within 30 days of its upload, and a batch
-that was made until then reads it for 30 more."""
+LONGEST_NEED = LONGEST_AGE + LONGEST_WINDOW + DAY
+"""Seconds after which no database can need a file any more: a batch that was made just before a file expired reads it
+for as long as its window lasts."""
 LONGEST_STEP = HOUR
 """Most seconds that two sightings can count for, so that every period consists of many of them."""
 

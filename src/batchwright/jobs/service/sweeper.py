@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from batchwright.jobs.service.blobs import Blobs, mark_recorded, was_recorded
+from batchwright.jobs.service.blobs import Blobs, mark_recorded, same_bytes, was_recorded
 from batchwright.jobs.service.custody import Custody
 from batchwright.jobs.service.durable import lock_file, lock_unheld, move_file, remove_files, replace_file
 from batchwright.jobs.service.off_loop import off_loop
@@ -101,8 +101,15 @@ class Sweeper:
         for path in paths:
             mark_recorded(path)
             if self._is_quarantined(path):
-                move_file(path, self._blobs.path(path.name))
-                swept.restored += 1
+                self._restore(path, swept)
+
+    def _restore(self, path: Path, swept: Swept) -> None:
+        """From the quarantine to its place; what is there already is not kept twice."""
+        place = self._blobs.path(path.name)
+        if move_file(path, place):
+            swept.restored += 1
+        elif same_bytes(path, place):
+            remove_files([path])
 
     def _judge(self, paths: Sequence[Path], known: set[str], elapsed: float, swept: Swept) -> dict[str, Watch]:
         """Carry out what is decided about each, and say how they are watched from now on."""
@@ -144,10 +151,13 @@ class Sweeper:
         return path.relative_to(self._blobs.folder).as_posix()
 
     def _remove_temporaries(self) -> int:
-        with ExitStack() as held:
-            nobodys = lock_unheld(self._blobs.temporaries(), held)
-            remove_files(nobodys)
-        return len(nobodys)
+        removed = 0
+        for group in self._blobs.temporaries():
+            with ExitStack() as held:
+                nobodys = lock_unheld(group, held)
+                remove_files(nobodys)
+            removed += len(nobodys)
+        return removed
 
     def _is_in_charge(self) -> bool:
         if self._lock is not None:

@@ -193,8 +193,9 @@ class Worker:
     async def until_idle(self) -> None:
         """Until nothing is left that this worker could do, nor that another is doing. Paused batches do not count."""
         while True:
-            if await self._idle():
-                return
+            with suppress(StoreUnavailable):  # what is left to do is not known meanwhile
+                if await self._idle():
+                    return
             await asyncio.sleep(self._options.poll)
 
     async def stop(self, grace: float = 30.0) -> None:

@@ -424,8 +424,11 @@ class Store(Protocol):
         """Of the tenants that have some of their own."""
         ...
 
-    async def set_tenant_quotas(self, tenant: str, limits: Quotas) -> None:
-        """Replace the quotas of a tenant; where `limits` has none, those that are the default hold again."""
+    async def set_tenant_quotas(self, tenant: str, limits: Quotas, weight: float | None = None) -> None:
+        """Replace the quotas of a tenant; where `limits` has none, those that are the default hold again.
+
+        `weight`: as for `set_tenant_weight`, which is done as well or nothing is; None: it stays.
+        """
         ...
 
     async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:

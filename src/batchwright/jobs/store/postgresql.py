@@ -5,7 +5,8 @@ connection that is lost in COMMIT leaves open what came of it. Each transaction 
 connection, which tells as soon as the database answers again: then the operation either is done or is run again, never
 both. (The id of a transaction would not do: a server that crashed forgets ids it gave out, and gives them out again.)
 
-Whoever locks more than one row does it in one order: worker, batches by key, lines by number.
+Whoever locks more than one row does it in one order: worker, batches by key, lines by number. The one exception takes
+lines from a dead worker before it frees its batches: where that meets a late commit, one of the two is run again.
 """
 
 from __future__ import annotations

@@ -252,8 +252,8 @@ class SqlStore:
     async def tenant_quotas(self) -> dict[str, Quotas]:
         return await self._driver.read(quotas.tenant_quotas)
 
-    async def set_tenant_quotas(self, tenant: str, limits: Quotas) -> None:
-        await self._driver.write(quotas.set_tenant_quotas, tenant, limits)
+    async def set_tenant_quotas(self, tenant: str, limits: Quotas, weight: float | None = None) -> None:
+        await self._driver.write(quotas.set_tenant_quotas, tenant, limits, weight)
 
     async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
         return await self._driver.read(quotas.quota_use, tenant, key_id)

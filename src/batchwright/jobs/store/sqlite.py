@@ -148,6 +148,8 @@ class SqliteDriver:
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._require_open()
+        # It could end in a file that is no longer there.
+        self._file.require_sound()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._queue.put(_Waiting(operation.__name__, lambda tx: operation(tx, *args, **kwargs), future))
         return await future

@@ -82,7 +82,7 @@ class SqliteFile:
 
     def look(self) -> None:
         """Whether this is still the file that was opened, and its first pages can be read."""
-        self._require_sound()
+        self.require_sound()
         try:
             found = self._path.stat()
         except OSError as error:
@@ -100,7 +100,8 @@ class SqliteFile:
         self.look()
         self._examine("quick_check('files')")
 
-    def _require_sound(self) -> None:
+    def require_sound(self) -> None:
+        """Whether no damage was found so far. Does not block."""
         if self.damage is not None:
             raise StoreUnavailable(self.damage, told=DAMAGED)
 

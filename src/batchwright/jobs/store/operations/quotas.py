@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from batchwright.errors import QuotaExceeded
+from batchwright.jobs.store.operations.shares import set_tenant_weight
 from batchwright.jobs.store.records import BatchRecord, Enqueued, FileRecord, QuotaUse
 from batchwright.jobs.store.transaction import Tx
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
@@ -16,7 +17,9 @@ def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
     return {tenant: of_values(json.loads(values)) for tenant, values in tx.rows("tenant_quotas")}
 
 
-def set_tenant_quotas(tx: Tx, tenant: str, quotas: Quotas) -> None:
+def set_tenant_quotas(tx: Tx, tenant: str, quotas: Quotas, weight: float | None) -> None:
+    if weight is not None:
+        set_tenant_weight(tx, tenant, weight)
     if quotas == UNLIMITED:
         tx.run("remove_tenant_quotas", tenant=tenant)
     else:

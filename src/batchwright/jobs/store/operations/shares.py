@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.store.records import ClaimedLine, LineResult
 from batchwright.jobs.store.transaction import Row, Tx
-from batchwright.limiting.shares import Claimant, place, turns, virtual_time
+from batchwright.limiting.shares import WEIGHTS, Claimant, place, turns, virtual_time
 
-_WEIGHTS = (0.01, 1000.0)
 _MEMORY = 100
 """Lines over which the tokens of a tenant's lines are averaged."""
 
@@ -100,9 +99,10 @@ def _claim_in_turn(tx: Tx, worker: str, claimants: Sequence[Claimant], limit: in
     while claimants and (room := limit - sum(map(len, lines.values()))):
         given = turns([_holding(each, held) for each in claimants], room)
         order += given
+        counts = Counter(given)
         left = []
         for claimant in claimants:
-            wanted = given.count(claimant.tenant)
+            wanted = counts[claimant.tenant]
             found = _claim_of_tenant(tx, worker, claimant.tenant, wanted) if wanted else []
             lines[claimant.tenant] += found
             held[claimant.tenant] += len(found)
@@ -168,7 +168,7 @@ def _tokens(result: LineResult) -> int:
 
 
 def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
-    least, most = _WEIGHTS
+    least, most = WEIGHTS
     if not least <= weight <= most:
         raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
     tx.run("set_tenant_weight", tenant=tenant, weight=float(weight))

@@ -28,6 +28,7 @@ def clear_suspects_of(tx: Tx, worker: str) -> None:
     """The worker was taken for dead, and is not: its lines are no longer under suspicion for that."""
     for (crash,) in tx.rows("crashes_of_worker", worker=worker):
         tx.run("clear_suspects", crash=crash)
+        tx.run("try_again", crash=crash)
 
 
 def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:

@@ -72,6 +72,10 @@ SET crashes = crashes - 1,
     crash = CASE WHEN crashes > 1 THEN crash END
 WHERE crash = :crash;
 
+-- What was to fail has a try left after all.
+-- name: try_again
+UPDATE crashes SET at_once = 1 WHERE key = :crash AND at_once = 0;
+
 -- name: clear_suspects_of_batch
 UPDATE lines SET state = 'pending', crash = NULL
 WHERE batch + 0 = :batch AND crash IN (SELECT key FROM crashes) AND state = 'suspect';
