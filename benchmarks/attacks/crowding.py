@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,13 +16,15 @@ import aiohttp
 from benchmarks.attacks.attack import Attack, Figure
 from benchmarks.attacks.service import Service
 
-_QUIET = 60
+_QUIET = 100
 """Requests of the quiet client, alone and beside."""
+_WARM = 10
+"""Before them: what is compiled or learned at first use, is then."""
 _PAUSE = 0.1
 _SETTLING = 4.0
 """Seconds until the abuser has all that it gets."""
 _WATCHED = 3.0
-"""Seconds over which its steps are averaged."""
+"""Seconds over which its steps are averaged, before the quiet client comes and after it has gone."""
 _PATIENCE = 60.0
 """Seconds after which the quiet client gives up."""
 
@@ -52,16 +55,18 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
     counter = ("dispatches_total", None) if embeds else ("engine_steps_total", "engine_step_seconds_total")
     keys = [await _key(service, name) for name in ("abuser", "quiet")] if abuse.with_keys else [None, None]
     async with _session(service, keys[0]) as abuser, _session(service, keys[1]) as quiet:
-        await _asked(ask, quiet, 5)  # what is compiled or learned at first use, is now
+        await _asked(ask, quiet, _WARM)
         alone, _ = await _asked(ask, quiet, _QUIET)
-        tasks = [asyncio.create_task(_abused(abuser, abuse)) for _ in range(abuse.requests)]
+        answered: list[float] = []
+        tasks = [asyncio.create_task(_abused(abuser, abuse, answered)) for _ in range(abuse.requests)]
         await asyncio.sleep(_SETTLING)
-        step = await _mean_step(quiet, *counter)
+        steps = [await _mean_step(quiet, *counter)]
         beside, refused = await _asked(ask, quiet, _QUIET)
-        running = sum(not task.done() for task in tasks)
+        steps.append(await _mean_step(quiet, *counter))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    step = sum(steps) / len(steps)
     wait, most = _p99(beside), 2 * (_p99(alone) or 0.0) + step
     return [
         Figure("wait alone, p50", _median(alone), "ms"),
@@ -70,7 +75,7 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
         Figure("wait beside, p50", _median(beside), "ms"),
         Figure("wait beside, p99", wait, "ms", most),
         Figure("refused, or not answered in a minute", refused, "", 0),
-        Figure("requests of the abuser that ended meanwhile", abuse.requests - running),
+        Figure("requests of the abuser answered meanwhile", len(answered)),
     ]
 
 
@@ -118,7 +123,7 @@ async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> tuple
 async def _first_token(session: aiohttp.ClientSession, number: int) -> float:
     began, first = time.perf_counter(), None
     text = f"Name three rivers of country number {number}, and the seas that they flow into."
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "stream": True}
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "stream": True}
     async with session.post("/v1/chat/completions", json=body) as response:
         response.raise_for_status()
         async for line in response.content:
@@ -137,10 +142,15 @@ async def _embedding(session: aiohttp.ClientSession, number: int) -> float:
     return time.perf_counter() - began
 
 
-async def _abused(session: aiohttp.ClientSession, abuse: _Abuse) -> None:
-    async with session.post(abuse.endpoint, json=abuse.body) as response:
-        async for _ in response.content.iter_chunked(2**16):
-            pass
+async def _abused(session: aiohttp.ClientSession, abuse: _Abuse, answered: list[float]) -> None:
+    """Ask for ever; `answered` gets the time of each answer."""
+    while True:
+        async with session.post(abuse.endpoint, json=abuse.body) as response:
+            async for _ in response.content.iter_chunked(2**16):
+                pass
+            if response.ok:
+                answered.append(time.perf_counter())
+        await asyncio.sleep(_PAUSE)
 
 
 async def _mean_step(session: aiohttp.ClientSession, count: str, seconds: str | None) -> float:
@@ -169,7 +179,8 @@ def _median(waits: list[float]) -> float | None:
 
 
 def _p99(waits: list[float]) -> float | None:
-    return sorted(waits)[min(len(waits) - 1, int(0.99 * len(waits)))] if waits else None
+    """By nearest rank."""
+    return sorted(waits)[math.ceil(0.99 * len(waits)) - 1] if waits else None
 
 
 _STORIES = [f"Tell me a long story about the number {number}." for number in range(16)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from benchmarks.attacks.attack import Figure
-from benchmarks.attacks.service import Service
+from benchmarks.attacks.service import ROOT, Service
 
 _PATIENCE = 2.0
 """Seconds: as a health check waits."""
@@ -40,11 +43,15 @@ class Felt:
 
 async def ask(service: Service, path: str = "/health") -> float:
     """Seconds to a 200 over a connection of its own. Raises OSError, also for another answer."""
+    return await _ask(service.host, service.port, path)
+
+
+async def _ask(host: str, port: int, path: str) -> float:
     began = time.perf_counter()
     async with asyncio.timeout(_PATIENCE):
-        reader, writer = await asyncio.open_connection(service.host, service.port)
+        reader, writer = await asyncio.open_connection(host, port)
         try:
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: {service.host}\r\nconnection: close\r\n\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
             answer = await reader.read()
         finally:
             writer.transport.abort()
@@ -55,22 +62,40 @@ async def ask(service: Service, path: str = "/health") -> float:
 
 @asynccontextmanager
 async def quiet_client(service: Service, *, every: float = 0.1) -> AsyncIterator[Felt]:
-    """Ask for /health ten times a second for as long as the block lasts."""
-    felt, over = Felt(), asyncio.Event()
+    """Ask for /health ten times a second for as long as the block lasts; what was felt is known after it.
 
-    async def asking() -> None:
-        while not over.is_set():
-            try:
-                felt.answered_ms.append(await ask(service) * 1e3)
-            except OSError:  # of which TimeoutError is one
-                felt.failed += 1
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), every)
-
-    task = asyncio.create_task(asking())
+    It is a process of its own, or it would feel what the attack costs the attacker.
+    """
+    felt = Felt()
+    command = [sys.executable, "-m", "benchmarks.attacks.quiet", service.host, str(service.port), str(every)]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdout.readline()  # it has begun
     try:
         yield felt
     finally:
-        # The last request is waited for: one that hangs must count.
-        over.set()
-        await task
+        process.stdin.close()
+        told = json.loads(await process.stdout.read())
+        await process.wait()
+        felt.answered_ms, felt.failed = told["answered_ms"], told["failed"]
+
+
+async def _ask_until_closed(host: str, port: int, every: float) -> Felt:
+    """Ask until standard input ends."""
+    felt, over = Felt(), asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, over.set)
+    print("begun", flush=True)
+    while not over.is_set():
+        try:
+            felt.answered_ms.append(await _ask(host, port, "/health") * 1e3)
+        except OSError:  # of which TimeoutError is one
+            felt.failed += 1
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), every)
+    # The last request was waited for: one that hangs counts.
+    return felt
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(asyncio.run(_ask_until_closed(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))))))
