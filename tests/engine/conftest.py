@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from batchwright import Engine
+from batchwright import Engine, SamplingParams
 from batchwright.engine.native import NativeKernels, load_kernels
+from batchwright.engine.stats import EngineStats
 
-from .support import NEW_TOKENS, nothing_left, own_greedy, slices
+from .support import NEW_TOKENS, confirmed_greedy, nothing_left, slices
 
 # Triton reads this when it is first imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -38,12 +39,24 @@ def prompts(smollm2_path: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def expected(smollm2_path: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """The greedy float32 continuation of each prompt by transformers' own `generate`."""
+def together(smollm2_path: Path, prompts: list[list[int]]) -> tuple[list[list[int]], EngineStats]:
+    """What the engine adds to all prompts at once, in its default form but in float32; and its figures."""
+    greedy = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    with Engine(smollm2_path, dtype="float32", kv_memory="400MB") as engine:
+        responses = engine.generate(prompts, greedy)
+        assert [response.error for response in responses] == [None] * len(prompts)
+        return [list(response.token_ids) for response in responses], engine.stats.copy()
+
+
+@pytest.fixture(scope="session")
+def expected(
+    smollm2_path: Path, prompts: list[list[int]], together: tuple[list[list[int]], EngineStats]
+) -> list[list[int]]:
+    """The greedy float32 continuation of each prompt by transformers' own model."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
-    return [own_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    return [confirmed_greedy(model, *pair) for pair in zip(prompts, together[0], strict=True)]
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,21 @@ def own_greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
     return tokens
 
 
+def confirmed_greedy(model: Any, prompt: list[int], likely: list[int]) -> list[int]:
+    """What `own_greedy` adds to `prompt`, in one pass over the model when that is `likely`, as long as this."""
+    ids = torch.tensor([[*prompt, *likely[:-1]]], device=model.device)
+    with torch.inference_mode():
+        logits = model(ids, logits_to_keep=len(likely)).logits[0]
+    chosen: list[int] = logits.argmax(-1).tolist()
+    right = next((place for place, pair in enumerate(zip(chosen, likely, strict=True)) if pair[0] != pair[1]), None)
+    if right is None:
+        return chosen
+    # From the first difference on, what was computed follows from a wrong token.
+    begun = chosen[: right + 1]
+    rest = len(likely) - len(begun)
+    return begun + (own_greedy(model, prompt + begun, rest) if rest else [])
+
+
 def tiny_model(folder: Path, model_type: str, **config: Any) -> Any:
     """A random model of the architecture, saved to `folder`, with weights large enough that outputs vary."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM

@@ -8,6 +8,7 @@ import pytest
 
 from batchwright import Engine, SamplingParams
 from batchwright.engine.native import NativeKernels
+from batchwright.engine.stats import EngineStats
 
 from .support import NEW_TOKENS
 
@@ -30,18 +31,25 @@ def test_the_prompts_are_as_they_should_be(prompts: list[list[int]], expected: l
     assert len(set(map(tuple, expected))) > 35
 
 
-@pytest.mark.parametrize("body", ["fused", "transformers"])
-def test_all_together(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str) -> None:
-    engine = make_engine(body=body)
+def test_all_together(together: tuple[list[list[int]], EngineStats], expected: list[list[int]]) -> None:
+    found, stats = together
+    assert found == expected
+    assert stats.cached_tokens > 900
+    assert stats.occupancy_peak > 8
+
+
+def test_all_together_in_transformers(
+    make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    engine = make_engine(body="transformers")
     assert outputs(engine, prompts) == expected
     assert engine.stats.cached_tokens > 900
-    assert engine.stats.occupancy_peak > 8
 
 
 def test_alone(make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]) -> None:
     engine = make_engine(prefix_caching=False)
-    # Every other one: each takes as many steps as all of them together.
-    assert [outputs(engine, [prompt])[0] for prompt in prompts[::2]] == expected[::2]
+    # A few: each takes as many steps as all of them together.
+    assert [outputs(engine, [prompt])[0] for prompt in prompts[::5]] == expected[::5]
     assert engine.stats.occupancy_peak == 1
 
 
@@ -49,7 +57,7 @@ def test_alone_with_a_warm_prefix_cache(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = make_engine()
-    chosen = [index for index, prompt in enumerate(prompts) if len(prompt) < 130][::3]
+    chosen = [index for index, prompt in enumerate(prompts) if len(prompt) < 130][::6]
     for _ in range(2):
         before = engine.stats.cached_tokens
         assert [outputs(engine, [prompts[index]])[0] for index in chosen] == [expected[index] for index in chosen]
@@ -60,8 +68,9 @@ def test_alone_with_a_warm_prefix_cache(
 def test_steps_of_64_tokens(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
 ) -> None:
+    some = slice(None, None, 3 if body == "transformers" else 2)
     engine = make_engine(body=body, max_batch_tokens=64, prefix_caching=prefix_caching)
-    assert outputs(engine, prompts) == expected
+    assert outputs(engine, prompts[some]) == expected[some]
     assert (engine.stats.cached_tokens > 0) == prefix_caching
 
 
@@ -69,7 +78,7 @@ def test_steps_of_64_tokens(
 def test_kv_so_small_that_sequences_are_preempted(
     make_engine: MakeEngine, prompts: list[list[int]], expected: list[list[int]], body: str, prefix_caching: bool
 ) -> None:
-    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 80]
+    short = [index for index, prompt in enumerate(prompts) if len(prompt) <= 80][::2]
     bytes_per_token = 30 * 2 * 3 * 64 * 4
     engine = make_engine(body=body, prefix_caching=prefix_caching, kv_memory=bytes_per_token * 16 * 10)
     assert outputs(engine, [prompts[index] for index in short]) == [expected[index] for index in short]

@@ -18,7 +18,7 @@ from .fakes import by_id, text_of
 
 COMMAND = Path(sys.executable).with_name("batchwright")
 LINES = 24
-JOBS, KILLS = 5, 4
+JOBS, KILLS = 2, 5
 MOST_ATTEMPTS = 16
 POLL_SECONDS = 0.005
 
@@ -153,7 +153,7 @@ def test_killed_and_resumed(seed: int, source: Path, whole: Whole, smollm2_path:
             kept = []
         if kills == KILLS:
             break
-    # So that the module has made JOBS * KILLS = 20 real ones.
+    # So that the module has made JOBS * KILLS = 10 real ones.
     assert kills == KILLS
     finish(start(source, output, smollm2_path, *more))
     check_complete()
