@@ -11,6 +11,7 @@ from batchwright.errors import InvalidRequest, Overloaded
 from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.limiting.estimates import completions_of_request, prompt_tokens_of_request, sequences_of_request
 from batchwright.request import Flow
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 
 class Admissions(RuleBasedStateMachine):
@@ -136,21 +137,27 @@ def test_what_could_never_be_let_in_is_invalid(size: Size, message: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("body", "sequences", "completions", "tokens"),
+    ("endpoint", "body", "sequences", "completions", "tokens"),
     [
-        ({"prompt": "x" * 40}, 1, 1, 10),
-        ({"prompt": ["abcd", "e"], "n": 3}, 6, 3, 2),
-        ({"prompt": [1, 2, 3]}, 1, 1, 3),
-        ({"prompt": [[1, 2], [3]], "n": 2}, 4, 2, 3),
-        ({"input": ["a", "b"], "n": 7}, 2, 1, 2),
-        ({"messages": [{"role": "user", "content": "x" * 8}], "n": 2}, 2, 2, 2),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}]}, 1, 1, 2),
-        ({"prompt": None, "n": "many"}, 1, 1, 0),
-        ({"messages": "none", "n": -1}, 1, 1, 1),
-        ({"prompt": [{"a": 1}]}, 1, 1, 0),
-        ({}, 1, 1, 0),
+        (COMPLETION_URL, {"prompt": "x" * 40}, 1, 1, 10),
+        (COMPLETION_URL, {"prompt": ["abcd", "e"], "n": 3}, 6, 3, 2),
+        (COMPLETION_URL, {"prompt": [1, 2, 3]}, 1, 1, 3),
+        (COMPLETION_URL, {"prompt": [[1, 2], [3]], "n": 2}, 4, 2, 3),
+        (EMBEDDINGS_URL, {"input": ["a", "b"], "n": 7}, 2, 1, 2),
+        (CHAT_URL, {"messages": [{"role": "user", "content": "x" * 8}], "n": 2}, 2, 2, 2),
+        (CHAT_URL, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}]}, 1, 1, 2),
+        (COMPLETION_URL, {"prompt": None, "n": "many"}, 1, 1, 0),
+        (CHAT_URL, {"messages": "none", "n": -1}, 1, 1, 1),
+        (COMPLETION_URL, {"prompt": [{"a": 1}]}, 1, 1, 0),
+        (CHAT_URL, {}, 1, 1, 0),
+        # What an endpoint elsewhere may overlook hides nothing.
+        (CHAT_URL, {"messages": [{"content": "x" * 8}], "n": 3, "input": "y"}, 3, 3, 2),
+        (EMBEDDINGS_URL, {"input": ["a", "b"], "messages": []}, 2, 1, 2),
     ],
 )
-def test_the_size_of_a_request(body: dict[str, object], sequences: int, completions: int, tokens: int) -> None:
-    found = sequences_of_request(body), completions_of_request(body), prompt_tokens_of_request(body)
+def test_the_size_of_a_request(
+    endpoint: str, body: dict[str, object], sequences: int, completions: int, tokens: int
+) -> None:
+    asked = endpoint, body
+    found = sequences_of_request(*asked), completions_of_request(*asked), prompt_tokens_of_request(*asked)
     assert found == (sequences, completions, tokens)

@@ -14,6 +14,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.limiting.estimates import tokens_of_bytes, tokens_of_request
 from batchwright.limiting.quotas import Quotas, of_values
 from batchwright.limiting.rates import PERIOD, SLOT, Change, Grant, RateLimiter, Refusal, Subject, oldest_slot
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 _START = 1_700_000_003.0
 _STEPS = st.lists(
@@ -199,25 +200,33 @@ def test_a_long_outage_leaves_nothing_behind_but_its_last_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "tokens"),
+    ("endpoint", "body", "tokens"),
     [
-        ({"prompt": "x" * 40, "max_tokens": 7}, 17),
-        ({"prompt": "x" * 41}, 11 + 256),
-        ({"prompt": ["x" * 40, "y" * 4], "max_tokens": 7, "n": 3}, 11 + 2 * 3 * 7),
-        ({"prompt": [1, 2, 3], "max_tokens": 1}, 4),
-        ({"prompt": [[1, 2, 3], [4]], "max_tokens": 1}, 6),
-        ({"messages": [{"role": "user", "content": "x" * 8}], "max_completion_tokens": 9, "max_tokens": 1}, 11),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}], "max_tokens": 1}, 3),
-        ({"input": ["x" * 8] * 3}, 6),
-        ({"input": "x" * 8, "max_tokens": 100}, 2),
-        ({"prompt": None, "max_tokens": "many", "n": -1}, 256),
-        ({"messages": ["x", {"content": 5}, {"content": [1, {"text": 2}]}]}, 256),
-        ({"messages": 5}, 256),
-        ({"input": {"a": 1}}, 0),
+        (COMPLETION_URL, {"prompt": "x" * 40, "max_tokens": 7}, 17),
+        (COMPLETION_URL, {"prompt": "x" * 41}, 11 + 256),
+        (COMPLETION_URL, {"prompt": ["x" * 40, "y" * 4], "max_tokens": 7, "n": 3}, 11 + 2 * 3 * 7),
+        (COMPLETION_URL, {"prompt": [1, 2, 3], "max_tokens": 1}, 4),
+        (COMPLETION_URL, {"prompt": [[1, 2, 3], [4]], "max_tokens": 1}, 6),
+        (
+            CHAT_URL,
+            {"messages": [{"role": "user", "content": "x" * 8}], "max_completion_tokens": 9, "max_tokens": 1},
+            11,
+        ),
+        (
+            CHAT_URL,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 8}]}], "max_tokens": 1},
+            3,
+        ),
+        (EMBEDDINGS_URL, {"input": ["x" * 8] * 3}, 6),
+        (EMBEDDINGS_URL, {"input": "x" * 8, "max_tokens": 100}, 2),
+        (COMPLETION_URL, {"prompt": None, "max_tokens": "many", "n": -1}, 256),
+        (CHAT_URL, {"messages": ["x", {"content": 5}, {"content": [1, {"text": 2}]}]}, 256),
+        (CHAT_URL, {"messages": 5}, 256),
+        (EMBEDDINGS_URL, {"input": {"a": 1}}, 0),
     ],
 )
-def test_estimates(body: dict[str, object], tokens: int) -> None:
-    assert tokens_of_request(body) == tokens
+def test_estimates(endpoint: str, body: dict[str, object], tokens: int) -> None:
+    assert tokens_of_request(endpoint, body) == tokens
 
 
 def test_bytes_are_rounded_up() -> None:

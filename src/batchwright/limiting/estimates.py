@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL
+
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
 _ANSWER = 256
@@ -21,35 +23,37 @@ def tokens_of_bytes(size: int) -> int:
     return -(-size // _PER_TOKEN)
 
 
-def sequences_of_request(body: Mapping[str, Any]) -> int:
+def sequences_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """The texts to embed of an online request, or its prompts times their completions; at least 1."""
-    return len(_prompts(body)) * completions_of_request(body)
+    return len(_prompts(endpoint, body)) * completions_of_request(endpoint, body)
 
 
-def completions_of_request(body: Mapping[str, Any]) -> int:
+def completions_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """The completions of each prompt of an online request; 1 for a text to embed."""
-    return 1 if body.get("input") is not None else _whole(body.get("n")) or 1
+    return 1 if endpoint == EMBEDDINGS_URL else _whole(body.get("n")) or 1
 
 
-def prompt_tokens_of_request(body: Mapping[str, Any]) -> int:
+def prompt_tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """The tokens of the prompts of an online request, or of its texts to embed."""
-    return sum(map(_tokens, _prompts(body)))
+    return sum(map(_tokens, _prompts(endpoint, body)))
 
 
-def tokens_of_request(body: Mapping[str, Any]) -> int:
+def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """The tokens of the prompts of an online request and of the longest answers that it allows."""
-    prompts = prompt_tokens_of_request(body)
-    if body.get("input") is not None:
+    prompts = prompt_tokens_of_request(endpoint, body)
+    if endpoint == EMBEDDINGS_URL:
         return prompts
     longest = _whole(body.get("max_completion_tokens")) or _whole(body.get("max_tokens")) or _ANSWER
-    return prompts + sequences_of_request(body) * longest
+    return prompts + sequences_of_request(endpoint, body) * longest
 
 
-def _prompts(body: Mapping[str, Any]) -> list[Any]:
-    """Texts, lists of token ids, or one list of messages."""
-    if body.get("messages") is not None:
-        return [body["messages"]]
-    given = body["input"] if body.get("input") is not None else body.get("prompt")
+def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
+    """Texts, lists of token ids, or one list of messages. What else stands in the body counts nothing, since an
+    endpoint elsewhere may overlook it.
+    """
+    if endpoint == CHAT_URL:
+        return [body.get("messages")]
+    given = body.get("input" if endpoint == EMBEDDINGS_URL else "prompt")
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]

@@ -16,6 +16,9 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+WEIGHTS = (0.01, 1000.0)
+"""The least and the greatest weight that a tenant or a key may be given."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claimant:

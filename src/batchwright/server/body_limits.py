@@ -106,5 +106,4 @@ def _too_large(most: int, setting: str | None) -> HttpError:
         413,
         f"the body has more than {most:,} bytes: send less{remedy}",
         code="request_too_large",
-        headers={"connection": "close"},
     )

@@ -261,5 +261,5 @@ def _require_plain(headers: Headers) -> None:
             415,
             f"Content-Encoding {coding[:40]!r} is not taken: send the body as it is",
             code="unsupported_content_encoding",
-            headers={"accept-encoding": "identity", "connection": "close"},
+            headers={"accept-encoding": "identity"},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +45,7 @@ class OnlineCalls:
         if self.closed:
             raise shutting_down()
         flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)
-        size = sum((_size(call.body) for call in calls), Size(0, 0))
+        size = sum(map(_size, calls), Size(0, 0))
         self.admission.admit(flow, size, self._clock.now())
         self.inside += 1
         try:
@@ -55,6 +55,7 @@ class OnlineCalls:
             self.admission.release(flow, size, self._clock.now())
 
 
-def _size(body: Mapping[str, Any]) -> Size:
+def _size(call: Call) -> Size:
+    asked = call.endpoint, call.body
     # Each completion of a prompt holds its tokens.
-    return Size(sequences_of_request(body), prompt_tokens_of_request(body) * completions_of_request(body))
+    return Size(sequences_of_request(*asked), prompt_tokens_of_request(*asked) * completions_of_request(*asked))

@@ -7,12 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from starlette.requests import Request
 
+from batchwright.backends.inference import Call
 from batchwright.clock import Clock
-from batchwright.errors import EndpointDown, EngineClosed, InvalidRequest, ModelNotFound, Overloaded, QuotaExceeded
+from batchwright.errors import (
+    EndpointDown,
+    EndpointError,
+    EngineClosed,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    QuotaExceeded,
+    StoreUnavailable,
+)
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.estimates import tokens_of_request
@@ -21,10 +30,26 @@ from batchwright.limiting.rates import KINDS, Change, Kind, RateLimiter, Refusal
 from batchwright.server.errors import HttpError
 from batchwright.server.middleware import ANSWER_HEADERS
 
-_NEVER_BEGUN = (HttpError, InvalidRequest, ModelNotFound, Overloaded, EndpointDown, EngineClosed)
-"""Errors of requests of which nothing was computed."""
+_NEVER_BEGUN = (
+    HttpError, InvalidRequest, ModelNotFound, Overloaded, EndpointDown, EndpointError, EngineClosed, StoreUnavailable,
+)  # fmt: skip
+"""Errors of requests of which nothing was computed, if nothing was answered either."""
 _REFRESH = 5.0
 """Seconds between looks at the quotas of tenants."""
+
+
+class Use:
+    """What a request that was let in counts with: called with the tokens that it used, once that is known."""
+
+    def __init__(self, settle: Callable[[int], None]) -> None:
+        self.begun = False
+        """Some of the answer was given out."""
+        self.settled = False
+        self._settle = settle
+
+    def __call__(self, tokens: int) -> None:
+        self.settled = True
+        self._settle(tokens)
 
 
 class OnlineQuotas:
@@ -64,34 +89,30 @@ class OnlineQuotas:
         return [subject for subject in found if subject.quotas != UNLIMITED]
 
     @contextmanager
-    def admitted(self, request: Request, *bodies: Mapping[str, Any]) -> Iterator[Callable[[int], None]]:
-        """Let a request in, which asks for these bodies, for as long as the block lasts. Raises `QuotaExceeded`.
+    def admitted(self, request: Request, *calls: Call) -> Iterator[Use]:
+        """Let a request in, which consists of these calls, for as long as the block lasts. Raises `QuotaExceeded`.
 
         The block is given a function, to be told how many tokens were used. Until then the request counts with what it
-        may use at most, and also if its client hangs up or it fails in the midst; one that was refused counts with
-        none.
+        may use at most, and also if its client hangs up or it fails in the midst; one that was refused, here or by an
+        endpoint elsewhere, counts with none.
         """
         subjects = self.subjects(request.state.tenant, request.state.key)
         if not subjects:
-            yield lambda _: None
+            yield Use(lambda _: None)
             return
-        came = self.limiter.admit(subjects, sum(map(tokens_of_request, bodies)), self.now)
+        asked = sum(tokens_of_request(call.endpoint, call.body) for call in calls)
+        came = self.limiter.admit(subjects, asked, self.now)
         setattr(request.state, ANSWER_HEADERS, self._headers(subjects))
         if isinstance(came, Refusal):
             self.refused[came.quota] += 1
             raise _exceeded(came)
-        grant, settled = came, False
-
-        def settle(tokens: int) -> None:
-            nonlocal settled
-            settled = True
-            self.limiter.settle(grant, tokens, self.now)
-
+        grant = came
+        use = Use(lambda tokens: self.limiter.settle(grant, tokens, self.now))
         try:
-            yield settle
+            yield use
         except _NEVER_BEGUN:
-            if not settled:
-                settle(0)
+            if not use.settled and not use.begun:
+                use(0)
             raise
         finally:
             self.limiter.leave(grant)
@@ -99,8 +120,12 @@ class OnlineQuotas:
     async def share(self) -> None:
         """Exchange with the other processes what was used of late. Raises `StoreUnavailable`."""
         if self._clock.now() >= self._refresh_at:
-            self._tenants = await self._store.tenant_quotas()
-            self._refresh_at = self._clock.now() + _REFRESH
+            before, self._refresh_at = self._refresh_at, self._clock.now() + _REFRESH
+            try:
+                self._tenants = await self._store.tenant_quotas()
+            except BaseException:
+                self._refresh_at = before
+                raise
         if self._sharing is None:
             changes, rates = self.limiter.take_changes(self.now)
             if not rates:

@@ -273,9 +273,13 @@ def audit_log(settings: Settings, now: Callable[[], float] = time.time) -> Audit
 async def _keep_audit(audit: AuditLog) -> None:
     """Remove days that are over, now and every hour."""
     while True:
-        removed = await off_loop(audit.remove_old)
-        if removed:
-            logger.info("audit_removed", days=[day.isoformat() for day in sorted(removed)])
+        try:
+            removed = await off_loop(audit.remove_old)
+        except OSError as error:
+            logger.warning("audit_not_removed", error=str(error))
+        else:
+            if removed:
+                logger.info("audit_removed", days=[day.isoformat() for day in sorted(removed)])
         await asyncio.sleep(_AUDIT_EVERY)
 
 

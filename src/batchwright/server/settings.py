@@ -368,7 +368,6 @@ def limits_of(settings: Settings) -> Limits:
         max_lines=settings.max_lines,
         max_file_bytes=settings.max_file_size,
         max_line_bytes=settings.max_line_size,
-        upload_stall=settings.upload_timeout,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
         default_quotas=Quotas(

@@ -85,7 +85,7 @@ def _told(error: Any, origins: Mapping[str, str]) -> str:
     shown = {"flag": flag_of(name), "environment": ENV_PREFIX + name.upper()}.get(origin, f"{origin}: {name}")
     # An address may carry a password or a token, above all one that is refused for it.
     secret = name in ("backend_api_key", "database") or (
-        name == "backend" and not {"@", "?"}.isdisjoint(error["input"])
+        name == "backend" and not {"@", "?"}.isdisjoint(str(error["input"]))
     )
     value = "" if secret else f"={error['input']!r}"
     return f"{shown}{value}: {error['msg'].removeprefix('Value error, ')}"

@@ -54,7 +54,7 @@ async def first_of(request: Request, bodies: AsyncIterator[_T]) -> AsyncIterator
     except BaseException:
         await close(bodies)
         raise
-    return _chained(first, bodies)
+    return _Chained(first, bodies)
 
 
 class ByteStream(Response):
@@ -119,10 +119,15 @@ async def _next(bodies: AsyncIterator[_T]) -> _T:
     return await anext(bodies)
 
 
-async def _chained(first: _T, rest: AsyncIterator[_T]) -> AsyncIterator[_T]:
-    try:
-        yield first
-        async for body in rest:
-            yield body
-    finally:
-        await close(rest)
+class _Chained(AsyncIterator[_T]):
+    """`first`, then `rest`, which is closed with it: also when nothing was taken, as no generator would."""
+
+    def __init__(self, first: _T, rest: AsyncIterator[_T]) -> None:
+        self._first = [first]
+        self._rest = rest
+
+    async def __anext__(self) -> _T:
+        return self._first.pop() if self._first else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await close(self._rest)

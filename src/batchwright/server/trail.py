@@ -73,7 +73,9 @@ class Trail:
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnect:
-            status = HUNG_UP
+            # That is also how the contents that a HEAD does not want are broken off.
+            if scope["method"] != "HEAD":
+                status = HUNG_UP
             raise
         except Exception as error:
             status = as_http(error).status

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from batchwright.errors import InvalidRequest
+
+_Name: TypeAlias = "str | tuple[_Name, str | int]"
+"""Of a field, or of something in one: that it is in, and its key or position. Spelled only where it is refused."""
+_WITHOUT_SIZE = frozenset({int, float, bool, type(None)})
 
 MAX_FIELDS = 128
 """Fields of a body: twice as many as there are names."""
@@ -75,7 +79,7 @@ class Bound:
     fields: Mapping[str, Bound] = field(default_factory=dict)
     """Of the values of an object that have another bound than `each`, by key."""
 
-    def check(self, name: str, value: object) -> None:
+    def check(self, name: _Name, value: object) -> None:
         """Raises `InvalidRequest` naming what is too large: `name`, or something in it such as `stop[3]`."""
         if isinstance(value, str):
             _require(name, len(value), self.characters, "characters", "string_above_max_length")
@@ -84,7 +88,7 @@ class Bound:
         elif isinstance(value, Mapping):
             self._check_object(name, value)
 
-    def _check_list(self, name: str, value: list[Any]) -> None:
+    def _check_list(self, name: _Name, value: list[Any]) -> None:
         if self.numbers is not None and value and isinstance(value[0], int):
             _require(name, len(value), self.numbers, "entries", "array_above_max_length")
         elif self.items is None:
@@ -93,17 +97,29 @@ class Bound:
             _require(name, len(value), self.items, "entries", "array_above_max_length")
             each = self.each or _ANYTHING
             for position, item in enumerate(value):
-                each.check(f"{name}[{position}]", item)
+                if each.may_exceed(item):
+                    each.check((name, position), item)
 
-    def _check_object(self, name: str, value: Mapping[str, Any]) -> None:
+    def _check_object(self, name: _Name, value: Mapping[str, Any]) -> None:
         if self.members is None:
             _require_values(name, value)
             return
         _require(name, len(value), self.members, "members", "object_above_max_properties")
         each = self.each or _ANYTHING
         for key, item in value.items():
-            _require(name, len(key), self.key, "characters", "string_above_max_length", what=f"a key of {name}")
-            self.fields.get(key, each).check(f"{name}.{key}", item)
+            if len(key) > self.key:
+                what = f"a key of {_spelled(name)}"
+                _require(name, len(key), self.key, "characters", "string_above_max_length", what=what)
+            bound = self.fields.get(key, each)
+            if bound.may_exceed(item):
+                bound.check((name, key), item)
+
+    def may_exceed(self, value: object) -> bool:
+        """Whether `check` may find something too large: quick, since nearly all values are small."""
+        kind = type(value)
+        if kind is str:
+            return len(value) > self.characters  # type: ignore[arg-type]
+        return kind not in _WITHOUT_SIZE
 
 
 _ANYTHING = Bound()
@@ -165,7 +181,7 @@ def require_few_fields(body: Mapping[str, object]) -> None:
     _require("", len(body), MAX_FIELDS, "fields", "object_above_max_properties", what="the body")
 
 
-def _require_values(name: str, value: list[Any] | Mapping[str, Any]) -> None:
+def _require_values(name: _Name, value: list[Any] | Mapping[str, Any]) -> None:
     left, found = [value], 1
     while left:
         container = left.pop()
@@ -175,6 +191,16 @@ def _require_values(name: str, value: list[Any] | Mapping[str, Any]) -> None:
         left += [item for item in items if isinstance(item, (list, Mapping))]
 
 
-def _require(name: str, size: int, most: int, unit: str, code: str, *, what: str | None = None) -> None:
+def _require(name: _Name, size: int, most: int, unit: str, code: str, *, what: str | None = None) -> None:
     if size > most:
-        raise InvalidRequest(f"{what or name} has {size:,} {unit}, the most is {most:,}", param=name or None, code=code)
+        spelled = _spelled(name)
+        raise InvalidRequest(
+            f"{what or spelled} has {size:,} {unit}, the most is {most:,}", param=spelled or None, code=code
+        )
+
+
+def _spelled(name: _Name) -> str:
+    if isinstance(name, str):
+        return name
+    within, part = name
+    return f"{_spelled(within)}[{part}]" if isinstance(part, int) else f"{_spelled(within)}.{part}"

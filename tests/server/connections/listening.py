@@ -84,14 +84,28 @@ class Listening:
 
     def held(self) -> int:
         """Bytes of heads that are not complete."""
-        return sum(len(each.conn.trailing_data[0]) for each in self._connections)
+        return sum(len(each.conn.trailing_data[0]) for each in self.connections)
 
     def blocked(self) -> bool:
         """Whether some answer cannot go on before its client reads, or waits for that in full."""
-        return any(each.flow.write_paused for each in self._connections)
+        return any(each.flow.write_paused for each in self.connections)
+
+    def unsent(self) -> bool:
+        """Whether some answer has been given in full, and not been read yet."""
+        return any(
+            each.transport is not None
+            and each.transport.get_write_buffer_size() > 0
+            and each.cycle is not None
+            and each.cycle.response_complete
+            for each in self.connections
+        )
+
+    def closing(self) -> bool:
+        """Whether some connection is ending, with an answer that was not read."""
+        return any(each.transport is not None and each.transport.is_closing() for each in self.connections)
 
     @property
-    def _connections(self) -> list[Connection]:
+    def connections(self) -> list[Connection]:
         return [each for each in self.server.server_state.connections if isinstance(each, Connection)]
 
     async def much_later(self, reached: Callable[[], bool]) -> None:

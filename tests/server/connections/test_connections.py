@@ -50,6 +50,45 @@ def test_a_client_that_says_nothing_is_closed_without_a_word(tmp_path: Path) -> 
     play(tmp_path, main, header_timeout=15)
 
 
+def test_a_connection_that_was_refused_in_the_midst_of_answers_does_not_hinder_the_end(tmp_path: Path) -> None:
+    async def main(service: Listening) -> None:
+        ambiguous = _HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n"
+        with socket.socket() as client:
+            # Nobody reads: the last answer stands in the buffers when the request behind it is refused.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", service.port))
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3 + ambiguous)
+            await service.until(service.closing)
+            for connection in service.connections:
+                connection.shutdown()  # as uvicorn does at the end
+
+    play(tmp_path, main)
+
+
+def test_an_answer_that_is_still_being_read_keeps_its_place(tmp_path: Path) -> None:
+    async def main(service: Listening) -> None:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", service.port))
+            await service.until(lambda: len(service.connections) == 1)
+            [connection] = service.connections
+            connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            slow.sendall(_completion("word " * 8_000, max_tokens=8_000))
+            await service.until(service.unsent)
+            others = [await service.connect() for _ in range(15)]
+            await service.connect()
+            # One of the idle ones gave way.
+            await service.until(lambda: any(other.reader.at_eof() for other in others))
+            slow.setblocking(False)
+            received = b""
+            while b"usage" not in received:
+                piece = await asyncio.get_running_loop().sock_recv(slow, 65_536)
+                assert piece
+                received += piece
+
+    play(tmp_path, main, max_connections=16)
+
+
 def test_the_head_of_a_next_request_has_its_own_time(tmp_path: Path) -> None:
     async def main(service: Listening) -> None:
         client = await service.connect()

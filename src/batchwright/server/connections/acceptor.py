@@ -168,7 +168,7 @@ class Acceptor:
 
     def _evict(self, connection: Connection) -> None:
         opening = self._opening.get(connection)
-        if opening is None or not opening.cancel():
+        if (opening is None or not opening.cancel()) and connection.transport is not None:
             connection.transport.abort()
 
     def _forget(self, connection: Connection) -> None:
@@ -203,7 +203,10 @@ class Acceptor:
                 self._figures.count("no_descriptors")
                 if self.tls is None:
                     accepted.setblocking(False)
-                    accepted.send(closing_answer(_overloaded("the service is out of descriptors", "no_descriptors")))
+                    with suppress(OSError):  # it has hung up meanwhile
+                        accepted.send(
+                            closing_answer(_overloaded("the service is out of descriptors", "no_descriptors"))
+                        )
         finally:
             self._open_reserve()
 

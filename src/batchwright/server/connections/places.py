@@ -11,6 +11,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from batchwright.limiting.turns import Turns
+
 _C = TypeVar("_C", bound=Hashable)
 
 _RESERVED = 128
@@ -50,6 +52,8 @@ class Places(Generic[_C]):
         self._most_of_one = most_of_one_address
         self._address_of: dict[_C, str] = {}
         self._by_address: dict[str, _Address[_C]] = {}
+        self._idle: Turns[str] = Turns(lambda name: (-self._by_address[name].open,))
+        """Addresses with idle connections, that with most connections first."""
 
     def __len__(self) -> int:
         return len(self._address_of)
@@ -76,13 +80,12 @@ class Places(Generic[_C]):
             return self._give_up(here)
         if len(self) < self.most:
             return None
-        fullest = max((each for each in self._by_address.values() if each.idle), key=lambda it: it.open, default=None)
-        if fullest is None:
+        if not len(self._idle):
             raise NoPlace(
                 f"{self.most} connections have requests under way, which is the most: try again later",
                 "too_many_connections",
             )
-        return self._give_up(fullest)
+        return self._give_up(self._by_address[self._idle.first()])
 
     def add(self, connection: _C, host: str) -> None:
         """Give a place to a connection from `host`, after `make_room`."""
@@ -91,18 +94,23 @@ class Places(Generic[_C]):
         address.open += 1
         address.idle[connection] = None
         self._address_of[connection] = name
+        self._idle.offer(name)
 
     def busy(self, connection: _C) -> None:
         """A request is under way on it: it keeps its place. Does nothing when it has none."""
         name = self._address_of.get(connection)
         if name is not None:
-            self._by_address[name].idle.pop(connection, None)
+            address = self._by_address[name]
+            address.idle.pop(connection, None)
+            if not address.idle:
+                self._idle.remove(name)
 
     def free(self, connection: _C) -> None:
         """No request is under way any more. Does nothing when it has no place."""
         name = self._address_of.get(connection)
         if name is not None:
             self._by_address[name].idle.setdefault(connection)
+            self._idle.offer(name)
 
     def remove(self, connection: _C) -> None:
         """It is closed. Does nothing when it has no place."""
@@ -112,6 +120,8 @@ class Places(Generic[_C]):
         address = self._by_address[name]
         address.open -= 1
         address.idle.pop(connection, None)
+        if not address.idle:
+            self._idle.remove(name)
         if not address.open:
             del self._by_address[name]
 

@@ -62,14 +62,22 @@ class Connection(H11Protocol):
         super().resume_writing()
         self._patience.progressed()
 
+    def shutdown(self) -> None:
+        """Begin to end, as the server stops. What was refused is ending already, in no state to be told so."""
+        if self.transport is None or not self.transport.is_closing():
+            super().shutdown()
+
     def end_if_overdue(self, now: float) -> Overdue | None:
         """End the connection when it has taken too long; for what. To be called every second or so."""
         # Before that a TLS handshake is under way, which has a timeout of its own.
         if self.transport is None:
             return None
         closing = self.transport.is_closing()
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent and self._patience.phase is not Phase.REQUEST:
+            self._places.free(self)
         more_comes = self._patience.phase is Phase.REQUEST and not closing and not self.flow.write_paused
-        overdue = self._patience.overdue(now, unsent=self.transport.get_write_buffer_size(), more_comes=more_comes)
+        overdue = self._patience.overdue(now, unsent=unsent, more_comes=more_comes)
         if overdue is Overdue.HEAD and not closing:
             self._end_head()
         elif overdue is Overdue.WRITE or (overdue is Overdue.REST and not closing):
@@ -119,7 +127,8 @@ class Connection(H11Protocol):
             return
         if phase is Phase.REQUEST:
             self._places.busy(self)
-        else:
+        elif not self.transport.get_write_buffer_size():
+            # Else the answer is still being read: the place is free once it has gone out (`end_if_overdue`).
             self._places.free(self)
 
     def _phase(self) -> Phase:

@@ -50,7 +50,7 @@ async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = 
         draining=services.draining,
         keys_required=await services.keys.required(),
         models=list(services.inference.models),
-        backend=services.settings.backend,
+        backend=_backend(services.settings.backend, key),
         tokens=Rates(prompt=sum(each.prompt for each in rates), generated=sum(each.generated for each in rates)),
         online=_traffic(services, "online", 0),
         batch=_traffic(services, "batch", lines.get("pending", 0)),
@@ -61,7 +61,7 @@ async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = 
         deliveries_pending=deliveries.get("pending", 0),
         deliveries_failed=deliveries.get("failed", 0),
         quotas=quotas,
-        servers=_servers(services),
+        servers=_servers(services, named=_sees_hosts(key)),
         job_counts=JobCounts(**counts),
         jobs=jobs,
         history=services.live.history(),
@@ -109,12 +109,24 @@ async def _quotas(services: Services, tenant: str, key: ApiKey | None) -> list[Q
     return found
 
 
-def _servers(services: Services) -> list[ServerState]:
+def _backend(backend: str, key: ApiKey | None) -> str:
+    return backend if backend == "engine" or _sees_hosts(key) else "an endpoint elsewhere"
+
+
+def _sees_hosts(key: ApiKey | None) -> bool:
+    """Whether somebody may know what machines there are: who looks after the service, and all while there is no key."""
+    return key is None or not {"metrics", "admin"}.isdisjoint(key.scopes)
+
+
+def _servers(services: Services, *, named: bool) -> list[ServerState]:
     others = [_server(peer.name, told, here=False) for peer, told in services.peers.others]
     if not others:
         return []
     here = _server(process_name(), services.live.snapshot(services.worker.in_flight), here=True)
-    return sorted([here, *others], key=lambda server: server.name)
+    servers = sorted([here, *others], key=lambda server: server.name)
+    if named:
+        return servers
+    return [server.model_copy(update={"name": f"server {number}"}) for number, server in enumerate(servers, 1)]
 
 
 def _server(name: str, told: Mapping[str, Any], *, here: bool) -> ServerState:

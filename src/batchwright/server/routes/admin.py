@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
@@ -161,6 +162,8 @@ class TenantQuotasList(BaseModel):
 @router.get("/keys")
 async def list_keys(services: ServicesOf, tenant: str | None = None) -> KeyList:
     """The keys of all tenants, or of one."""
+    if tenant is not None:
+        require_name("tenant", tenant)
     return KeyList(data=[_shown(key) for key in await services.keys.keys(tenant)])
 
 
@@ -220,33 +223,33 @@ async def revoke_key(key_id: KeyId, services: ServicesOf) -> KeyObject:
 @router.get("/quotas")
 async def list_quotas(services: ServicesOf) -> TenantQuotasList:
     """The limits and weights of tenants that have some of their own."""
-    limited = dict.fromkeys(await services.store.tenant_weights(), UNLIMITED) | await services.store.tenant_quotas()
-    data = [await _quotas_of(services, tenant, quotas) for tenant, quotas in sorted(limited.items())]
+    weights = await services.store.tenant_weights()
+    limited = dict.fromkeys(weights, UNLIMITED) | await services.store.tenant_quotas()
+    data = [await _quotas_of(services, tenant, quotas, weights) for tenant, quotas in sorted(limited.items())]
     return TenantQuotasList(data=data, defaults=QuotaValues(**services.limits.default_quotas.as_values()))
 
 
 @router.get("/quotas/{tenant}")
 async def retrieve_quotas(tenant: TenantName, services: ServicesOf) -> TenantQuotas:
     """The limits of a tenant that are its own."""
-    return await _quotas_of(services, tenant, (await services.store.tenant_quotas()).get(tenant, UNLIMITED))
+    quotas = (await services.store.tenant_quotas()).get(tenant, UNLIMITED)
+    return await _quotas_of(services, tenant, quotas, await services.store.tenant_weights())
 
 
 @router.put("/quotas/{tenant}", dependencies=[audited("quotas.set", "tenant")])
 async def set_quotas(tenant: TenantName, body: TenantLimits, services: ServicesOf) -> TenantQuotas:
     """Replace the limits of a tenant. Where none is given, the default holds."""
     quotas = body.as_quotas()
-    await services.store.set_tenant_quotas(tenant, quotas)
-    if body.weight is not None:
-        await services.store.set_tenant_weight(tenant, body.weight)
+    await services.store.set_tenant_quotas(tenant, quotas, body.weight)
     services.quotas.refresh()
-    return await _quotas_of(services, tenant, quotas)
+    return await _quotas_of(services, tenant, quotas, await services.store.tenant_weights())
 
 
-async def _quotas_of(services: ServicesOf, tenant: str, quotas: Quotas) -> TenantQuotas:
+async def _quotas_of(services: ServicesOf, tenant: str, quotas: Quotas, weights: Mapping[str, float]) -> TenantQuotas:
     use = await services.store.quota_use(tenant)
     used = {name: getattr(use, name) for name in type(use).__dataclass_fields__}
-    weight = (await services.store.tenant_weights()).get(tenant, 1.0)
-    return TenantQuotas(tenant=tenant, quotas=QuotaValues(**quotas.as_values()), weight=weight, used=used)
+    shown = QuotaValues(**quotas.as_values())
+    return TenantQuotas(tenant=tenant, quotas=shown, weight=weights.get(tenant, 1.0), used=used)
 
 
 def _shown(key: ApiKey) -> KeyObject:

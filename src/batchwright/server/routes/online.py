@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -80,13 +80,14 @@ async def _answer(
     call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, _streamed(services, request, call)))
-    with services.quotas.admitted(request, body) as used:
+    with services.quotas.admitted(request, call) as used:
         answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
-    return Response(json.dumps(answer, separators=(",", ":")), media_type="application/json")
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def _streamed(services: Services, request: Request, call: Call) -> AsyncIterator[dict[str, Any]]:
-    with services.quotas.admitted(request, call.body) as used:
+    with services.quotas.admitted(request, call) as used:
         async with closing(services.online.stream(replace(call, used=used))) as bodies:
             async for body in bodies:
+                used.begun = True
                 yield body

@@ -112,8 +112,9 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    with services.quotas.admitted(request, *prompts.bodies()) as used:
-        results = await while_connected(request.receive, _computed(services, prompts, batch_id, flow, key))
+    calls = _calls(prompts, batch_id, flow, key)
+    with services.quotas.admitted(request, *calls) as used:
+        results = await while_connected(request.receive, _computed(services, calls))
         used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
     seconds = services.clock.now() - started
     failures = [result for result in results if isinstance(result, BatchwrightError)]
@@ -200,15 +201,16 @@ def _prompts(body: SimpleBatch) -> Prompts:
     )
 
 
-async def _computed(
-    services: Services, prompts: Prompts, batch_id: str, flow: Flow, key: ApiKey | None
-) -> list[Mapping[str, Any] | BatchwrightError]:
-    """The answer to each prompt, or why there is none."""
+def _calls(prompts: Prompts, batch_id: str, flow: Flow, key: ApiKey | None) -> list[Call]:
     best = None if key is None else key.best_priority
-    calls = [
+    return [
         Call(COMPLETION_URL, bounded_priority(body, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
         for place, body in enumerate(prompts.bodies())
     ]
+
+
+async def _computed(services: Services, calls: list[Call]) -> list[Mapping[str, Any] | BatchwrightError]:
+    """The answer to each call, or why there is none."""
 
     async def one(call: Call) -> Mapping[str, Any] | BatchwrightError:
         try:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +10,7 @@ from batchwright.jobs.store.records import ApiKey
 from batchwright.server.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.dashboard.state import DashboardState
 from batchwright.server.dashboard.view import dashboard_state
+from batchwright.server.errors import HttpError
 from batchwright.server.services import Services
 from batchwright.server.sse import EVENT_HEADERS, ByteStream
 
@@ -45,8 +43,10 @@ class _PageStream(Response):
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        def compute() -> Coroutine[Any, Any, DashboardState]:
-            return dashboard_state(self._services, self._tenant, self._key)
+        async def compute() -> DashboardState:
+            if self._key is not None and not await self._services.keys.is_valid(self._key.id):
+                raise HttpError(401, "the API key is not valid any more: use another", code="invalid_api_key")
+            return await dashboard_state(self._services, self._tenant, self._key)
 
         with self._services.feeds.watched(self._tenant, None if self._key is None else self._key.id, compute) as events:
             await ByteStream(events, EVENT_HEADERS)(scope, receive, send)
