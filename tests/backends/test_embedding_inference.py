@@ -186,9 +186,8 @@ def test_calls_go_where_their_endpoint_and_model_are() -> None:
         assert await route(URL, model="both") == "embed"
         with pytest.raises(ModelNotFound, match="choose from big, both, small"):
             await route("/v1/chat/completions", model="huge")
-        with pytest.raises(InvalidRequest, match="does not serve /v1/chat/completions") as caught:
+        with pytest.raises(ModelNotFound, match="does not serve /v1/chat/completions"):
             await route("/v1/chat/completions", model="minilm")
-        assert caught.value.param == "model"
         with pytest.raises(InvalidRequest, match="no model for /v1/completions"):
             await route("/v1/completions")
         assert routed.models == ["big", "both", "small", "minilm"]
@@ -215,7 +214,7 @@ def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
             assert await routed.answer(asked) == told
             assert [chunk async for chunk in routed.stream(asked)] == [told]
             assert asked.body == {"model": model}
-        with pytest.raises(InvalidRequest, match="does not serve"):
+        with pytest.raises(ModelNotFound, match="does not serve"):
             await routed.answer(Call(URL, {"model": "gpt-4o"}, "r"))
         with pytest.raises(ModelNotFound):
             await routed.answer(Call(URL, {"model": "gpt-4"}, "r"))

@@ -312,6 +312,7 @@ def test_the_last_use_of_a_key_is_noted_once_a_minute_and_after_an_outage(tmp_pa
         ({"priority": -100}, 5, {"priority": 5}),
         ({"priority": 7}, 5, {"priority": 7}),
         ({"priority": -100}, None, {"priority": -100}),
+        ({"priority": -(2**31) - 1}, 5, {"priority": -(2**31) - 1}),
         ({"priority": "soon"}, 5, {"priority": "soon"}),
         ({"priority": 1.5}, 5, {"priority": 1.5}),
     ],

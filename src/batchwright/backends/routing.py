@@ -101,7 +101,7 @@ class RoutedInference:
             if model is None or not route.models or model in route.models:
                 return route
         if model in self.models:
-            raise InvalidRequest(f"model={shown(model)} does not serve {call.endpoint}", param="model")
+            raise ModelNotFound(f"model={shown(model)} does not serve {call.endpoint}: GET /v1/models lists all models")
         names = ", ".join(name for route in serving for name in route.models)
         raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
 

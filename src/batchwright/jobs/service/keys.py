@@ -18,7 +18,7 @@ from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.shares import WEIGHTS
-from batchwright.wire.fields import DEFAULT_PRIORITY
+from batchwright.wire.fields import DEFAULT_PRIORITY, RANGES
 
 DEFAULT_TENANT = "default"
 """Whose everything is where no keys are used."""
@@ -41,7 +41,6 @@ _SHOWN = 10
 """Characters of a key that are kept to recognize it by: `bw-` and 7 of its 43 random ones."""
 _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_PRIORITIES = (-(2**31), 2**31 - 1)
 _END_OF_YEARS = 253_402_300_800
 """Unix seconds of the year 10000: milliseconds by mistake are later."""
 
@@ -259,7 +258,7 @@ class ApiKeys:
             checked["scopes"] = _scopes_of(checked["scopes"])
         _require_range("weight", checked.get("weight", 1.0), WEIGHTS)
         if checked.get("best_priority") is not None:
-            _require_range("best_priority", checked["best_priority"], _PRIORITIES)
+            _require_range("best_priority", checked["best_priority"], RANGES["priority"])
         expires_at = checked.get("expires_at")
         if expires_at is not None and not self._now() < expires_at < _END_OF_YEARS:
             raise InvalidRequest(
@@ -286,7 +285,7 @@ def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, 
     priority = body.get("priority")
     given = DEFAULT_PRIORITY if priority is None else priority
     # What is no priority at all is refused by whoever reads the body.
-    if best is None or type(given) is not int or given >= best:
+    if best is None or type(given) is not int or not RANGES["priority"][0] <= given < best:
         return body
     return {**body, "priority": best}
 
