@@ -147,6 +147,17 @@ def test_steps_are_short_where_somebody_else_may_come(flow: Flow | None, most: i
     assert most // 2 <= max(tokens) <= most + 4
 
 
+def test_online_prompts_leave_nothing_to_batches() -> None:
+    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=True)
+    for number in range(30):
+        bench.add([number % 2] * 20, 20, traffic="batch", flow=Flow("a", "lines"))
+    for number in range(30):
+        bench.add([number % 2] * 20, 20, flow=Flow("b", "crowd"))
+    plan = bench.step()
+    assert plan.num_tokens == 64
+    assert plan.num_batch_tokens == 0
+
+
 def test_newcomers_hold_up_nobody_of_a_better_priority() -> None:
     bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=48, shared=True)
     urgent = [bench.add([number % 2], 60, priority=0, flow=Flow("a", "crowd")) for number in range(40)]

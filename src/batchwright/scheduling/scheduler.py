@@ -301,8 +301,8 @@ class Scheduler:
         decodes = fairness.decodes(online, first) if contended else online
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
-        # Beside newcomers what the others get is bounded already.
-        bounded = first is None or not first.has_heavier
+        # Beside newcomers what the others get is bounded already; and what prompts leave, batches would take.
+        bounded = not self._wants_batch and (first is None or not first.has_heavier)
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
         prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
