@@ -177,7 +177,8 @@ def test_a_download_that_nobody_reads_is_cut(tmp_path: Path) -> None:
 def test_a_client_that_reads_slowly_keeps_its_stream(tmp_path: Path) -> None:
     async def main(service: Listening) -> None:
         client = await service.connect()
-        client.send(_completion("word " * 20_000, max_tokens=20_000, stream=True))
+        # More than all buffers of the kernel take, which grow while it reads.
+        client.send(_completion("word " * 60_000, max_tokens=60_000, stream=True))
         for _ in range(4):
             await service.until(service.blocked)
             await service.later(50.0)
