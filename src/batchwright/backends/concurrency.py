@@ -116,8 +116,9 @@ class Gate:
             self._turns[traffic].offer(owner)
             return
         self._turns[traffic].remove(owner)
-        if not owner.inside:
-            self._owners.pop((traffic, owner.name), None)
+        # Its name may belong to a successor already, where it was let go of before its cancelled call noticed.
+        if not owner.inside and self._owners.get((traffic, owner.name)) is owner:
+            del self._owners[traffic, owner.name]
 
     def _admit(self) -> None:
         for traffic, turns in self._turns.items():

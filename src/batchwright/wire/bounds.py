@@ -116,10 +116,9 @@ class Bound:
 
     def may_exceed(self, value: object) -> bool:
         """Whether `check` may find something too large: quick, since nearly all values are small."""
-        kind = type(value)
-        if kind is str:
-            return len(value) > self.characters  # type: ignore[arg-type]
-        return kind not in _WITHOUT_SIZE
+        if isinstance(value, str):
+            return len(value) > self.characters
+        return type(value) not in _WITHOUT_SIZE
 
 
 _ANYTHING = Bound()

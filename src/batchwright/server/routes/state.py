@@ -45,7 +45,8 @@ class _PageStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def compute() -> DashboardState:
             if self._key is not None and not await self._services.keys.is_valid(self._key.id):
-                raise HttpError(401, "the API key is not valid any more: use another", code="invalid_api_key")
+                message = "the API key is not valid any more: use another"
+                raise HttpError(401, message, kind="authentication_error", code="invalid_api_key")
             return await dashboard_state(self._services, self._tenant, self._key)
 
         with self._services.feeds.watched(self._tenant, None if self._key is None else self._key.id, compute) as events:
