@@ -16,15 +16,16 @@ import aiohttp
 from benchmarks.attacks.attack import Attack, Figure
 from benchmarks.attacks.service import Service
 
-_QUIET = 100
-"""Requests of the quiet client, alone and beside."""
+_ROUNDS = 10
+_ASKED = 10
+"""Requests of the quiet client in a round; it makes as many alone as in all rounds."""
 _WARM = 10
 """Before them: what is compiled or learned at first use, is then."""
 _PAUSE = 0.1
 _SETTLING = 4.0
 """Seconds until the abuser has all that it gets."""
-_WATCHED = 3.0
-"""Seconds over which its steps are averaged, before the quiet client comes and after it has gone."""
+_WATCHED = 2.0
+"""Seconds before each round, and after the last, over which its steps are averaged."""
 _PATIENCE = 60.0
 """Seconds after which the quiet client gives up."""
 
@@ -56,25 +57,34 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
     keys = [await _key(service, name) for name in ("abuser", "quiet")] if abuse.with_keys else [None, None]
     async with _session(service, keys[0]) as abuser, _session(service, keys[1]) as quiet:
         await _asked(ask, quiet, _WARM)
-        alone, _ = await _asked(ask, quiet, _QUIET)
+        alone, _ = await _asked(ask, quiet, _ROUNDS * _ASKED)
         answered: list[float] = []
         tasks = [asyncio.create_task(_abused(abuser, abuse, answered)) for _ in range(abuse.requests)]
         await asyncio.sleep(_SETTLING)
         steps = [await _mean_step(quiet, *counter)]
-        beside, refused = await _asked(ask, quiet, _QUIET)
-        steps.append(await _mean_step(quiet, *counter))
+        rounds: list[list[float]] = []
+        while len(rounds) < _ROUNDS:
+            waits, refused = await _asked(ask, quiet, _ASKED)
+            rounds.append(waits)
+            steps.append(await _mean_step(quiet, *counter))
+            if refused:
+                break
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    step = sum(steps) / len(steps)
-    wait, most = _p99(beside), 2 * (_p99(alone) or 0.0) + step
+    beside = [wait for waits in rounds for wait in waits]
+    # Steps grow with the contexts, to twice and more: each wait is held against those before and after its round.
+    rest = [wait - sum(steps[at : at + 2]) / 2 for at, waits in enumerate(rounds) for wait in waits]
+    twice = 2 * (_p99(alone) or 0.0)
     return [
         Figure("wait alone, p50", _median(alone), "ms"),
         Figure("wait alone, p99", _p99(alone), "ms"),
-        Figure("a batch of the abuser" if embeds else "a step of the abuser", step, "ms"),
+        Figure("a batch of the abuser" if embeds else "a step of the abuser", sum(steps) / len(steps), "ms"),
+        Figure("of the slowest seconds", max(steps), "ms"),
         Figure("wait beside, p50", _median(beside), "ms"),
-        Figure("wait beside, p99", wait, "ms", most),
-        Figure("refused, or not answered in a minute", refused, "", 0),
+        Figure("wait beside, p99", _p99(beside), "ms"),
+        Figure("wait beside without the step it met, p99", _p99(rest), "ms", twice),
+        Figure("refused, or not answered in a minute", _ROUNDS * _ASKED - len(beside), "", 0),
         Figure("requests of the abuser answered meanwhile", len(answered)),
     ]
 
@@ -186,14 +196,14 @@ def _p99(waits: list[float]) -> float | None:
 _STORIES = [f"Tell me a long story about the number {number}." for number in range(16)]
 _LONG = [f"Chapter {number}. " + f"word{number} " * 1200 for number in range(100)]
 _TEXTS = [f"{number} " + "word " * 200 for number in range(2048)]
-_BAR = "Bar: twice the wait alone, and one step."
+_BAR = "Bar: twice the wait alone, and one step as it is in those seconds."
 
 ATTACKS = (
     _attack(
         "crowd-completions",
         "One request for 2,048 completions",
         "16 prompts with n = 128 and 256 tokens each. A quiet client asks for a chat; its wait for the first token is "
-        f"taken {_QUIET} times alone and {_QUIET} times beside that. Nobody has a key. {_BAR}",
+        f"taken {_ROUNDS * _ASKED} times alone and as often beside that. Nobody has a key. {_BAR}",
         _Abuse("/v1/completions", {"prompt": _STORIES, "n": 128, "max_tokens": 256, "ignore_eos": True}),
     ),
     _attack(

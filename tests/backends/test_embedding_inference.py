@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from batchwright import Encoder
+from batchwright.backends import embedding_inference
 from batchwright.backends.embedding_inference import EmbeddingInference
 from batchwright.backends.inference import Call
 from batchwright.backends.routing import RoutedInference
@@ -24,6 +26,8 @@ from batchwright.errors import (
     ModelNotFound,
 )
 from batchwright.request import Traffic
+from batchwright.wire.requests import EncodingFormat
+from batchwright.wire.responses import Embedding, encode_vectors
 
 URL = "/v1/embeddings"
 _T = TypeVar("_T")
@@ -69,6 +73,29 @@ def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> Non
     assert (one["model"], one["usage"]["total_tokens"]) == ("minilm", len(ids))
     decoded = np.frombuffer(base64.b64decode(coded["data"][0]["embedding"]), "<f4")
     np.testing.assert_allclose(decoded, vectors(one)[0], atol=1e-5)
+
+
+def test_large_answers_are_made_in_pieces_and_not_on_the_event_loop(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[tuple[str, int]] = []
+
+    def encode(vectors: Sequence[Any], encoding_format: EncodingFormat) -> Sequence[Embedding]:
+        pieces.append((threading.current_thread().name, len(vectors)))
+        return encode_vectors(vectors, encoding_format)
+
+    monkeypatch.setattr(embedding_inference, "encode_vectors", encode)
+    asked = [f"sky {number}" for number in range(70)]
+
+    async def main() -> dict[str, Any]:
+        inference = EmbeddingInference(encoder)
+        answer = await inference.answer(call(input=asked))
+        await inference.close()
+        return answer
+
+    np.testing.assert_allclose(vectors(run(main())), encoder.encode(asked), atol=1e-5)
+    assert [count for _, count in pieces] == [32, 32, 6]
+    assert all(name.startswith("batchwright-online") for name, _ in pieces)
 
 
 @pytest.mark.parametrize("priorities", [(5, 5), (-(10**6), 10**6)])

@@ -80,6 +80,9 @@ def test_a_key_is_made_changed_rotated_and_revoked(play: Play) -> None:
         ({"name": "a", "expires_at": 1}, "expires_at"),
         ({"name": "a", "quotas": {"storage_bytes": 0}}, "quotas.storage_bytes"),
         ({"name": "a", "quotas": {"speed": 1}}, "quotas.speed"),
+        ({"name": "a", "quotas": {"storage_bytes": True}}, "quotas.storage_bytes"),
+        ({"name": "a", "quotas": {"storage_bytes": "5"}}, "quotas.storage_bytes"),
+        ({"name": "a", "weight": "2"}, "weight"),
         ({"name": "a", "best_priority": 2**40}, "best_priority"),
     ],
 )

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from batchwright.request import Choice, InferenceResponse, TokenLogprob, Usage
-from batchwright.wire.responses import Chunks, Head, completion_body, embeddings_body
+from batchwright.wire.responses import Chunks, Head, completion_body, embeddings_body, encode_vectors
 
 LOGPROBS = (
     TokenLogprob(1, "Grün", -0.5, ((1, "Grün", -0.5), (2, "�", -math.inf))),
@@ -113,11 +113,11 @@ def test_a_streamed_completion() -> None:
 
 def test_embeddings() -> None:
     vectors = [np.array([0.5, -1.25], np.float32), np.array([0.1, 2.0], np.float32)]
-    plain = read(CreateEmbeddingResponse, embeddings_body("m", vectors, 7, "float"))
+    plain = read(CreateEmbeddingResponse, embeddings_body("m", encode_vectors(vectors, "float"), 7))
     first = plain.data[0]
     assert (first.index, first.embedding, first.object) == (0, [0.5, -1.25], "embedding")
     assert plain.data[1].embedding == [0.1, 2.0]
     assert (plain.object, plain.model, plain.usage.prompt_tokens, plain.usage.total_tokens) == ("list", "m", 7, 7)
-    coded = embeddings_body("m", vectors, 7, "base64")
+    coded = embeddings_body("m", encode_vectors(vectors, "base64"), 7)
     decoded = np.frombuffer(base64.b64decode(coded["data"][1]["embedding"]), "<f4")
     assert decoded.tolist() == vectors[1].tolist()

@@ -25,7 +25,7 @@ from batchwright.policies.policy import Policy
 from batchwright.request import Flow
 from batchwright.wire.fields import DEFAULT_PRIORITY
 from batchwright.wire.requests import EMBEDDINGS_URL, EmbeddingsBody, read_embeddings
-from batchwright.wire.responses import embeddings_body
+from batchwright.wire.responses import Embedding, embeddings_body, encode_vectors
 
 _WANTED = 256
 """Batch lines held, so that batches are full while the next lines are fetched."""
@@ -37,7 +37,7 @@ _BATCH_SIZE = 64
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
 """Tokens of a batch. Who comes while it is computed waits for its end, and larger ones hardly gain anything."""
 _PIECE = 32
-"""Inputs that are tokenized in one go: between pieces those of other requests have their turn."""
+"""Inputs that are tokenized, or vectors that are encoded, in one go: between pieces other requests have their turn."""
 _LINES = "lines of batches"
 _LINES_WEIGHT = 0.05
 """What lines of batches get beside an online request that takes all it can, as a share of what that gets."""
@@ -94,7 +94,11 @@ class EmbeddingInference:
                 sequences += await self._threads.run(call.traffic, self._encoded, body, start)
             places = self._batch_inputs if call.traffic == "batch" else asyncio.Semaphore(_REQUEST_INPUTS)
             vectors = await all_of([self._vector(call, ids, body.priority, until, places) for ids in sequences])
-        return embeddings_body(model, vectors, sum(map(len, sequences)), body.encoding_format)
+            embeddings: list[Embedding] = []
+            for start in range(0, len(vectors), _PIECE):
+                piece = vectors[start : start + _PIECE]
+                embeddings += await self._threads.run(call.traffic, encode_vectors, piece, body.encoding_format)
+        return embeddings_body(model, embeddings, sum(map(len, sequences)))
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         raise InvalidRequest("stream is not possible with embeddings: leave it out", param="stream")

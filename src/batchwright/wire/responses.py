@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from batchwright.wire.digits import short_floats
 from batchwright.wire.requests import EncodingFormat
 
 Body = dict[str, Any]
+Embedding: TypeAlias = str | list[float]
+"""A vector in an answer: base64, or its numbers."""
 
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have; OpenAI uses the same."""
@@ -112,24 +114,20 @@ class Chunks:
         return body | {"usage": None} if self._include_usage else body
 
 
-def embeddings_body(
-    model: str, vectors: Sequence[npt.NDArray[np.float32]], prompt_tokens: int, encoding_format: EncodingFormat
-) -> Body:
-    """The answer with the vector [dim] of each input, in order; base64 is that of little-endian float32.
-
-    Numbers have no more digits than give the float32 back.
-    """
+def embeddings_body(model: str, embeddings: Sequence[Embedding], prompt_tokens: int) -> Body:
+    """The answer with the embedding of each input, in order."""
     data = [
-        {"object": "embedding", "index": index, "embedding": embedding}
-        for index, embedding in enumerate(_embeddings(vectors, encoding_format))
+        {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _embeddings(
-    vectors: Sequence[npt.NDArray[np.float32]], encoding_format: EncodingFormat
-) -> Sequence[str | list[float]]:
+def encode_vectors(vectors: Sequence[npt.NDArray[np.float32]], encoding_format: EncodingFormat) -> Sequence[Embedding]:
+    """Vectors [dim] as they stand in an answer; there must be one. Base64 is that of little-endian float32.
+
+    Numbers have no more digits than give the float32 back.
+    """
     if encoding_format == "base64":
         return [base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode() for vector in vectors]
     size, floats = len(vectors[0]), short_floats(np.concatenate(vectors))

@@ -21,6 +21,8 @@ from batchwright.wire.fields import DEFAULT_PRIORITY
 router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")], route_class=JsonRoute)
 
 _KEY = re.compile(r"key_[0-9a-f]{24}")
+_EXACT = ConfigDict(extra="forbid", strict=True)
+"""`true` is no 1, nor `"5"` a 5: what limits others is not guessed."""
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
 
 
@@ -43,7 +45,7 @@ TenantName = Annotated[str, Depends(tenant_name_of)]
 class QuotaValues(BaseModel):
     """Limits; null: not limited here."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _EXACT
 
     storage_bytes: _Limit | None = None
     enqueued_lines: _Limit | None = None
@@ -106,7 +108,7 @@ class KeyList(BaseModel):
 class KeyCreate(BaseModel):
     """What a new key is to be."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _EXACT
 
     name: str
     tenant: str = DEFAULT_TENANT
@@ -120,7 +122,7 @@ class KeyCreate(BaseModel):
 class KeyUpdate(BaseModel):
     """What is to change of a key; what is left out stays."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _EXACT
 
     name: str | None = None
     scopes: list[KeyScope] | None = None
@@ -133,7 +135,7 @@ class KeyUpdate(BaseModel):
 class KeyRotate(BaseModel):
     """How a secret is replaced."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _EXACT
 
     overlap_seconds: Annotated[float, Field(ge=0.0)] = DEFAULT_OVERLAP
     """For which the one before still works."""
