@@ -98,13 +98,15 @@ async def _session(service: Service, key: str | None) -> AsyncIterator[aiohttp.C
         yield session
 
 
-async def _key(service: Service, name: str) -> str:
-    """A new key, made with the one before; the first one by nobody, as this machine may."""
+async def _key(service: Service, name: str) -> str | None:
+    """A new key, made with that of the administrator, who is made first; None where keys are not made so."""
     key = _admin.get(service.url)
     async with _session(service, key) as session:
         if key is None:
             scopes = ["online", "batches", "metrics", "admin"]
             async with session.post("/v1/admin/keys", json={"name": "admin", "scopes": scopes}) as response:
+                if response.status == 404:
+                    return None
                 response.raise_for_status()
                 _admin[service.url] = str((await response.json())["secret"])
             return await _key(service, name)
