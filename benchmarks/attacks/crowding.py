@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -43,6 +43,17 @@ class _Abuse:
     """The abuser and the quiet client have a key each; else nobody has one."""
 
 
+@dataclass(slots=True)
+class _Asked:
+    """What came of requests of the quiet client, one after the other."""
+
+    waits: list[float] = field(default_factory=list)
+    """Milliseconds."""
+    refused: int = 0
+    unanswered: bool = False
+    """The last one had no answer for a minute, or its connection was cut."""
+
+
 def _attack(name: str, title: str, told: str, abuse: _Abuse) -> Attack:
     async def run(service: Service) -> Sequence[Figure]:
         return await _beside(service, abuse)
@@ -57,24 +68,21 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
     keys = [await _key(service, name) for name in ("abuser", "quiet")] if abuse.with_keys else [None, None]
     async with _session(service, keys[0]) as abuser, _session(service, keys[1]) as quiet:
         await _asked(ask, quiet, _WARM)
-        alone, _ = await _asked(ask, quiet, _ROUNDS * _ASKED)
+        alone = (await _asked(ask, quiet, _ROUNDS * _ASKED)).waits
         answered: list[float] = []
         tasks = [asyncio.create_task(_abused(abuser, abuse, answered)) for _ in range(abuse.requests)]
         await asyncio.sleep(_SETTLING)
         steps = [await _mean_step(quiet, *counter)]
-        rounds: list[list[float]] = []
-        while len(rounds) < _ROUNDS:
-            waits, refused = await _asked(ask, quiet, _ASKED)
-            rounds.append(waits)
+        rounds: list[_Asked] = []
+        while len(rounds) < _ROUNDS and not (rounds and rounds[-1].unanswered):
+            rounds.append(await _asked(ask, quiet, _ASKED))
             steps.append(await _mean_step(quiet, *counter))
-            if refused:
-                break
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    beside = [wait for waits in rounds for wait in waits]
+    beside = [wait for each in rounds for wait in each.waits]
     # Steps grow with the contexts, to twice and more: each wait is held against those before and after its round.
-    rest = [wait - sum(steps[at : at + 2]) / 2 for at, waits in enumerate(rounds) for wait in waits]
+    rest = [wait - sum(steps[at : at + 2]) / 2 for at, each in enumerate(rounds) for wait in each.waits]
     twice = 2 * (_p99(alone) or 0.0)
     return [
         Figure("wait alone, p50", _median(alone), "ms"),
@@ -84,7 +92,8 @@ async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
         Figure("wait beside, p50", _median(beside), "ms"),
         Figure("wait beside, p99", _p99(beside), "ms"),
         Figure("wait beside without the step it met, p99", _p99(rest), "ms", twice),
-        Figure("refused, or not answered in a minute", _ROUNDS * _ASKED - len(beside), "", 0),
+        Figure("refused", sum(each.refused for each in rounds), "", 0),
+        Figure("not answered in a minute, upon which it gives up", int(rounds[-1].unanswered), "", 0),
         Figure("requests of the abuser answered meanwhile", len(answered)),
     ]
 
@@ -119,17 +128,20 @@ async def _key(service: Service, name: str) -> str | None:
 _admin: dict[str, str] = {}
 
 
-async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> tuple[list[float], int]:
-    """Milliseconds of each answer, and how many there were none to. A minute without one ends it."""
-    waits: list[float] = []
+async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> _Asked:
+    """What came of `count` requests. One without an answer for a minute is the last."""
+    asked = _Asked()
     for number in range(count):
         try:
             async with asyncio.timeout(_PATIENCE):
-                waits.append(await ask(session, number) * 1e3)
+                asked.waits.append(await ask(session, number) * 1e3)
+        except aiohttp.ClientResponseError:
+            asked.refused += 1
         except (aiohttp.ClientError, TimeoutError):
-            return waits, count - number
+            asked.unanswered = True
+            break
         await asyncio.sleep(_PAUSE)
-    return waits, 0
+    return asked
 
 
 async def _first_token(session: aiohttp.ClientSession, number: int) -> float:
