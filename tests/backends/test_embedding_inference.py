@@ -241,8 +241,10 @@ def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
             assert await routed.answer(asked) == told
             assert [chunk async for chunk in routed.stream(asked)] == [told]
             assert asked.body == {"model": model}
-        with pytest.raises(ModelNotFound, match="does not serve"):
+        with pytest.raises(ModelNotFound, match="model='gpt-4o' does not serve"):
             await routed.answer(Call(URL, {"model": "gpt-4o"}, "r"))
+        with pytest.raises(ModelNotFound, match="choose from minilm, ada"):
+            await routed.answer(Call(URL, {"model": "gpt-5"}, "r"))
         with pytest.raises(ModelNotFound):
             await routed.answer(Call(URL, {"model": "gpt-4"}, "r"))
 

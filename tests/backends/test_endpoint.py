@@ -90,6 +90,29 @@ def test_a_call_is_handed_on_without_our_own_fields() -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 129}, "n"),
+        ({"n": "2"}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"best_of": 10**30}, "best_of"),
+        ({"prompt": ["a"] * 17, "n": 128}, "prompt"),
+    ],
+)
+def test_what_would_be_too_many_completions_is_not_handed_on(body: dict[str, Any], param: str) -> None:
+    async def main() -> None:
+        async with ScriptedServer() as server:
+            endpoint = EndpointInference(server.url, KEY, {"m": "theirs"})
+            with pytest.raises(InvalidRequest) as caught:
+                await endpoint.answer(call(**body))
+            assert caught.value.param == param
+            assert not server.requests
+            await endpoint.close()
+
+    run(main())
+
+
 def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
     async def main() -> None:
         listed = Reply(content=b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {}, 5]}')

@@ -42,13 +42,13 @@ def test_a_state_is_computed_once_a_second_for_a_tenant_however_many_look() -> N
     async def main(clock: ManualClock) -> None:
         feeds, made = Feeds(800, asyncio.Event()), list[str]()
         with ExitStack() as opened:
-            mine = [opened.enter_context(feeds.watched("mine", None, _states(made, "mine"))) for _ in range(100)]
-            theirs = opened.enter_context(feeds.watched("theirs", None, _states(made, "theirs")))
+            mine = [opened.enter_context(feeds.watched("mine", "", _states(made, "mine"))) for _ in range(100)]
+            theirs = opened.enter_context(feeds.watched("theirs", "", _states(made, "theirs")))
             read = await asyncio.gather(*(_read(each, 5) for each in (*mine, theirs)))
             assert read == [[1, 2, 3, 4, 5]] * 101
             assert (made.count("mine"), made.count("theirs")) == (5, 5)
             assert clock.now() == 4.0
-            late = opened.enter_context(feeds.watched("mine", None, _states(made, "mine")))
+            late = opened.enter_context(feeds.watched("mine", "", _states(made, "mine")))
             assert await _read(late, 1) == [5]
         made.clear()
         await asyncio.sleep(10.0)
@@ -63,14 +63,14 @@ def test_one_tenant_may_have_a_quarter_of_the_streams_and_all_tenants_no_more_th
         with ExitStack() as opened:
             for tenant in "abcd":
                 for _ in range(2):
-                    opened.enter_context(feeds.watched(tenant, None, _states([], tenant)))
+                    opened.enter_context(feeds.watched(tenant, "", _states([], tenant)))
                 with pytest.raises(HttpError) as caught:
-                    opened.enter_context(feeds.watched(tenant, None, _states([], tenant)))
+                    opened.enter_context(feeds.watched(tenant, "", _states([], tenant)))
                 assert caught.value.status == 429
             with pytest.raises(HttpError) as caught:
-                opened.enter_context(feeds.watched("e", None, _states([], "e")))
+                opened.enter_context(feeds.watched("e", "", _states([], "e")))
             assert (caught.value.status, caught.value.body["error"]["code"]) == (503, "too_many_page_streams")
-        with feeds.watched("a", None, _states([], "a")) as events:
+        with feeds.watched("a", "", _states([], "a")) as events:
             assert await _read(events, 1) == [1]
 
     play(main)
@@ -83,12 +83,12 @@ def test_a_state_that_cannot_be_made_ends_the_feed_with_the_error_and_the_next_w
         async def broken() -> DashboardState:
             raise StoreUnavailable("the database is away")
 
-        with feeds.watched("a", None, broken) as events, feeds.watched("a", None, broken) as others:
+        with feeds.watched("a", "", broken) as events, feeds.watched("a", "", broken) as others:
             for each in (events, others):
                 told = [event async for event in each]
                 assert len(told) == 1
                 assert b"the database does not answer" in told[0]
-            with feeds.watched("a", None, _states(made, "a")) as again:
+            with feeds.watched("a", "", _states(made, "a")) as again:
                 assert await _read(again, 2) == [1, 2]
 
     play(main)
@@ -98,9 +98,9 @@ def test_feeds_end_when_the_service_stops() -> None:
     async def main(clock: ManualClock) -> None:
         stopping = asyncio.Event()
         feeds = Feeds(8, stopping)
-        with feeds.watched("a", None, _states([], "a")) as events:
+        with feeds.watched("a", "", _states([], "a")) as events:
             assert await _read(events, 2) == [1, 2]
-        with feeds.watched("a", None, _states([], "a")) as events:
+        with feeds.watched("a", "", _states([], "a")) as events:
             reading = asyncio.create_task(_read(events, 100))
             await asyncio.sleep(2.5)
             stopping.set()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batchwright.errors import InvalidRequest
 from batchwright.limiting.estimates import tokens_of_bytes, tokens_of_request
 from batchwright.limiting.quotas import Quotas, of_values
-from batchwright.limiting.rates import PERIOD, SLOT, Change, Grant, RateLimiter, Refusal, Subject, oldest_slot
+from batchwright.limiting.rates import PERIOD, SLOT, Change, Grant, RateLimiter, Refusal, Subject, oldest_slot, slot_of
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 _START = 1_700_000_003.0
@@ -28,16 +28,21 @@ class Counters:
 
     def __init__(self) -> None:
         self.amounts: Counter[tuple[str, int]] = Counter()
+        self._heard: dict[int, float] = {}
+        """When each limiter shared last."""
 
     def share(self, limiter: RateLimiter, now: float) -> None:
         changes, rates = limiter.take_changes(now)
         for rate, slot, amount in changes:
             self.amounts[rate, slot] += amount
-        limiter.learn(
+        since = slot_of(self._heard.get(id(limiter), 0.0)) - 1
+        self._heard[id(limiter)] = now
+        found = [
             Change(rate, slot, amount)
             for (rate, slot), amount in self.amounts.items()
-            if rate in rates and slot >= oldest_slot(now)
-        )
+            if slot >= oldest_slot(now) and (rate in rates or slot >= since)
+        ]
+        limiter.learn(found, rates)
 
 
 def _subject(name: str = "tenant:a", **limits: int) -> Subject:
@@ -168,6 +173,26 @@ def test_requests_at_once_are_counted_here_and_elsewhere_and_left_once() -> None
     limiter.leave(first)
     assert limiter.inside_here == {"tenant:a": 1}
     assert isinstance(limiter.admit(subjects, 1, _START), Grant)
+
+
+def test_a_process_knows_what_others_counted_before_it_is_asked() -> None:
+    """Or each process lets in all that the limit allows once more, and so does each restart."""
+    counters, subjects = Counters(), [_subject(requests_per_minute=4)]
+    here, there = RateLimiter(), RateLimiter()
+    counters.share(there, _START)
+    for seconds in range(4):
+        assert isinstance(here.admit(subjects, 1, _START + seconds), Grant)
+        counters.share(here, _START + seconds)
+        counters.share(there, _START + seconds)
+    assert [*there.standings(_START + 4)] == []
+    assert isinstance(there.admit(subjects, 1, _START + 12), Refusal)
+    restarted = RateLimiter()
+    counters.share(restarted, _START + 12)
+    assert isinstance(restarted.admit(subjects, 1, _START + 12), Refusal)
+    late = _START + PERIOD + SLOT + 3
+    for limiter in (there, restarted):
+        counters.share(limiter, late)
+        assert isinstance(limiter.admit(subjects, 1, late), Grant)
 
 
 def test_what_could_not_be_handed_over_is_handed_over_later_and_counted_once() -> None:

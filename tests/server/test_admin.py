@@ -44,6 +44,13 @@ def test_a_key_is_made_changed_rotated_and_revoked(play: Play) -> None:
         changed = (await admin.post(path, json={"scopes": ["metrics"], "expires_at": None})).json()
         assert (changed["scopes"], changed["expires_at"], changed["weight"]) == (["metrics"], None, 2.5)
         assert changed["quotas"]["requests_per_minute"] == 9
+        changed = (await admin.post(path, json={"quotas": {"tokens_per_minute": 50}})).json()["quotas"]
+        assert (changed["requests_per_minute"], changed["tokens_per_minute"]) == (9, 50)
+        changed = (await admin.post(path, json={"quotas": {"tokens_per_minute": None}})).json()["quotas"]
+        assert (changed["requests_per_minute"], changed["tokens_per_minute"]) == (9, None)
+        for name in ("name", "scopes", "weight", "quotas"):
+            refused = await admin.post(path, json={name: None})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
         assert (await client.get("/v1/files")).status_code == 403
         assert (await client.get("/metrics")).status_code == 200
 

@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import ManualClock
 from batchwright.server.body_limits import BodyLimits, ByteBudget
+from batchwright.server.errors import HttpError
 from batchwright.server.middleware import Bounds
 from batchwright.testing import play
 
-_SCOPE: Scope = {"type": "http", "method": "POST", "path": "/v1/files", "headers": []}
+_SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/files", "headers": []}
 
 
 async def _read_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,6 +73,56 @@ def test_a_body_may_neither_stall_nor_drip(pieces: int, size: int, seconds: floa
     assert sent[0]["status"] == status
     if status == 408:
         assert json.loads(sent[1]["body"])["error"]["code"] == "upload_too_slow"
+
+
+@pytest.mark.parametrize(
+    ("headers", "version", "read"),
+    [
+        ([], "1.1", 0),  # whoever serves the connection reads on
+        ([(b"connection", b"close")], "1.1", 5),
+        ([], "1.0", 5),
+        ([(b"connection", b"close"), (b"expect", b"100-continue")], "1.1", 0),
+    ],
+)
+def test_a_refusal_reaches_a_client_that_sends_its_whole_body_first(
+    headers: list[tuple[bytes, bytes]], version: str, read: int
+) -> None:
+    async def main(clock: ManualClock) -> None:
+        messages, before = list(_body(5, 100_000)), len(list(_body(5, 1)))
+
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            raise HttpError(401, "no")
+
+        async def receive() -> Message:
+            return messages.pop(0)
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                assert (message["status"], before - len(messages)) == (401, read)
+
+        await _frame(refuse, clock)({**_SCOPE, "headers": headers, "http_version": version}, receive, send)
+
+    play(main)
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for_without_end() -> None:
+    async def main(clock: ManualClock) -> None:
+        sent: list[Message] = []
+
+        async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+            raise HttpError(401, "no")
+
+        async def receive() -> Message:
+            await asyncio.sleep(1.0)
+            return {"type": "http.request", "body": b"x" * 2000, "more_body": True}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await _frame(refuse, clock)({**_SCOPE, "headers": [(b"connection", b"close")]}, receive, send)
+        assert (sent[0]["status"], clock.now()) == (401, 60.0)
+
+    play(main)
 
 
 def test_what_the_service_takes_to_read_is_not_the_clients_slowness() -> None:

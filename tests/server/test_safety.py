@@ -15,6 +15,7 @@ import openai
 import pytest
 from structlog.typing import EventDict
 from tests.server.conftest import Play, Service
+from tests.store.support import spoil_table
 
 from batchwright.errors import StoreUnavailable
 from batchwright.wire.errors import error_body
@@ -71,6 +72,17 @@ def test_a_database_that_is_spoilt_while_it_is_open_is_told_and_nothing_is_remov
         with pytest.raises(StoreUnavailable):
             await service.services.store.verify()
         assert service.services.blobs.path(uploaded.id).exists()
+
+    play(main)
+
+
+@pytest.mark.parametrize("table", ["batches", "api_keys"])
+def test_a_table_that_is_spoilt_behind_its_index_is_told(play: Play, table: str) -> None:
+    async def main(service: Service) -> None:
+        spoil_table(service.services.settings.data / "batchwright.db", table)
+        told = await _why(service)
+        assert told is not None
+        assert "the database is damaged" in told
 
     play(main)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sqlite3
 from collections.abc import Awaitable
@@ -268,6 +269,44 @@ def test_every_route_needs_its_scope_and_no_other(play: Play) -> None:
                     assert (error["type"], error["code"]) == ("permission_error", "missing_scope")
                 tried += 1
             assert tried > 20
+
+    play(main)
+
+
+async def _is_watched(service: Service) -> bool:
+    return any(feed._number for feed in service.services.feeds._feeds.values())
+
+
+@pytest.mark.parametrize("how", ["revoked", "rotated", "without its scope"])
+def test_a_dashboard_that_is_open_ends_with_the_right_to_see_it(play: Play, how: str) -> None:
+    async def main(service: Service) -> None:
+        keys = service.services.keys
+        record, secret = await keys.create("looks", "ours")
+        _, other = await keys.create("stays", "ours")
+        looking = asyncio.create_task(service.as_tenant(secret).get("/dashboard/events"))
+        staying = asyncio.create_task(service.as_tenant(other).get("/dashboard/events"))
+        await service.until(lambda: _is_watched(service))
+        if how == "revoked":
+            await keys.revoke(record.id)
+        elif how == "rotated":
+            await keys.rotate(record.id, 0.0)
+        else:
+            await keys.update(record.id, {"scopes": ["online"]})
+        last = (await looking).text.split("data: ")[-1]
+        assert json.loads(last)["error"]["code"] == ("missing_scope" if "scope" in how else "invalid_api_key")
+        assert not staying.done()
+        service.services.drain()
+        assert "error" not in json.loads((await staying).text.split("data: ")[-1])
+
+    play(main)
+
+
+def test_a_dashboard_from_before_the_first_key_ends_with_it(play: Play) -> None:
+    async def main(service: Service) -> None:
+        looking = asyncio.create_task(service.http.get("/dashboard/events"))
+        await service.until(lambda: _is_watched(service))
+        await service.services.keys.create("first", "ours")
+        assert json.loads((await looking).text.split("data: ")[-1])["error"]["code"] == "missing_api_key"
 
     play(main)
 

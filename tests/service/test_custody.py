@@ -108,6 +108,30 @@ def test_a_database_without_files_is_not_given_another_folder(tmp_path: Path) ->
     assert not [path for path in other.rglob("*") if path.name == "store.json"]
 
 
+def test_a_folder_that_is_used_is_not_given_to_a_new_database(tmp_path: Path) -> None:
+    """Though it has no files yet: the keys without which nobody is let in are in its own database."""
+    data, own, mistyped = tmp_path / "data", tmp_path / "data" / "batchwright.db", tmp_path / "data" / "batchwrigth.db"
+    use(own, data)
+    with pytest.raises(StoreMismatch, match=r"no store at .*batchwrigth.db, or it is empty, and .* that of another"):
+        use(mistyped, data)
+    assert not mistyped.exists()
+    # Nor where it is made first, nor the other way round.
+    other = tmp_path / "other"
+    use(mistyped, other)
+    with pytest.raises(StoreMismatch, match=r"is that of store .* are those of store"):
+        use(mistyped, data)
+    with apsw.Connection(str(mistyped)) as connection:
+        connection.execute("DELETE FROM identity")
+    with pytest.raises(StoreMismatch, match="is new or of an earlier version"):
+        use(mistyped, data)
+    (data / "files" / "store.json").unlink()
+    with pytest.raises(StoreMismatch, match=r"has a database of its own, .*batchwright.db"):
+        use(tmp_path / "third.db", data)
+    (data / "files" / "store.json").write_bytes((other / "files" / "store.json").read_bytes())
+    with pytest.raises(StoreMismatch):
+        use(own, data)
+
+
 def test_a_copy_in_quarantine_of_a_file_that_is_in_its_place_is_removed_once(tmp_path: Path) -> None:
     """As a backup in two passes leaves it when the file moves between them."""
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
+
+import apsw
 
 from batchwright.jobs.store import Store, open_store
 from batchwright.jobs.store.records import (
@@ -126,3 +130,18 @@ def play(url: str, scenario: Scenario) -> None:
             await scenario(World(store, clock))
 
     asyncio.run(main())
+
+
+_PAGE = 4096
+"""Bytes of a page of SQLite."""
+
+
+def spoil_table(path: Path, table: str) -> None:
+    """Overwrite the first page of a table of an SQLite file; those of its indexes are sound."""
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).fetchall()[0][0]
+    assert isinstance(root, int)
+    with path.open("r+b") as file:
+        file.seek((root - 1) * _PAGE)
+        file.write(bytes(_PAGE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.store.support import Play, World
@@ -183,8 +184,12 @@ def test_a_key_has_all_that_it_was_given_and_ends_with_its_time(play: Play) -> N
         assert await store.any_key()
         assert await store.key(b"1" * 32) == key
         assert await store.keys() == [key]
-        key = replace(key, name="other", weight=2.0, scopes=("metrics",), best_priority=None, quotas=Quotas())
-        changes = {name: getattr(key, name) for name in ("name", "weight", "scopes", "best_priority", "quotas")}
+        key = replace(
+            key, name="other", weight=2.0, scopes=("metrics",), best_priority=None,
+            quotas=Quotas(storage_bytes=2**40, concurrent_requests=3),
+        )  # fmt: skip
+        changes: dict[str, Any] = {name: getattr(key, name) for name in ("name", "weight", "scopes", "best_priority")}
+        changes["quotas"] = {"requests_per_minute": None, "concurrent_requests": 3}
         assert await store.update_key("key_1", changes) == key
         assert await store.update_key("key_0", changes) is None
         assert await store.keys() == [key]

@@ -225,6 +225,13 @@ def test_a_newer_schema_is_refused(postgres: PostgresServer) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("look", [store_exists, open_store])
+def test_an_address_that_cannot_be_read_is_told_without_its_password(look: Callable[[str], object]) -> None:
+    with pytest.raises(InvalidRequest, match=r"^database=postgresql://127.0.0.1:5432/x: cannot be read") as caught:
+        look("postgresql://u:sE%zzcret@127.0.0.1:5432/x")
+    assert "zzcret" not in str(caught.value)
+
+
 def test_looking_for_a_store_makes_none(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     for _ in range(2):

@@ -150,12 +150,15 @@ def test_rates_are_counted_together_and_forgotten(play: Play, url: str) -> None:
         store = world.store
         async with open_store(url, now=lambda: world.now) as other:
             changes = [Change("a", 1, 5), Change("a", 2, -1), Change("b", 2, 7)]
-            await asyncio.gather(*[each.share_rates(changes, ["a"], 0) for each in (store, other) * 5])
-            now, counted = await other.share_rates([], ["a", "c"], 0)
+            await asyncio.gather(*[each.share_rates(changes, ["a"], oldest=0, since=9) for each in (store, other) * 5])
+            now, counted = await other.share_rates([], ["a", "c"], oldest=0, since=9)
         assert now == world.now
         assert sorted(counted) == [("a", 1, 50), ("a", 2, -10)]
-        assert (await store.share_rates([Change("c", 3, 1)], ["a", "c"], 3))[1] == [("c", 3, 1)]
-        assert (await store.share_rates([], ["a", "b", "c"], 0))[1] == [("c", 3, 1)]
+        assert (await store.share_rates([Change("c", 3, 1)], ["a", "c"], oldest=3, since=9))[1] == [("c", 3, 1)]
+        assert (await store.share_rates([], ["a", "b", "c"], oldest=0, since=9))[1] == [("c", 3, 1)]
+        # Of what was not asked for by its name, what is new.
+        assert (await store.share_rates([], [], oldest=0, since=3))[1] == [("c", 3, 1)]
+        assert (await store.share_rates([], [], oldest=0, since=4))[1] == []
 
     play(scenario)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.store.support import Play, World, play
+from tests.store.support import Play, World, play, spoil_table
 
 from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.jobs.store import open_store
@@ -171,6 +171,19 @@ def test_nothing_is_acknowledged_once_the_file_is_known_to_be_gone(path: Path) -
                 await store.check()
             with pytest.raises(StoreUnavailable, match="is not there any more"):
                 await world.upload()
+
+    asyncio.run(main())
+
+
+def test_damage_that_a_request_has_met_is_told_to_everybody(path: Path) -> None:
+    async def main() -> None:
+        async with open_store(path) as store:
+            spoil_table(path, "deliveries")
+            await store.check()
+            with pytest.raises(StoreUnavailable):
+                await store.count_deliveries()
+            with pytest.raises(StoreUnavailable, match="is damaged"):
+                await store.check()
 
     asyncio.run(main())
 

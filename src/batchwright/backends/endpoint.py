@@ -28,7 +28,7 @@ from batchwright.errors import (
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds, priority_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model, require_few_completions
 
 _T = TypeVar("_T")
 
@@ -183,6 +183,8 @@ class EndpointInference:
         if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_sizes(call.body)
+        if call.endpoint != EMBEDDINGS_URL:
+            require_few_completions(call.body)
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
         body = {name: value for name, value in call.body.items() if name not in _OURS}

@@ -67,13 +67,15 @@ class RoutedInference:
         return next((reason for route in self._routes if (reason := why_not_ready(route))), None)
 
     async def answer(self, call: Call) -> dict[str, Any]:
+        route = self._route(call)
         alias, call = self._resolved(call)
-        body = await self._route(call).answer(call)
+        body = await route.answer(call)
         return body if alias is None else {**body, "model": alias}
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        route = self._route(call)
         alias, call = self._resolved(call)
-        bodies = self._route(call).stream(call)
+        bodies = route.stream(call)
         return bodies if alias is None else _under_the_name(alias, bodies)
 
     async def close(self) -> None:
@@ -97,12 +99,14 @@ class RoutedInference:
             raise InvalidRequest(
                 f"no model for {call.endpoint} is served here: start the service with one", code="unsupported_url"
             )
+        meant = None if model is None else self._aliases.get(model, model)
         for route in serving:
-            if model is None or not route.models or model in route.models:
+            if meant is None or not route.models or meant in route.models:
                 return route
         if model in self.models:
             raise ModelNotFound(f"model={shown(model)} does not serve {call.endpoint}: GET /v1/models lists all models")
-        names = ", ".join(name for route in serving for name in route.models)
+        served = [name for route in serving for name in route.models]
+        names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
         raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
 
 

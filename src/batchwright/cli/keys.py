@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from batchwright.cli.quotas import shown, with_limits
+from batchwright.cli.quotas import read_limits, shown
 from batchwright.cli.store_options import (
     ConfigOption,
     DatabaseOption,
@@ -23,7 +23,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.jobs.service.checks import duration_seconds
 from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys
 from batchwright.jobs.store.records import ApiKey
-from batchwright.limiting.quotas import NAMES, UNLIMITED
+from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ def create(
             scopes=_listed(scopes),
             weight=weight,
             best_priority=best_priority,
-            quotas=with_limits(UNLIMITED, quota or ()),
+            quotas=Quotas(**read_limits(quota or ())),
         ),
         create=True,
         audit=lambda made: ("key.create", made[0].id),
@@ -132,14 +132,14 @@ def update(
         changes["scopes"] = _listed(scopes)
     if expires is not None:
         changes["expires_at"] = None if expires == "never" else _time_of(expires)
-    if not changes and not quota:
+    if quota:
+        changes["quotas"] = read_limits(quota)
+    if not changes:
         raise InvalidRequest(
             "nothing to change: give --name, --expires, --scopes, --weight, --best-priority or --quota"
         )
 
     async def change(keys: ApiKeys) -> ApiKey:
-        if quota:
-            changes["quotas"] = with_limits((await keys.key(key_id)).quotas, quota)
         return await keys.update(key_id, changes)
 
     _with_keys(StoreFlags(data, database, config), change, audit=lambda _: ("key.update", key_id))

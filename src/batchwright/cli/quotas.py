@@ -47,7 +47,8 @@ def set_quotas(
         raise InvalidRequest("nothing to change: give NAME=VALUE, or --weight")
 
     async def change(store: Store) -> Quotas:
-        changed = with_limits((await store.tenant_quotas()).get(tenant, UNLIMITED), limits or ())
+        before = (await store.tenant_quotas()).get(tenant, UNLIMITED)
+        changed = replace(before, **read_limits(limits or ()))
         await store.set_tenant_quotas(tenant, changed, weight)
         return changed
 
@@ -85,14 +86,15 @@ def list_quotas(
     print_table(("whose", "quota", "limit"), rows)
 
 
-def with_limits(quotas: Quotas, limits: Iterable[str]) -> Quotas:
-    """`quotas`, changed as `NAME=VALUE` texts say. Raises `InvalidRequest`."""
+def read_limits(limits: Iterable[str]) -> dict[str, int | None]:
+    """What `NAME=VALUE` texts say, by name; None: not limited any more. Raises `InvalidRequest`."""
+    found: dict[str, int | None] = {}
     for limit in limits:
         name, separator, text = limit.partition("=")
         if name not in NAMES or not separator:
             raise InvalidRequest(f"quota {limit!r}: must be NAME=VALUE; the names are {', '.join(NAMES)}")
-        quotas = replace(quotas, **{name: None if text == "none" else _value(name, text)})
-    return quotas
+        found[name] = None if text == "none" else _value(name, text)
+    return found
 
 
 def shown(quotas: Quotas) -> str:

@@ -22,10 +22,20 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+
+def _folder(text: str) -> Path:
+    # Such as an unset variable in a script: the current folder must be asked for.
+    if not text:
+        raise typer.BadParameter("'' names no folder: leave it out for the default, or give . for the current one")
+    return Path(text)
+
+
 DataOption = Annotated[
     Path | None,
     typer.Option(
         "--data",
+        parser=_folder,
+        metavar="FOLDER",
         help="Folder of the service's files (BATCHWRIGHT_DATA). Default: the platform's folder for user data.",
         show_default=False,
     ),
@@ -131,11 +141,16 @@ def with_local_store(
 ) -> _T:
     """What `work` returns of the store that these settings name; `create` and errors as for `open_local_store`.
 
+    Raises `StoreMismatch` also where the data folder is that of another store.
+
     `audit`: action and object of what was done, from what `work` returned.
     """
 
+    from batchwright.jobs.service.opening import database_of, met
+
     async def main() -> _T:
         async with open_local_store(settings, create=create) as store:
+            await met(store, settings.data, database_of(settings.database, settings.data))
             return await work(store)
 
     came = asyncio.run(main())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -86,7 +86,8 @@ class Grant:
 class _Window:
     """The last minute of a rate."""
 
-    limit: int
+    limit: int | None = None
+    """As it was last asked for here; None: it was not, and is known from other processes."""
     shared: Mapping[int, int] = field(default_factory=dict)
     """By slot, of all processes, as it was last heard."""
     handed: dict[int, int] = field(default_factory=dict)
@@ -186,28 +187,33 @@ class RateLimiter:
     # Other processes.
 
     def take_changes(self, now: float) -> tuple[list[Change], list[str]]:
-        """What was counted here since it was last handed over, and the rates of which there may be news.
+        """What was counted here since it was last handed over, and the rates of which all news matter.
 
-        It is followed by `learn`, or by `put_back`.
+        Of the others what other processes count matters only once it is asked for here. It is followed by `learn`, or
+        by `put_back`.
         """
         oldest, changes = oldest_slot(now), []
         for rate, window in [*self._windows.items()]:
             if not window.slots(now):
                 del self._windows[rate]
                 continue
+            window.shared = {slot: amount for slot, amount in window.shared.items() if slot >= oldest}
             window.handed = {slot: amount for slot, amount in window.own.items() if slot >= oldest and amount}
             window.own = {}
             changes += [Change(rate, slot, amount) for slot, amount in window.handed.items()]
-        return changes, [*self._windows]
+        return changes, [rate for rate, window in self._windows.items() if window.limit is not None]
 
-    def learn(self, counted: Iterable[Change]) -> None:
-        """What all processes counted of the rates, what was handed over here included."""
+    def learn(self, counted: Iterable[Change], rates: Collection[str]) -> None:
+        """What all processes counted, what was handed over here included: all of `rates`, and what is new of others."""
         shared: dict[str, dict[int, int]] = {}
         for rate, slot, amount in counted:
             shared.setdefault(rate, {})[slot] = amount
-        for rate, window in self._windows.items():
-            if rate in shared or window.handed:
-                window.shared, window.handed = shared.get(rate, {}), {}
+        for rate in rates:
+            if (window := self._windows.get(rate)) is not None:
+                window.shared, window.handed = shared.pop(rate, {}), {}
+        for rate, amounts in shared.items():
+            window = self._windows.setdefault(rate, _Window())
+            window.shared = {**window.shared, **amounts}
 
     def put_back(self) -> None:
         """What was taken could not be handed over."""
@@ -222,9 +228,10 @@ class RateLimiter:
         return dict(self._inside)
 
     def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
-        """Each rate that was used of late, its limit and what is used."""
+        """Each rate that was asked for here of late, its limit and what is used."""
         for rate, window in self._windows.items():
-            yield rate, window.limit, window.used(now)
+            if window.limit is not None:
+                yield rate, window.limit, window.used(now)
 
     def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
         """Requests inside of the other processes, by subject."""
@@ -233,7 +240,7 @@ class RateLimiter:
     # What they share.
 
     def _window(self, rate: str, limit: int) -> _Window:
-        window = self._windows.setdefault(rate, _Window(limit))
+        window = self._windows.setdefault(rate, _Window())
         window.limit = limit
         return window
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -39,15 +40,20 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_public(scope["path"]):
-            headers = Headers(scope=scope)
-            if not self._loopback or await self._keys.required():
-                key = await self._by_key(headers)
-            else:
-                # Pages of other origins may use the service, and not give themselves keys to it.
-                refuse_strangers(headers, () if scope["path"].startswith(ADMIN) else self._origins)
-                key = None
-            scope.setdefault("state", {}).update(key=key, tenant=DEFAULT_TENANT if key is None else key.tenant)
+            authenticate = partial(self._authenticated, Headers(scope=scope), scope["path"])
+            key = await authenticate()
+            tenant = DEFAULT_TENANT if key is None else key.tenant
+            # An answer that goes on for long asks again.
+            scope.setdefault("state", {}).update(key=key, tenant=tenant, authenticate=authenticate)
         await self._app(scope, receive, send)
+
+    async def _authenticated(self, headers: Headers, path: str) -> ApiKey | None:
+        """The key of a request, as things are now. Raises `HttpError` and `StoreUnavailable`."""
+        if not self._loopback or await self._keys.required():
+            return await self._by_key(headers)
+        # Pages of other origins may use the service, and not give themselves keys to it.
+        refuse_strangers(headers, () if path.startswith(ADMIN) else self._origins)
+        return None
 
     async def _by_key(self, headers: Headers) -> ApiKey:
         scheme, _, key = headers.get("authorization", "").partition(" ")

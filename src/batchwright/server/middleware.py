@@ -109,6 +109,8 @@ class _Arrival:
     size: int = 0
     """Bytes that have come."""
     waited: float = 0.0
+    ended: bool = False
+    """All of it has come, or the client has gone."""
 
     @property
     def patience(self) -> float:
@@ -207,29 +209,36 @@ class Bounds:
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
         """Answer the request; whatever is raised becomes an error in the form of the service."""
+        headers, arrival = Headers(scope=scope), _Arrival(self._upload_timeout, self._min_upload_rate)
         try:
-            headers = Headers(scope=scope)
             _require_plain(headers)
             body.announce(headers.get("content-length", ""))
-            await self._app(scope, self._bounded(receive, body), answer.send)
+            await self._app(scope, self._bounded(receive, body, arrival), answer.send)
         except ClientDisconnect:
             raise
         except Exception as error:
             told = as_http(error)
             log_failure(error, told, path=scope["path"])
             if not answer.begun:
+                if _closes_after(scope, headers) and told.status != 408:
+                    await self._drain(receive, arrival)
                 await error_response(told)(scope, receive, answer.send)
 
-    def _bounded(self, receive: Receive, body: BodyCount) -> Receive:
+    async def _drain(self, receive: Receive, arrival: _Arrival) -> None:
+        """Throw the rest of a body away. A connection that is closed before it has come is reset, and what was sent is
+        lost to a client that reads only when it has sent all.
+        """
+        with suppress(TimeoutError, HttpError):
+            async with asyncio.timeout(self._upload_timeout):
+                while not arrival.ended:
+                    await self._soon(receive, arrival)
+
+    def _bounded(self, receive: Receive, body: BodyCount, arrival: _Arrival) -> Receive:
         """`receive`, which raises 408 when the body comes too slowly, and what `BodyCount` raises."""
-        arrival = _Arrival(self._upload_timeout, self._min_upload_rate)
-        arrived = False
 
         async def bounded() -> Message:
-            nonlocal arrived
             # What is still to come after the body is that the client hangs up, which may take any time.
-            message = await (receive() if arrived else self._soon(receive, arrival))
-            arrived = not message.get("more_body", False)
+            message = await (receive() if arrival.ended else self._soon(receive, arrival))
             body.count(len(message.get("body", b"")))
             return message
 
@@ -250,13 +259,21 @@ class Bounds:
                 headers={"connection": "close"},
             ) from None
         arrival.came(len(message.get("body", b"")), self._clock.now() - began)
+        arrival.ended = not message.get("more_body", False)
         return message
+
+
+def _closes_after(scope: Scope, headers: Headers) -> bool:
+    """Whether the connection ends with the answer, and the body comes whatever that is."""
+    if "100-continue" in headers.get("expect", "").lower():
+        return False
+    return scope["http_version"] == "1.0" or "close" in headers.get("connection", "").lower()
 
 
 def _require_plain(headers: Headers) -> None:
     """Raises `HttpError` (415) for a body that is compressed, whose size would not be known until it is expanded."""
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("", "identity"):
+    codings = ",".join(headers.getlist("content-encoding")).lower().split(",")
+    if coding := next((each for each in map(str.strip, codings) if each not in ("", "identity")), None):
         raise HttpError(
             415,
             f"Content-Encoding {coding[:40]!r} is not taken: send the body as it is",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from starlette.requests import Request
 
@@ -26,7 +27,17 @@ from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.estimates import tokens_of_request
 from batchwright.limiting.quotas import UNLIMITED, Quotas
-from batchwright.limiting.rates import KINDS, Change, Kind, RateLimiter, Refusal, Standing, Subject, oldest_slot
+from batchwright.limiting.rates import (
+    KINDS,
+    Change,
+    Kind,
+    RateLimiter,
+    Refusal,
+    Standing,
+    Subject,
+    oldest_slot,
+    slot_of,
+)
 from batchwright.server.errors import HttpError
 from batchwright.server.middleware import ANSWER_HEADERS
 
@@ -52,6 +63,14 @@ class Use:
         self._settle(tokens)
 
 
+class _Exchange(NamedTuple):
+    """With the other processes, of what was used."""
+
+    came: asyncio.Future[tuple[float, list[Change]]]
+    rates: Sequence[str]
+    """Those that are asked for whole."""
+
+
 class OnlineQuotas:
     """The quotas of tenants and keys, and what online requests use of them.
 
@@ -73,8 +92,10 @@ class OnlineQuotas:
         """What the time of the store is ahead of the clock."""
         self._tenants: Mapping[str, Quotas] = {}
         self._refresh_at = float("-inf")
-        self._sharing: asyncio.Future[tuple[float, list[Change]]] | None = None
-        """An exchange that is under way. It is never cancelled: what it adds could not be told from what it did not."""
+        self._sharing: _Exchange | None = None
+        """One that is under way. It is never cancelled: what it adds could not be told from what it did not."""
+        self._heard: float | None = None
+        """When the last one was, by the time of the store."""
 
     @property
     def now(self) -> float:
@@ -128,11 +149,14 @@ class OnlineQuotas:
                 raise
         if self._sharing is None:
             changes, rates = self.limiter.take_changes(self.now)
-            if not rates:
-                return
-            self._sharing = asyncio.ensure_future(self._store.share_rates(changes, rates, oldest_slot(self.now)))
+            oldest = oldest_slot(self.now)
+            # A slot is still added to while it is the latest, and for the moment that an exchange takes.
+            since = oldest if self._heard is None else slot_of(self._heard) - 1
+            asked = self._store.share_rates(changes, rates, oldest=oldest, since=since)
+            self._sharing = _Exchange(asyncio.ensure_future(asked), rates)
+        sharing = self._sharing
         try:
-            now, counted = await asyncio.shield(self._sharing)
+            now, counted = await asyncio.shield(sharing.came)
         except asyncio.CancelledError:
             raise  # it goes on, and the next call sees what comes of it
         except BaseException:
@@ -140,8 +164,8 @@ class OnlineQuotas:
             self.limiter.put_back()
             raise
         self._sharing = None
-        self._ahead = now - self._clock.now()
-        self.limiter.learn(counted)
+        self._ahead, self._heard = now - self._clock.now(), now
+        self.limiter.learn(counted, sharing.rates)
 
     def refresh(self) -> None:
         """Look at the quotas of tenants at the next `share`: they were changed."""

@@ -319,6 +319,8 @@ class Settings(BaseSettings):
     @field_validator("data", mode="before")
     @classmethod
     def _data_folder(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("names no folder: leave it out for the default, or give . for the current one")
         return default_data() if value is None else value
 
     @field_validator("data", mode="after")

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from batchwright.errors import InvalidRequest, shown
-from batchwright.request import MAX_DEADLINE, MAX_TOP_LOGPROBS
+from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
 from batchwright.wire.bounds import MAX_TOKEN_DIGITS, require_few_fields, require_size
 
 _AS_THEY_ARE = frozenset({
@@ -78,9 +78,11 @@ MAX_TEMPERATURE = 2.0
 """OpenAI's. `SamplingParams` takes more."""
 MAX_TOKENS = 2**31 - 1
 RANGES: Mapping[str, tuple[int, int]] = {
+    "best_of": (1, MAX_COMPLETIONS),
     "max_completion_tokens": (1, MAX_TOKENS),
     "max_tokens": (1, MAX_TOKENS),
     "min_tokens": (0, MAX_TOKENS),
+    "n": (1, MAX_COMPLETIONS),
     "priority": (-(2**31), 2**31 - 1),
     "seed": (-(2**63), 2**63 - 1),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
@@ -213,6 +215,14 @@ def priority_of(body: Mapping[str, object]) -> int:
     return _require_whole("priority", priority)
 
 
+def completions_of(body: Mapping[str, object]) -> int:
+    """Completions of each prompt that `body` asks for: `n`, or `best_of`, of which `n` are given out.
+
+    Raises `InvalidRequest`.
+    """
+    return max((_require_whole(name, body[name]) for name in ("n", "best_of") if body.get(name) is not None), default=1)
+
+
 def _require_whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidRequest(f"{name}={shown(value)}: must be a whole number", param=name)
@@ -223,7 +233,7 @@ def _require_whole(name: str, value: object) -> int:
 
 
 def _require_temperature(temperature: object) -> None:
-    if isinstance(temperature, (int, float)) and temperature > MAX_TEMPERATURE:
+    if isinstance(temperature, (int, float)) and not 0 <= temperature <= MAX_TEMPERATURE:
         raise InvalidRequest(
             f"temperature={shown(temperature)}: must be ≥ 0 and ≤ {MAX_TEMPERATURE:g}", param="temperature"
         )

@@ -17,6 +17,7 @@ from batchwright.wire.fields import (
     MAX_TOKENS,
     check_embedding_names,
     check_names,
+    completions_of,
     deadline_seconds,
     priority_of,
     require_type,
@@ -159,14 +160,14 @@ def read_messages(messages: object) -> list[Mapping[str, Any]]:
     return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
 
 
+def require_few_completions(body: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` when a body asks for more completions than it may, whoever computes them."""
+    _require_few(_num_prompts(body.get("prompt")), completions_of(body))
+
+
 def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> None:
     """Raises `InvalidRequest` when one body asks for more completions, or more log-probabilities, than it may."""
-    completions = len(prompts) * params.n
-    if completions > MAX_INPUTS:
-        raise InvalidRequest(
-            f"{len(prompts)} prompts with n={params.n} are more than {MAX_INPUTS} completions: send several requests",
-            param="prompt" if len(prompts) > 1 else "n",
-        )
+    completions = _require_few(len(prompts), params.n)
     if params.logprobs is None:
         return
     named, tokens = 1 + params.logprobs, min(params.max_tokens, _TOKENS_COUNTED)
@@ -176,6 +177,22 @@ def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, ch
             f"{MAX_LOGPROBS:,} in all: ask for fewer",
             param="top_logprobs" if chat else "logprobs",
         )
+
+
+def _require_few(prompts: int, n: int) -> int:
+    """How many completions these are."""
+    if prompts * n > MAX_INPUTS:
+        raise InvalidRequest(
+            f"{prompts} prompts with n={n} are more than {MAX_INPUTS} completions: send several requests",
+            param="prompt" if prompts > 1 else "n",
+        )
+    return prompts * n
+
+
+def _num_prompts(prompt: object) -> int:
+    """As far as the form says it: a list of numbers is one prompt."""
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return len(cast("list[object]", prompt)) if several else 1
 
 
 def out_of_range(error: Exception) -> InvalidRequest:

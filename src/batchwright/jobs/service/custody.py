@@ -54,7 +54,7 @@ class Custody:
         certain that they belong together.
         """
         async with self._alone():
-            folder = await off_loop(self._folder_state)
+            folder = await off_loop(_state_of, self._blobs)
             state = await self._database_state(folder)
             match relation(folder, state):
                 case "current":
@@ -83,12 +83,31 @@ class Custody:
                         "name the data folder of this database (--data), mount it, or restore its files; to go on "
                         "without them: batchwright jobs adopt, with the same flags"
                     )
+                case "taken":
+                    raise StoreMismatch(
+                        f"{self._blobs.folder} is that of store {folder.store_id}, and the database {database} is new "
+                        "or of an earlier version: name the database of that store (--database), or another data "
+                        f"folder (--data), or move {self._blobs.folder} away to begin anew; {_ADOPT}"
+                    )
                 case "elsewhere":
                     raise StoreMismatch(
                         f"the database {database} is used with another data folder than {self._blobs.folder.parent}: "
                         "name that one (--data), or mount it; to go on with this one instead: batchwright jobs adopt, "
                         "with the same flags"
                     )
+
+    async def meet(self, database: str, *, inside: bool) -> None:
+        """As `join`, for a process that needs the store only: its files may be on another machine.
+
+        `inside`: the database lies in the data folder, so the two are given one id if both are new.
+        """
+        if not inside and not self._blobs.folder.exists():
+            return
+        folder = await off_loop(_state_of, self._blobs)
+        found = relation(folder, await self._database_state(folder))
+        if found in ("missing", "elsewhere") or (found == "new" and not inside):
+            return
+        await self.join(database)
 
     async def adopt(self) -> tuple[int, int]:
         """Make the store and the folder belong together, whatever they were before, because somebody says so.
@@ -107,24 +126,19 @@ class Custody:
 
     async def is_current(self) -> bool:
         """Whether what the store says is dead may be removed: it is the one that the folder was last used with."""
-        note, identity = await off_loop(self._read), await self._store.identity()
+        note, identity = await off_loop(_read, self._blobs), await self._store.identity()
         return _agree(note, identity)
 
     async def renew(self) -> bool:
         """Replace the mark, so that every copy made until now is told from the store. False: this is such a copy."""
         async with self._alone():
-            note, identity = await off_loop(self._read), await self._store.identity()
+            note, identity = await off_loop(_read, self._blobs), await self._store.identity()
             if note is None or identity is None or not _agree(note, identity):
                 return False
             await self._write_mark(identity, StoreIdentity(identity.store_id, note.mark, _new_mark()))
             return True
 
     # What stands where.
-
-    def _folder_state(self) -> FolderState:
-        note = self._read()
-        has_files = next(self._blobs.all_blobs(), None) is not None
-        return FolderState(has_files=has_files) if note is None else FolderState(note.store_id, note.mark, has_files)
 
     async def _database_state(self, folder: FolderState) -> DatabaseState:
         identity = await self._store.identity()
@@ -141,22 +155,9 @@ class Custody:
                 return True
         return False
 
-    def _read(self) -> _Note | None:
-        """Raises `StoreMismatch` when what stands there cannot be read."""
-        path = self._blobs.folder / _NAME
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=_Note)
-        except FileNotFoundError:
-            return None
-        except (ValueError, OSError) as error:
-            raise StoreMismatch(
-                f"{path} cannot be read ({error}), so it is not known which database the files belong to: restore it "
-                f"from a backup; {_ADOPT}"
-            ) from error
-
     def _read_id(self) -> str | None:
         try:
-            note = self._read()
+            note = _read(self._blobs)
         except StoreMismatch:
             return None
         return None if note is None else note.store_id
@@ -225,6 +226,32 @@ class Custody:
             else:
                 raise StoreUnavailable(f"another process holds {self._blobs.folder / _LOCK} for too long: end it")
             yield
+
+
+def is_used(blobs: Blobs) -> bool:
+    """Whether the folder has files, or is that of a store already. Blocks."""
+    state = _state_of(blobs)
+    return state.has_files or state.store_id is not None
+
+
+def _state_of(blobs: Blobs) -> FolderState:
+    note = _read(blobs)
+    has_files = next(blobs.all_blobs(), None) is not None
+    return FolderState(has_files=has_files) if note is None else FolderState(note.store_id, note.mark, has_files)
+
+
+def _read(blobs: Blobs) -> _Note | None:
+    """Raises `StoreMismatch` when what stands there cannot be read."""
+    path = blobs.folder / _NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Note)
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise StoreMismatch(
+            f"{path} cannot be read ({error}), so it is not known which database the files belong to: restore it "
+            f"from a backup; {_ADOPT}"
+        ) from error
 
 
 def _agree(note: _Note | None, identity: StoreIdentity | None) -> bool:

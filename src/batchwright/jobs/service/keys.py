@@ -119,13 +119,9 @@ class ApiKeys:
         """The key with this id, also one that was revoked. Raises `NotFound`."""
         return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
 
-    async def is_valid(self, key_id: str) -> bool:
-        """Whether a key is neither revoked nor expired. Raises `NotFound`."""
-        key = await self.key(key_id)
-        return key.revoked_at is None and (key.expires_at is None or key.expires_at > self._now())
-
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
-        """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
+        """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, and of the
+        `quotas` those that are given, by name.
 
         It holds here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
         """

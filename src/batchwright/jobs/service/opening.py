@@ -7,7 +7,7 @@ from pathlib import Path
 
 from batchwright.errors import StoreMismatch
 from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.custody import Custody
+from batchwright.jobs.service.custody import Custody, is_used
 from batchwright.jobs.store import Store, open_store, shown_url, store_exists
 
 _FILES = "files"
@@ -25,21 +25,27 @@ def blobs_of(data: Path) -> Blobs:
 
 
 def require_database(database: str, data: Path) -> bool:
-    """Whether there is a store at `database`; False: one may be made there, for the data folder has no files.
+    """Whether there is a store at `database`; False: one may be made there, for the data folder is that of none.
 
-    Blocks, and makes nothing. Raises `StoreMismatch` when there is none and there are files, since a new store would
-    know none of them; what `store_exists` raises.
+    Blocks, and makes nothing. Raises `StoreMismatch` when there is none and the folder is used: a new store would know
+    none of its files, and none of the keys without which nobody is let in; what `store_exists` raises.
     """
-    # In this order: another process that makes a store now puts no files there before it has.
-    has_files = next(blobs_of(data).all_blobs(), None) is not None
+    # In this order: another process that makes a store now marks the folder after it has.
+    used, own = is_used(blobs_of(data)), data / _DATABASE
     exists = store_exists(database)
-    if has_files and not exists:
+    if exists:
+        return True
+    if used:
         raise StoreMismatch(
-            f"there is no store at {shown_url(database)}, or it is empty, and {data / _FILES} has files of another "
-            "one: name the database of these files (--database), or restore it from a backup, or name another data "
-            "folder (--data)"
+            f"there is no store at {shown_url(database)}, or it is empty, and {data / _FILES} is that of another one: "
+            "name its database (--database), or restore it from a backup, or name another data folder (--data)"
         )
-    return exists
+    if database != str(own) and own.exists():
+        raise StoreMismatch(
+            f"there is no store at {shown_url(database)}, or it is empty, and the data folder has a database of its "
+            f"own, {own}: leave --database out, or name another data folder (--data)"
+        )
+    return False
 
 
 async def open_with_files(database: str, data: Path, *, now: Callable[[], float] | None = None) -> tuple[Store, Blobs]:
@@ -61,3 +67,11 @@ async def joined(store: Store, data: Path, database: str = "that is open") -> Bl
     blobs = blobs_of(data)
     await Custody(store, blobs).join(database)
     return blobs
+
+
+async def met(store: Store, data: Path, database: str) -> None:
+    """See that `data` is not the folder of another store, for a process that needs no files. Raises `StoreMismatch`.
+
+    `database` is where the store is.
+    """
+    await Custody(store, blobs_of(data)).meet(shown_url(database), inside=database == database_of(None, data))

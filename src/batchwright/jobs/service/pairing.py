@@ -16,16 +16,19 @@ from batchwright.jobs.store.records import StoreIdentity
 NO_MARK = ""
 """Of a store that was not yet seen together with a folder."""
 
-Relation: TypeAlias = Literal["current", "estranged", "new", "known", "foreign", "strange", "missing", "elsewhere"]
+Relation: TypeAlias = Literal[
+    "current", "estranged", "new", "known", "foreign", "strange", "missing", "taken", "elsewhere"
+]
 """How a database stands to a folder of files:
 
 - `current`: it is the database that the folder was last used with;
 - `estranged`: it is the same store at another time, or a copy of it;
 - `new`: neither has anything that could be lost;
 - `known`: they have no id in common yet, but the database knows files of the folder: by their names, which are random;
-- `foreign`: each is another store's;
+- `foreign`: each is another store's, whether the folder has files or not;
 - `strange`: the folder has files, none of which the database knows;
 - `missing`: the database has records of files, and the folder has no file;
+- `taken`: the folder is that of a store, without files yet, and the database has no id;
 - `elsewhere`: neither has files, and the database is used with another folder.
 """
 
@@ -60,13 +63,15 @@ def relation(folder: FolderState, database: DatabaseState) -> Relation:
     identity = database.identity
     if identity is not None and folder.store_id == identity.store_id:
         return "current" if is_current(folder.mark, identity) else "estranged"
-    if not folder.has_files:
-        if database.names_files:
-            return "missing"
-        return "new" if identity is None or identity.mark == NO_MARK else "elsewhere"
     if folder.store_id is not None and identity is not None:
         return "foreign"
-    return "known" if database.knows_files else "strange"
+    if folder.has_files:
+        return "known" if database.knows_files else "strange"
+    if database.names_files:
+        return "missing"
+    if folder.store_id is not None:
+        return "taken"
+    return "new" if identity is None or identity.mark == NO_MARK else "elsewhere"
 
 
 def is_current(mark: str | None, identity: StoreIdentity) -> bool:

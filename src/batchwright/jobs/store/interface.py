@@ -378,6 +378,8 @@ class Store(Protocol):
     async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
         """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
 
+        Of its `quotas` those are replaced that are given, by name; None: not limited any more.
+
         The key as it is then; None: there is no such key.
         """
         ...
@@ -436,9 +438,10 @@ class Store(Protocol):
         ...
 
     async def share_rates(
-        self, changes: Sequence[Change], rates: Sequence[str], oldest: int
+        self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:
-        """Add `changes` to the counters of all processes, and read those of `rates` from slot `oldest` on.
+        """Add `changes` to the counters of all processes, and read them: those of `rates` from slot `oldest` on, all
+        others from `since` on.
 
         The time of the store comes with them, by which all processes count.
         """

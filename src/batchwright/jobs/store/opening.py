@@ -58,6 +58,7 @@ def _has_schema(url: str) -> bool:
         import psycopg
     except ImportError as error:
         raise _needs_postgres(error) from error
+    _require_address(url)
     try:
         with psycopg.connect(url, connect_timeout=5) as connection:
             return connection.execute("SELECT to_regclass('batchwright.schema_version')").fetchone() != (None,)
@@ -72,12 +73,28 @@ def _driver(url: str, now: Callable[[], float] | None) -> Driver:
             from batchwright.jobs.store.postgresql import PostgresqlDriver
         except ImportError as error:
             raise _needs_postgres(error) from error
+        _require_address(url)
         return PostgresqlDriver(url, now)
     try:
         from batchwright.jobs.store.sqlite import SqliteDriver
     except ImportError as error:
         raise _needs_sqlite(error) from error
     return SqliteDriver(path, now or time.time)
+
+
+def _require_address(url: str) -> None:
+    """Raises `InvalidRequest` for a URL that the driver cannot read; its own message would quote the password."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:
+        raise InvalidRequest(
+            f"database={shown_url(url)}: cannot be read; in a name or a password write %25 for %, %2F for / and %40 "
+            "for @",
+            param="database",
+        ) from None
 
 
 def _needs_sqlite(error: ImportError) -> MissingExtra:

@@ -259,11 +259,11 @@ class SqlStore:
         return await self._driver.read(quotas.quota_use, tenant, key_id)
 
     async def share_rates(
-        self, changes: Sequence[Change], rates: Sequence[str], oldest: int
+        self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:
         if not changes:
-            return await self._driver.read(quotas.read_rates, rates, oldest)
-        return await self._driver.write(quotas.share_rates, changes, rates, oldest)
+            return await self._driver.read(quotas.read_rates, rates, oldest, since)
+        return await self._driver.write(quotas.share_rates, changes, rates, oldest, since)
 
     async def publish(self, worker: str, snapshot: str) -> None:
         await self._driver.write(workers.publish, worker, snapshot)

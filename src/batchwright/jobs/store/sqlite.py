@@ -192,6 +192,7 @@ class SqliteDriver:
             finally:
                 self._reader.execute("ROLLBACK")
         except _UNAVAILABLE as error:
+            self._file.note(error)
             raise self._unavailable(error) from error
 
     # On the writer's thread.
@@ -219,6 +220,7 @@ class SqliteDriver:
             with suppress(apsw.Error):
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
+            self._file.note(error)
             reason = self._unavailable(error) if isinstance(error, (apsw.Error, UnicodeDecodeError)) else error
             for entry in waiting:
                 entry.error = entry.error or reason

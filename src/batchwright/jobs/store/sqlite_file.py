@@ -20,7 +20,10 @@ from batchwright.jobs.store.transaction import DAMAGED
 APPLICATION_ID = 0x62776A73
 """In the header of the file; stores made by earlier versions have 0 there."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
+_LOOKED_AT = ("files", "batches", "lines", "results", "workers", "identity", "api_keys")
 _BUSY_MS = 2_000
+OVERWRITTEN = (apsw.CorruptError, apsw.NotADBError)
+"""What is raised for pages that make no sense."""
 DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
 """What is raised for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
 these are gone."""
@@ -105,6 +108,11 @@ class SqliteFile:
         if self.damage is not None:
             raise StoreUnavailable(self.damage, told=DAMAGED)
 
+    def note(self, error: BaseException) -> None:
+        """A statement has failed: if it met damage, that is told from now on, whatever else is asked."""
+        if self.damage is None and isinstance(error, OVERWRITTEN):
+            self._damaged(str(error))
+
     def _damaged(self, what: str) -> StoreUnavailable:
         self.damage = (
             f"the database {self._path} is damaged: {what}; stop all processes, put back the file or a backup of it, "
@@ -117,8 +125,9 @@ class SqliteFile:
             with _reading(self._path) as connection:
                 if not is_a_store(connection, self._path):
                     raise self._damaged("it is empty")
-                for table in ("files", "batches", "identity"):
-                    connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()
+                # The columns too, or an index would answer for its table.
+                for table in _LOOKED_AT:
+                    connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
                 if check is not None:
                     [(told,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
                     if told != "ok":

@@ -13,8 +13,6 @@ from batchwright.server.errors import RETRY_AFTER, HttpError, as_http, log_failu
 from batchwright.server.sse import event
 
 PERIOD = 1.0
-_STATES = 300
-"""Of a feed: then its watchers come back with their keys, which may have been revoked meanwhile."""
 _PART_OF_ONE_TENANT = 4
 
 Compute = Callable[[], Awaitable[DashboardState]]
@@ -29,16 +27,16 @@ class Feeds:
         self._most_of_one = max(1, most // _PART_OF_ONE_TENANT)
         self._stopping = stopping
         self._watchers: Counter[str] = Counter()
-        self._feeds: dict[tuple[str, str | None], _Feed] = {}
+        self._feeds: dict[tuple[str, str], _Feed] = {}
 
     @contextmanager
-    def watched(self, tenant: str, key_id: str | None, compute: Compute) -> Iterator[AsyncGenerator[bytes]]:
-        """The events of a tenant, as one of its keys sees them, whose states `compute` makes.
+    def watched(self, tenant: str, presented: str, compute: Compute) -> Iterator[AsyncGenerator[bytes]]:
+        """The events of a tenant, as whoever presents a key (empty: none) sees them, whose states `compute` makes.
 
         Raises `HttpError` (429, 503) when too many look.
         """
         self._check(tenant)
-        whose = tenant, key_id
+        whose = tenant, presented
         feed = self._feeds.get(whose)
         if feed is None or feed.over:
             feed = self._feeds[whose] = _Feed(compute, self._stopping)
@@ -110,7 +108,7 @@ class _Feed:
                 self._latest = event(answer.body)
                 self.over = True
             self._number += 1
-            self.over = self.over or self._stopping.is_set() or self._number >= _STATES
+            self.over = self.over or self._stopping.is_set()
             self._wake()
             if not self.over:
                 with suppress(TimeoutError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from batchwright.errors import NotFound
 from batchwright.jobs.service.keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAULT_TENANT, require_name
@@ -120,7 +120,7 @@ class KeyCreate(BaseModel):
 
 
 class KeyUpdate(BaseModel):
-    """What is to change of a key; what is left out stays."""
+    """What is to change of a key; what is left out stays, also of its quotas."""
 
     model_config = _EXACT
 
@@ -130,6 +130,13 @@ class KeyUpdate(BaseModel):
     weight: float | None = None
     best_priority: int | None = None
     quotas: QuotaValues | None = None
+
+    @field_validator("name", "scopes", "weight", "quotas")
+    @classmethod
+    def _require_value(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("null is no value of it: leave it out, and it stays as it is")
+        return value
 
 
 class KeyRotate(BaseModel):
@@ -196,14 +203,9 @@ async def retrieve_key(key_id: KeyId, services: ServicesOf) -> KeyObject:
 @router.post("/keys/{key_id}", dependencies=[audited("key.update", "key_id")])
 async def update_key(key_id: KeyId, body: KeyUpdate, services: ServicesOf) -> KeyObject:
     """Change a key. `expires_at` and `best_priority` may be set to null: never, and any."""
-    may_be_none = ("expires_at", "best_priority")
-    changes: dict[str, Any] = {
-        name: value
-        for name in body.model_fields_set
-        if (value := getattr(body, name)) is not None or name in may_be_none
-    }
+    changes = {name: getattr(body, name) for name in body.model_fields_set}
     if body.quotas is not None:
-        changes["quotas"] = body.quotas.as_quotas()
+        changes["quotas"] = body.quotas.model_dump(exclude_unset=True)
     return _shown(await services.keys.update(key_id, changes))
 
 

@@ -53,7 +53,8 @@ def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None
     row = tx.row("lock_key", id=key_id)
     if row is None:
         return None
-    changed = replace(_as_key(row), **changes)
+    key = _as_key(row)
+    changed = replace(key, **{**changes, "quotas": replace(key.quotas, **changes.get("quotas", {}))})
     values = _values(changed)
     names = ("id", "name", "expires_at", "scopes", "weight", "best_priority", "quotas")
     tx.run("update_key", **{name: values[name] for name in names})

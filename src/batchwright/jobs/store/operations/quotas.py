@@ -86,11 +86,14 @@ def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> Enqueued:
     return Enqueued(*waiting)
 
 
-def share_rates(tx: Tx, changes: Sequence[Change], rates: Sequence[str], oldest: int) -> tuple[float, list[Change]]:
+def share_rates(
+    tx: Tx, changes: Sequence[Change], rates: Sequence[str], oldest: int, since: int
+) -> tuple[float, list[Change]]:
     tx.many("add_rates", [change._asdict() for change in changes])
     tx.run("forget_rates", oldest=oldest)
-    return read_rates(tx, rates, oldest)
+    return read_rates(tx, rates, oldest, since)
 
 
-def read_rates(tx: Tx, rates: Sequence[str], oldest: int) -> tuple[float, list[Change]]:
-    return tx.now, [Change(*row) for row in tx.rows("rates", rates=json.dumps([*rates]), oldest=oldest)]
+def read_rates(tx: Tx, rates: Sequence[str], oldest: int, since: int) -> tuple[float, list[Change]]:
+    found = tx.rows("rates", rates=json.dumps([*rates]), oldest=oldest, since=since)
+    return tx.now, [Change(*row) for row in found]

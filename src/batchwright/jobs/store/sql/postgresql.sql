@@ -237,7 +237,7 @@ ON CONFLICT (rate, slot) DO UPDATE SET amount = rates.amount + excluded.amount;
 
 -- name: rates
 SELECT rate, slot, amount FROM rates
-WHERE rate IN (SELECT json_array_elements_text(CAST(:rates AS JSON))) AND slot >= :oldest;
+WHERE slot >= :oldest AND (slot >= :since OR rate IN (SELECT json_array_elements_text(CAST(:rates AS JSON))));
 
 -- name: forget_rates
 DELETE FROM rates WHERE (rate, slot) IN (

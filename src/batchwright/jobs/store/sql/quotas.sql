@@ -41,7 +41,8 @@ INSERT INTO rates (rate, slot, amount) VALUES (:rate, :slot, :amount)
 ON CONFLICT (rate, slot) DO UPDATE SET amount = rates.amount + excluded.amount;
 
 -- name: rates
-SELECT rate, slot, amount FROM rates WHERE rate IN (SELECT value FROM json_each(:rates)) AND slot >= :oldest;
+SELECT rate, slot, amount FROM rates
+WHERE slot >= :oldest AND (slot >= :since OR rate IN (SELECT value FROM json_each(:rates)));
 
 -- name: forget_rates
 DELETE FROM rates WHERE slot < :oldest;
