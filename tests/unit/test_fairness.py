@@ -12,6 +12,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.request import Flow, Traffic
 from batchwright.scheduling import Sequence, Status, StepPlan
 from batchwright.scheduling.fairness import Share
+from batchwright.scheduling.pace import StepShape
 
 from .oracle import Bench
 
@@ -264,6 +265,28 @@ def test_long_prompts_of_one_owner_leave_half_of_the_tokens_to_another() -> None
     for _ in range(60):
         _count(bench.step(), computed)
     assert abs(computed["long"] - computed["quiet"]) <= 2 * 32 + prompt
+
+
+class _DeepBench(Bench):
+    """Where the attention of a prompt's last tokens costs as much as all else of them."""
+
+    def seconds(self, plan: StepPlan) -> float:
+        shape = StepShape.of(plan.chunks)
+        return 20.0 + shape.num_tokens + (shape.prefill_pairs + shape.decode_keys) / 2000
+
+
+def test_steps_with_deep_prompts_are_no_longer_than_others() -> None:
+    """Where requests say whose they are, somebody else may come in the midst of a step."""
+    bench = _DeepBench(num_blocks=4000, max_batch_tokens=512, max_num_seqs=8, prefix_caching=False, shared=True)
+    for number in range(6):
+        bench.add([number % 2] * 2000, 1, flow=Flow("long", f"long-{number}"))
+    plans: list[StepPlan] = []
+    while bench.scheduler.has_work:
+        plans.append(bench.step())
+    settled = plans[15:-10]
+    assert max(map(bench.seconds, settled)) <= 1.1 * (20 + 256 * (1 + 128 / 2000))
+    assert min(plan.num_tokens for plan in settled) >= 64  # each step reads the weights
+    assert len(settled) > 30
 
 
 def _count(plan: StepPlan, computed: dict[str, int]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.scheduling import Pace, Sequence, StepPlan
-from batchwright.scheduling.pace import BatchRoom, StepShape, StepTimes
+from batchwright.scheduling.pace import StepRoom, StepShape, StepTimes
 from batchwright.scheduling.plan import Chunk
 
 from .oracle import Bench
@@ -109,7 +109,7 @@ def test_the_shape_of_a_step_tells_decodes_from_prompts() -> None:
 def test_a_room_gives_as_much_as_its_seconds_pay_for_and_no_more(
     costs: tuple[float, ...], seconds: float, tokens: int, owed: int, wants: list[tuple[int, int]]
 ) -> None:
-    room, taken, owing = BatchRoom(tokens, owed, seconds, costs), list[Chunk](), owed
+    room, taken, owing = StepRoom(tokens, owed, seconds, costs), list[Chunk](), owed
     for start, wanted in wants:
         count = room.most_prompt(start, wanted) if wanted > 1 else int(room.fits_row(start + 1))
         assert 0 <= count <= wanted
@@ -196,7 +196,7 @@ class _Watched(Pace):
     last_limit = math.inf
     online: StepShape
 
-    def room(self, limit: float, online: object, tokens: int, owed: int) -> BatchRoom:
+    def room(self, limit: float, online: object, tokens: int, owed: int) -> StepRoom:
         assert isinstance(online, list)
         self.last_limit, self.online = limit, StepShape.of(online)
         return super().room(limit, online, tokens, owed)

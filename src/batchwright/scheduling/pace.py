@@ -41,6 +41,7 @@ _MEMORY = 400
 """Steps that the model looks back."""
 _CATCH_UP = 8
 """Tokens within which a sequence that is behind makes up for it."""
+_LEAST_PART = 4
 _FIRST_TOKENS = 16
 """Of the first step of all, of which nothing is known."""
 
@@ -150,8 +151,8 @@ class StepTimes:
 
 
 @dataclass(slots=True)
-class BatchRoom:
-    """What batch sequences may still take of one step: tokens, and predicted seconds.
+class StepRoom:
+    """What may still be taken of one step: tokens, and predicted seconds.
 
     `owed` tokens may be taken though they cost more seconds than there are.
     """
@@ -242,17 +243,26 @@ class Pace:
                 wait = min(wait, (sequence.arrived_at + self.ttft - now) / steps)
         return min(wait / self.times.margin, next_ / self.times.margin_of_runs)
 
-    def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> BatchRoom:
+    def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> StepRoom:
         """For batches in a step that computes `online` chunks in any case, and may have `limit` predicted seconds."""
         if self.ttft is None and self.tpot is None:
-            return BatchRoom(tokens, owed)
+            return StepRoom(tokens, owed)
         shape = StepShape.of(online)
         most = max(_FIRST_TOKENS, 2 * self.times.largest) - shape.num_tokens
         if not shape.num_tokens:
             owed = max(owed, 1)
         taken = self.times.predict(shape) or 0.0
         seconds = limit - taken
-        return BatchRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
+        return StepRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
+
+    def even_room(self, tokens: int) -> StepRoom:
+        """For prompts, as long as `tokens` of them without a context before them take: the deeper they are, the fewer.
+
+        But no fewer than a quarter, since each step reads the weights.
+        """
+        costs = self.times.coefficients
+        seconds = costs[1] * tokens + costs[2] * _pairs(0, tokens)
+        return StepRoom(tokens, tokens // _LEAST_PART, seconds, costs) if seconds > 0.0 else StepRoom(tokens)
 
     def _until_next(self, sequence: Sequence, now: float, tpot: float) -> float:
         """Seconds that the next token of a sequence may take."""

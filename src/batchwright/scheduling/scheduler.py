@@ -42,7 +42,7 @@ from batchwright.request import Traffic
 from batchwright.scheduling import fairness
 from batchwright.scheduling.fairness import FairShares, Precedence
 from batchwright.scheduling.filling import add_drafts
-from batchwright.scheduling.pace import BatchRoom, Pace
+from batchwright.scheduling.pace import Pace, StepRoom
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status, Urgency
 from batchwright.scheduling.share import BatchShare
@@ -305,14 +305,19 @@ class Scheduler:
         bounded = not self._wants_batch and (first is None or not first.has_heavier)
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
+        # Somebody who comes in the midst of a step waits for its end: none is to be much longer than the others.
+        is_even = bounded and self._shares["online"].named
+        room = self.pace.even_room(budget) if is_even else StepRoom(budget)
         prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
             if first is not None and prompts and first.gives_way(prompts[0]):
                 first = None
         for sequence in prompts:
-            budget -= self._plan_part(sequence, plan, budget, first)
-        return left + (budget if closed else self._admit_online(plan, budget, first))
+            self._plan_part(sequence, plan, room, first)
+        if not closed:
+            self._admit_online(plan, room, first)
+        return left + room.tokens
 
     def _most_of_prompts(self, decodes: int) -> int:
         """Tokens of online prompts that a step may have beside so many decodes.
@@ -340,29 +345,27 @@ class Scheduler:
                 planned.add(sequence.ordinal)
         return len(planned)
 
-    def _admit_online(self, plan: StepPlan, budget: int, first: Precedence | None) -> int:
-        """Admit waiting ones, at the cost of batches where they must. What is left of `budget`."""
+    def _admit_online(self, plan: StepPlan, room: StepRoom, first: Precedence | None) -> None:
+        """Admit waiting ones, at the cost of batches where they must."""
         queue = self._waiting["online"]
-        while budget > 0 and (waiting := queue.peek()) is not None:
+        while room.is_open and (waiting := queue.peek()) is not None:
             if first is not None and not first.allowed and first.gives_way(waiting):
                 break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
                 break
             self._place(waiting)
-            count = self._plan_part(waiting, plan, budget, first)
-            if not count:
+            if not self._plan_part(waiting, plan, room, first):
                 break
-            budget -= count
-        return budget
 
-    def _plan_part(self, sequence: Sequence, plan: StepPlan, budget: int, first: Precedence | None) -> int:
-        """Plan as many tokens of a prompt as `budget` and newcomers leave it. How many."""
-        count = min(sequence.remaining, budget)
+    def _plan_part(self, sequence: Sequence, plan: StepPlan, room: StepRoom, first: Precedence | None) -> int:
+        """Plan as many tokens of a prompt as there is room for, and newcomers leave it. How many."""
+        count = room.most_prompt(sequence.num_computed, sequence.remaining)
         if first is not None and first.gives_way(sequence):
             count = min(count, first.allowed)
             first.allowed -= count
         if count:
+            room.take_prompt(sequence.num_computed, count)
             self._plan(sequence, count, plan)
         return count
 
@@ -414,7 +417,7 @@ class Scheduler:
             wanted += waiting.remaining
         return min(owed, wanted, self.token_budget), False
 
-    def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> BatchRoom:
+    def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> StepRoom:
         online = self.running[: self._num_online]
         # One that waits though nothing online is computed waits for a place that a batch holds: a short step would make
         # it wait longer.
@@ -422,7 +425,7 @@ class Scheduler:
         limit = self.pace.limit(now, online, waiting, self.token_budget)
         return self.pace.room(limit, plan.chunks, tokens, owed)
 
-    def _plan_batch(self, plan: StepPlan, room: BatchRoom) -> None:
+    def _plan_batch(self, plan: StepPlan, room: StepRoom) -> None:
         if room.is_open:
             self._place_urgent("batch", plan)
         self._plan_batch_decodes(plan, room)
@@ -442,7 +445,7 @@ class Scheduler:
             room.take_prompt(waiting.num_computed, count)
             self._plan(waiting, count, plan)
 
-    def _plan_batch_decodes(self, plan: StepPlan, room: BatchRoom) -> None:
+    def _plan_batch_decodes(self, plan: StepPlan, room: StepRoom) -> None:
         decodes = [sequence for sequence in self.running[self._num_online :] if sequence.remaining == 1]
         if not room.fits_rows(len(decodes), sum(len(sequence.tokens) for sequence in decodes)):
             decodes.sort(key=_turn)
