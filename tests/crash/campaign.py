@@ -23,9 +23,11 @@ _CUSTOMERS = 2
 """Of each of several tenants at once."""
 _LONGEST_LIFE = 1.0
 """Seconds from being ready to being killed at a random moment, at most."""
+_QUOTAS = ("enqueued_lines=210", "enqueued_tokens=50000", "storage_bytes=1000000000000")
+"""A batch has up to 200 lines; nearly all files stay."""
 _RARE = frozenset({
     "add_key", "add_webhook", "delete_webhook", "expire_batches", "reap", "release", "renew_lease", "retire_worker",
-    "revoke_key", "rotate_tenant_secret", "set_tenant_weight", "tenant_secrets", "update_webhook",
+    "revoke_key", "rotate_tenant_secret", "set_tenant_quotas", "set_tenant_weight", "tenant_secrets", "update_webhook",
 })  # fmt: skip
 """Writes of the store that this load does not bring about, or not within seconds."""
 _PASSING = 4.0
@@ -67,6 +69,8 @@ class Figures:
     """Of the model: as many as lines, and those repeated."""
     messages: int = 0
     repeated_messages: int = 0
+    refused: int = 0
+    """Requests that a quota did not let in, and that were made again."""
 
     def __str__(self) -> str:
         named = {place: count for place, count in self.kills.items() if place != _ANY}
@@ -75,7 +79,8 @@ class Figures:
             f"{self.kills.total()} kills: {self.kills[_ANY]} at any moment, "
             f"{sum(named.values())} at {len(named)} of the {len(crash_points())} named places.\n"
             f"{self.batches.total()} batches ({batches}), {self.lines} lines: each exactly once, all counts right.\n"
-            f"{self.calls} calls of the model; {self.messages} webhook messages, {self.repeated_messages} repeated."
+            f"{self.calls} calls of the model; {self.messages} webhook messages, {self.repeated_messages} repeated; "
+            f"{self.refused} times a quota was full."
         )
 
 
@@ -118,6 +123,7 @@ class Campaign:
         figures.lines = sum(len(job.questions) for job in load.jobs)
         figures.calls = self.outside.calls.total()
         figures.messages = len(self.outside.events)
+        figures.refused = sum(each.refused for each in load.loads)
         figures.repeated_messages = sum(len(told) > 1 for told in self.outside.events.values())
         return figures
 
@@ -159,9 +165,12 @@ async def under_load(service: Service, outside: Outside, seed: int) -> AsyncIter
     """
     clients = [Client(service.url, key) for key in service.keys]
     if len(clients) == 1:
-        crowd = Crowd([Load(clients[0], seed)])
+        crowd = Crowd([Load(clients[0], seed, limited=service.limited)])
     else:
-        crowd = Crowd([Load(client, seed + number, _CUSTOMERS) for number, client in enumerate(clients)])
+        loads = [
+            Load(client, seed + number, _CUSTOMERS, limited=service.limited) for number, client in enumerate(clients)
+        ]
+        crowd = Crowd(loads)
     customers = asyncio.create_task(crowd.run())
     try:
         yield crowd
@@ -208,8 +217,13 @@ def start_service(folder: Path, database: str, outside: Outside, *extra: str, te
 
 
 def start_campaign_service(folder: Path, database: str, outside: Outside) -> Service:
-    """A service for a `Campaign`: of two tenants.
+    """A service for a `Campaign`: of two tenants, with quotas that keep one of their customers waiting at times.
 
     Killed so often from outside, lines that do no harm would be in work at three deaths in a row.
     """
-    return start_service(folder, database, outside, "--max-crashes", "100000", tenants=("first", "second"))
+    tenants = ("first", "second")
+    service = start_service(folder, database, outside, "--max-crashes", "100000", tenants=tenants)
+    for tenant in tenants:
+        service.command("quotas", "set", "--tenant", tenant, *_QUOTAS)
+    service.limited = True
+    return service

@@ -59,6 +59,8 @@ class Client:
         self._http = httpx.AsyncClient(base_url=url, timeout=30, headers=headers)
         self.calls = 0
         """Tries, the unanswered ones too."""
+        self.refused = 0
+        """Tries that were answered with 429."""
 
     async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         while True:
@@ -68,6 +70,7 @@ class Client:
             except httpx.HTTPError:
                 await asyncio.sleep(_PAUSE)
                 continue
+            self.refused += response.status_code == httpx.codes.TOO_MANY_REQUESTS
             if response.status_code < 500 and response.status_code != httpx.codes.TOO_MANY_REQUESTS:
                 return response
             await asyncio.sleep(_PAUSE)
@@ -95,14 +98,19 @@ class Load:
         model: Model | None = None,
         most_lines: int = 200,
         cleared: float = 0.0,
+        limited: bool = False,
     ) -> None:
-        """`together`: customers. `cleared`: the share of batches whose output is deleted when it has been checked."""
+        """`together`: customers. `cleared`: the share of batches whose output is deleted when it has been checked.
+
+        `limited`: the tenant has quotas of storage and of what is enqueued.
+        """
         self._client = client
         self._random = random.Random(seed)
         self._together = together
         self._model = model or Oracle()
         self._most_lines = most_lines
         self._cleared = cleared
+        self._limited = limited
         self._stopping = False
         self.jobs: list[Job] = []
         self.ended = 0
@@ -229,27 +237,41 @@ class Load:
     async def check(self) -> None:
         """Every line exactly once, right, and counted. Raises `AssertionError`."""
         assert len({job.batch_id for job in self.jobs}) == len(self.jobs), "two requests got one batch"
-        listed = await self._all_batches()
+        listed = [batch["id"] for batch in await self._all("/v1/batches")]
         assert sorted(listed) == sorted(job.batch_id for job in self.jobs), (
             "batches that nobody asked for, or lost ones"
         )
         for job in self.jobs:
             await self._check_job(job)
+        if self._limited:
+            await self._check_quotas()
+
+    async def _check_quotas(self) -> None:
+        """What counts against them is what there is: nothing is enqueued any more, and the files have their sizes."""
+        state = await self._client.json("GET", "/dashboard/state")
+        used = {quota["name"]: quota["used"] for quota in state["quotas"]}
+        stored = sum(file["bytes"] for file in await self._all("/v1/files"))
+        assert used == {"storage_bytes": stored, "enqueued_lines": 0, "enqueued_tokens": 0}
+
+    @property
+    def refused(self) -> int:
+        """Tries that were answered with 429."""
+        return self._client.refused
 
     @property
     def asked(self) -> set[str]:
         """Questions in the inputs."""
         return {question for job in self.jobs for question in job.questions.values()}
 
-    async def _all_batches(self) -> list[str]:
-        ids: list[str] = []
+    async def _all(self, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
         more = True
         while more:
-            after = {"after": ids[-1]} if ids else {}
-            page = await self._client.json("GET", "/v1/batches", params={"limit": 100, **after})
-            ids += [batch["id"] for batch in page["data"]]
+            after = {"after": found[-1]["id"]} if found else {}
+            page = await self._client.json("GET", path, params={"limit": 100, **after})
+            found += page["data"]
             more = page["has_more"]
-        return ids
+        return found
 
     async def _check_job(self, job: Job) -> None:
         record = job.record

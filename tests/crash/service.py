@@ -35,6 +35,8 @@ class Service:
         self._flags = [*self.store, *self._backend, "--port", str(self.port), *extra]
         self.keys: list[str | None] = [None]
         """Of the tenants that use it; without keys there is one."""
+        self.limited = False
+        """Whether these have quotas."""
         self._process: subprocess.Popen[bytes] | None = None
         self.log = data.parent / "service.log"
 
