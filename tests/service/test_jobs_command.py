@@ -203,14 +203,14 @@ def test_a_wrong_database_beside_files_is_refused_by_every_command(tmp_path: Pat
     jobs("submit", input_file(tmp_path, ["b"]), "--data", str(other))
     commands = (["submit", input_file(tmp_path, ["c"])], ["list"], ["show", batch_id], ["results", batch_id])
     for command in (*commands, ["work", "--until-idle", "--backend", endpoint]):
-        with pytest.raises(StoreMismatch, match=r"no store at .*typo.db, or it is empty, and .* has files of another"):
+        with pytest.raises(StoreMismatch, match=r"no store at .*typo.db, or it is empty, and .* is that of another"):
             jobs(*command, "--database", str(tmp_path / "typo.db"))
         with pytest.raises(StoreMismatch, match="are those of store"):
             jobs(*command, "--database", str(other / "batchwright.db"))
-    with pytest.raises(StoreMismatch, match="no store at"):
-        CliRunner().invoke(
-            app, ["keys", "create", "x", "--database", str(tmp_path / "typo.db")], catch_exceptions=False
-        )
+    for database, told in ((tmp_path / "typo.db", "no store at"), (other / "batchwright.db", "are those of store")):
+        for words in (["keys", "create", "x"], ["quotas", "set", "--tenant", "x", "enqueued_lines=1"]):
+            with pytest.raises(StoreMismatch, match=told):
+                CliRunner().invoke(app, [*words, "--database", str(database)], catch_exceptions=False)
     assert not (tmp_path / "typo.db").exists()
     assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
     assert file.exists()

@@ -12,7 +12,7 @@ from tests.webhooks.outbox import end_batch
 from typer.testing import CliRunner, Result
 
 from batchwright.cli import keys, quotas, webhooks
-from batchwright.errors import InputError, InvalidRequest, NotFound
+from batchwright.errors import InputError, InvalidRequest, NotFound, StoreMismatch
 from batchwright.jobs.service.keys import ApiKeys
 from batchwright.jobs.store import open_store
 from batchwright.jobs.webhooks.signing import secret_bytes
@@ -71,8 +71,21 @@ def test_the_store_is_the_one_of_the_environment_or_the_default(
     run("keys", "create", "one")
     assert (tmp_path / "home" / "batchwright" / "batchwright.db").exists()
     monkeypatch.setenv("BATCHWRIGHT_DATABASE", str(tmp_path / "named.db"))
+    with pytest.raises(StoreMismatch, match="is that of another one"):
+        run("keys", "create", "two")
+    monkeypatch.setenv("BATCHWRIGHT_DATA", str(tmp_path / "elsewhere"))
     run("keys", "create", "two")
     assert [row[1] for row in rows(run("keys", "list", "--database", tmp_path / "named.db"))] == ["two"]
+    # It has no files, and these may be on another machine.
+    assert [*(tmp_path / "elsewhere").glob("files/*")] == []
+
+
+def test_a_key_that_is_made_first_is_of_the_folder_too(tmp_path: Path) -> None:
+    """Or a service with a mistyped `--database` would begin anew there, without it."""
+    run("keys", "create", "one", "--data", tmp_path / "data")
+    with pytest.raises(StoreMismatch, match="is that of another one"):
+        run("keys", "create", "two", "--data", tmp_path / "data", "--database", tmp_path / "data" / "typo.db")
+    assert not (tmp_path / "data" / "typo.db").exists()
 
 
 def test_a_store_is_not_made_by_looking_for_one(tmp_path: Path) -> None:

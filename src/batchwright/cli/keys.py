@@ -21,7 +21,7 @@ from batchwright.cli.store_options import (
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
 from batchwright.jobs.service.checks import duration_seconds
-from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys
+from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys, require_name
 from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
 from batchwright.wire.fields import DEFAULT_PRIORITY
@@ -83,6 +83,8 @@ def list_keys(
     config: ConfigOption = None,
 ) -> None:
     """Show all keys, revoked ones too, by their first characters."""
+    if tenant is not None:
+        require_name("tenant", tenant)
     now = time.time()
     rows = [
         (

@@ -47,7 +47,11 @@ async def load_inference(settings: Settings) -> Inference:
     """
     if settings.backend != "engine":
         endpoint = await _endpoint(settings)
-        return RoutedInference([endpoint], settings.aliases) if settings.aliases else endpoint
+        try:
+            return RoutedInference([endpoint], settings.aliases) if settings.aliases else endpoint
+        except InputError:
+            await endpoint.close()
+            raise
     try:
         return await _models(settings)
     except BatchwrightError:
