@@ -139,18 +139,16 @@ def with_local_store(
     create: bool = False,
     audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns of the store that these settings name; `create` and errors as for `open_local_store`.
+    """What `work` returns of the store that these settings name; `create` as for `open_local_store`.
 
-    Raises `StoreMismatch` also where the data folder is that of another store.
-
-    `audit`: action and object of what was done, from what `work` returned.
+    `audit`: action and object of what was done, from what `work` returned. Raises as `open_local_store`, and
+    `StoreMismatch` where the data folder is that of another store.
     """
-
-    from batchwright.jobs.service.opening import database_of, met
+    from batchwright.jobs.service.opening import check_folder, database_of
 
     async def main() -> _T:
         async with open_local_store(settings, create=create) as store:
-            await met(store, settings.data, database_of(settings.database, settings.data))
+            await check_folder(store, settings.data, database_of(settings.database, settings.data))
             return await work(store)
 
     came = asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -16,7 +16,7 @@ from batchwright.jobs.crash_points import crash_point
 from batchwright.jobs.service.blobs import Blobs, mark_recorded
 from batchwright.jobs.service.durable import lock_file, replace_file
 from batchwright.jobs.service.off_loop import off_loop
-from batchwright.jobs.service.pairing import NO_MARK, DatabaseState, FolderState, is_current, relation
+from batchwright.jobs.service.pairing import NO_MARK, DatabaseState, FolderState, Relation, is_current, relation
 from batchwright.jobs.store.interface import Store
 from batchwright.jobs.store.records import StoreIdentity
 
@@ -31,6 +31,22 @@ ESTRANGED = (
 )
 """To be logged, with the folder."""
 _ADOPT = "if they were put together on purpose: batchwright jobs adopt, with the same flags"
+_MISMATCHES: Mapping[Relation, str] = {
+    "foreign": "the database {database} is that of store {store}, and the files in {folder} are those of store "
+    "{folder_store}: name the database of these files (--database) or the data folder of this database (--data); "
+    f"{_ADOPT}",
+    "strange": "the database {database} knows none of the files in {folder}: name the database of these files "
+    f"(--database), or another data folder (--data), or move the files away to begin anew; {_ADOPT}",
+    "missing": "the database {database} has records of files, and there is none in {folder}: name the data folder of "
+    "this database (--data), mount it, or restore its files; to go on without them: batchwright jobs adopt, with the "
+    "same flags",
+    "taken": "{folder} is that of store {folder_store}, and the database {database} is new or of an earlier version: "
+    "name the database of that store (--database), or another data folder (--data), or move {folder} away to begin "
+    f"anew; {_ADOPT}",
+    "elsewhere": "the database {database} is used with another data folder than that of {folder}: name that one "
+    "(--data), or mount it; to go on with this one instead: batchwright jobs adopt, with the same flags",
+}
+"""Why the two are refused, and what to do."""
 
 
 class _Note(msgspec.Struct):
@@ -65,38 +81,17 @@ class Custody:
                     await self._pair(state.identity, None)
                 case "known":
                     await self._make_acquainted(folder, state.identity)
-                case "foreign":
+                case mismatch:
                     raise StoreMismatch(
-                        f"the database {database} is that of store {state.store_id}, and the files in "
-                        f"{self._blobs.folder} are those of store {folder.store_id}: name the database of these files "
-                        f"(--database) or the data folder of this database (--data); {_ADOPT}"
-                    )
-                case "strange":
-                    raise StoreMismatch(
-                        f"the database {database} knows none of the files in {self._blobs.folder}: name the database "
-                        "of these files (--database), or another data folder (--data), or move the files away to begin "
-                        f"anew; {_ADOPT}"
-                    )
-                case "missing":
-                    raise StoreMismatch(
-                        f"the database {database} has records of files, and there is none in {self._blobs.folder}: "
-                        "name the data folder of this database (--data), mount it, or restore its files; to go on "
-                        "without them: batchwright jobs adopt, with the same flags"
-                    )
-                case "taken":
-                    raise StoreMismatch(
-                        f"{self._blobs.folder} is that of store {folder.store_id}, and the database {database} is new "
-                        "or of an earlier version: name the database of that store (--database), or another data "
-                        f"folder (--data), or move {self._blobs.folder} away to begin anew; {_ADOPT}"
-                    )
-                case "elsewhere":
-                    raise StoreMismatch(
-                        f"the database {database} is used with another data folder than {self._blobs.folder.parent}: "
-                        "name that one (--data), or mount it; to go on with this one instead: batchwright jobs adopt, "
-                        "with the same flags"
+                        _MISMATCHES[mismatch].format(
+                            database=database,
+                            folder=self._blobs.folder,
+                            store=state.store_id,
+                            folder_store=folder.store_id,
+                        )
                     )
 
-    async def meet(self, database: str, *, inside: bool) -> None:
+    async def check(self, database: str, *, inside: bool) -> None:
         """As `join`, for a process that needs the store only: its files may be on another machine.
 
         `inside`: the database lies in the data folder, so the two are given one id if both are new.

@@ -69,9 +69,9 @@ async def joined(store: Store, data: Path, database: str = "that is open") -> Bl
     return blobs
 
 
-async def met(store: Store, data: Path, database: str) -> None:
+async def check_folder(store: Store, data: Path, database: str) -> None:
     """See that `data` is not the folder of another store, for a process that needs no files. Raises `StoreMismatch`.
 
     `database` is where the store is.
     """
-    await Custody(store, blobs_of(data)).meet(shown_url(database), inside=database == database_of(None, data))
+    await Custody(store, blobs_of(data)).check(shown_url(database), inside=database == database_of(None, data))
