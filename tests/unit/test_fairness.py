@@ -142,6 +142,9 @@ def test_a_sequence_whose_reader_has_no_text_yet_is_still_a_newcomer() -> None:
 @pytest.mark.parametrize(("flow", "most"), [(Flow("a", "crowd"), 36), (None, 64)])
 def test_steps_are_short_where_somebody_else_may_come(flow: Flow | None, most: int) -> None:
     bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=flow is not None)
+    for number in range(2):
+        bench.add([0], 1, flow=flow and Flow("b", str(number)))  # together: another one may come again
+    bench.step()
     for number in range(80):
         bench.add([number % 2] * 20, 20, flow=flow)
     tokens = [bench.step().num_tokens for _ in range(60)]
@@ -287,6 +290,15 @@ def test_steps_with_deep_prompts_are_no_longer_than_others() -> None:
     assert max(map(bench.seconds, settled)) <= 1.1 * (20 + 256 * (1 + 128 / 2000))
     assert min(plan.num_tokens for plan in settled) >= 64  # each step reads the weights
     assert len(settled) > 30
+
+
+def test_whoever_is_alone_has_whole_steps() -> None:
+    bench = Bench(num_blocks=4000, max_batch_tokens=512, max_num_seqs=8, prefix_caching=False, shared=True)
+    bench.add([0] * 2000, 1, flow=Flow("alone", "first"))
+    assert bench.step().num_tokens == 512
+    bench.add([1] * 8, 1, flow=Flow("quiet", "second"))
+    bench.step()
+    assert bench.step().num_tokens <= 256  # another one may come again
 
 
 def _count(plan: StepPlan, computed: dict[str, int]) -> None:

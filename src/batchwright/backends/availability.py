@@ -10,7 +10,7 @@ class Availability:
     times are in seconds.
     """
 
-    def __init__(self, *, first_pause: float = 1.0, longest_pause: float = 30.0) -> None:
+    def __init__(self, *, first_pause: float = 1.0, longest_pause: float = 5.0) -> None:
         self.down = False
         self._first_pause = first_pause
         self._longest_pause = longest_pause

@@ -50,6 +50,8 @@ from batchwright.scheduling.timetable import Timetable
 from batchwright.scheduling.waiting import FairQueue
 
 _STEPS_BEFORE_REGROWTH = 64
+_STEPS_IN_COMPANY = 256
+"""For so many steps after requests were there together, another one is taken to come at any time."""
 
 
 class Scheduler:
@@ -99,6 +101,8 @@ class Scheduler:
         """Time of the plan that is being made."""
         self._turns = 0
         self._steps_since_shrink = 0
+        self._steps_alone = _STEPS_IN_COMPANY
+        """Since online sequences of several requests were there."""
 
     @property
     def num_waiting(self) -> int:
@@ -292,6 +296,7 @@ class Scheduler:
     def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
         """The online part of the step; what it leaves of `budget`. `closed`: nobody is admitted."""
         contended = self._shares["online"].contended
+        self._steps_alone = 0 if contended else self._steps_alone + 1
         if not closed:
             self._place_urgent("online", plan)
             if contended:
@@ -302,12 +307,11 @@ class Scheduler:
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
         # Beside newcomers what the others get is bounded already; and what prompts leave, batches would take.
-        bounded = not self._wants_batch and (first is None or not first.has_heavier)
+        bounded = self._in_company and not self._wants_batch and (first is None or not first.has_heavier)
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
-        # Somebody who comes in the midst of a step waits for its end: none is to be much longer than the others.
-        is_even = bounded and self._shares["online"].named
-        room = self.pace.even_room(budget) if is_even else StepRoom(budget)
+        # Nor is a step to be much longer than the others.
+        room = self.pace.even_room(budget) if bounded else StepRoom(budget)
         prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
@@ -319,14 +323,15 @@ class Scheduler:
             self._admit_online(plan, room, first)
         return left + room.tokens
 
-    def _most_of_prompts(self, decodes: int) -> int:
-        """Tokens of online prompts that a step may have beside so many decodes.
+    @property
+    def _in_company(self) -> bool:
+        """Whether another request may come in the midst of a step, for whose end it waits."""
+        return self._shares["online"].named and self._steps_alone < _STEPS_IN_COMPANY
 
-        Where requests say whose they are, somebody else may come at any time, and waits for the end of the step: so it
-        has hardly more than half of the tokens that it could have. Twice as many are only a few percent faster.
+    def _most_of_prompts(self, decodes: int) -> int:
+        """Tokens of online prompts that a step in company may have beside so many decodes: hardly more than half of
+        those that it could have, which is a few percent slower.
         """
-        if not self._shares["online"].named:
-            return self.token_budget
         return max(self.token_budget // 2 - decodes, self.token_budget // 8, 1)
 
     def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
