@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,13 @@ Linear = Callable[[Tensor], Tensor]
 # torch packs weights only through operators that it names as private; inductor uses the same ones.
 _TYPICAL_ROWS = 64
 """oneDNN picks the packed layout for a number of rows; the layout it picks for 64 is good from 1 to 512."""
+
+# torch and oneDNN each keep what they prepared for a product of a certain shape, about a megabyte for each, and batches
+# have ever new ones: with the 1024 of either that are usual, a process grows by more than a gigabyte. Both read their
+# variable at the first product, unless it was set already.
+_SHAPES_KEPT = "32"
+for _variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, _SHAPES_KEPT)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
