@@ -141,10 +141,11 @@ def update(
             "nothing to change: give --name, --expires, --scopes, --weight, --best-priority or --quota"
         )
 
-    async def change(keys: ApiKeys) -> ApiKey:
-        return await keys.update(key_id, changes)
-
-    _with_keys(StoreFlags(data, database, config), change, audit=lambda _: ("key.update", key_id))
+    _with_keys(
+        StoreFlags(data, database, config),
+        lambda keys: keys.update(key_id, changes),
+        audit=lambda _: ("key.update", key_id),
+    )
     typer.echo(f"{key_id} is changed; running services heed it within {SEEN_WITHIN:g} s", err=True)
 
 

@@ -20,11 +20,12 @@ from batchwright.jobs.store.transaction import DAMAGED
 APPLICATION_ID = 0x62776A73
 """In the header of the file; stores made by earlier versions have 0 there."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
-_LOOKED_AT = ("files", "batches", "lines", "results", "workers", "identity", "api_keys")
+_LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
+"""Those of an open store, which has all tables of this version."""
 _BUSY_MS = 2_000
-OVERWRITTEN = (apsw.CorruptError, apsw.NotADBError)
-"""What is raised for pages that make no sense."""
-DAMAGE = (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)
+_SENSELESS = (apsw.CorruptError, apsw.NotADBError)
+"""What SQLite raises for pages that make no sense to it, whatever it was asked."""
+DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
 """What is raised for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
 these are gone."""
 
@@ -110,7 +111,7 @@ class SqliteFile:
 
     def note(self, error: BaseException) -> None:
         """A statement has failed: if it met damage, that is told from now on, whatever else is asked."""
-        if self.damage is None and isinstance(error, OVERWRITTEN):
+        if self.damage is None and isinstance(error, _SENSELESS):
             self._damaged(str(error))
 
     def _damaged(self, what: str) -> StoreUnavailable:
