@@ -121,8 +121,15 @@ def test_a_step_without_a_newcomer_carries_everybody() -> None:
     assert len(bench.step().chunks) == 32
 
 
+class _WideBench(Bench):
+    """Where sixteen rows more cost little beside what every step costs."""
+
+    def seconds(self, plan: StepPlan) -> float:
+        return 20.0 + plan.num_tokens / 2
+
+
 def test_a_sequence_whose_reader_has_no_text_yet_is_still_a_newcomer() -> None:
-    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=True)
+    bench = _WideBench(num_blocks=800, max_batch_tokens=64, max_num_seqs=32, shared=True)
     for number in range(40):
         bench.add([number % 2], 60, flow=Flow("a", "crowd"))
     bench.step()
@@ -209,7 +216,7 @@ def test_thousands_that_wait_cost_a_step_no_more_than_a_few() -> None:
 
 def test_decodes_that_stay_out_of_newcomers_steps_take_turns() -> None:
     """A stream of newcomers slows a crowd down to as many rows as the newcomers have, and stops none of it."""
-    bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=40, shared=True)
+    bench = _WideBench(num_blocks=800, max_batch_tokens=64, max_num_seqs=40, shared=True)
     crowd = [bench.add([number % 2], 30, flow=Flow("a", "crowd")) for number in range(32)]
     bench.step()
     for number in range(60):
@@ -290,6 +297,22 @@ def test_steps_with_deep_prompts_are_no_longer_than_others() -> None:
     assert max(map(bench.seconds, settled)) <= 1.1 * (20 + 256 * (1 + 128 / 2000))
     assert min(plan.num_tokens for plan in settled) >= 64  # each step reads the weights
     assert len(settled) > 30
+
+
+def test_long_contexts_lengthen_the_step_of_a_newcomer_by_no_more_than_half() -> None:
+    bench = _DeepBench(num_blocks=4000, max_batch_tokens=128, max_num_seqs=64, prefix_caching=False, shared=True)
+    crowd = [bench.add([number % 2] * 200, 200, flow=Flow("a", "crowd")) for number in range(16)]
+    tried = 0
+    for number in range(90):
+        quiet = bench.add([0, 1] * (2 + number % 11), 1, flow=Flow("b", f"quiet-{number}"))
+        plan = bench.step()
+        if all(each.num_generated for each in crowd):  # before, the law of the steps is being learned
+            alone = bench.seconds(StepPlan([chunk for chunk in plan.chunks if chunk.sequence is quiet]))
+            assert alone < bench.seconds(plan) <= 1.5 * alone
+            tried += 1
+        bench.step()
+        bench.step()
+    assert tried > 10
 
 
 def test_whoever_is_alone_has_whole_steps() -> None:

@@ -11,20 +11,23 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
   for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
   its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
 - **Rows.** A step with a request that has given out nothing yet carries no more tokens of shares with more places than
-  it carries of such requests, or 16. That step is at most about doubled by them, however many there are; and since they
-  get as many tokens as the newcomers, they are not stopped either. When it is the turn of a larger share's prompt, or
-  of a sequence of a better priority, this does not hold.
+  it carries of such requests, or 16, and no more than take half as long as the step without them is predicted to take.
+  So they lengthen it by half, however many there are and however long their contexts; and since they get a part of each
+  step, they are not stopped either. When it is the turn of a larger share's prompt, or of a sequence of a better
+  priority, this does not hold.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from batchwright.request import Flow
+from batchwright.scheduling.pace import Pace, StepRoom
+from batchwright.scheduling.plan import Chunk
 from batchwright.scheduling.sequence import Sequence
 
 _FEW_ROWS = 16
@@ -211,8 +214,8 @@ class Precedence:
     """Places of the newcomers' owners in proportion to their weights, the fewest of them."""
     fewest_of_requests: dict[Share, float]
     """By owner, those of its newcomers' requests."""
-    allowed: int
-    """Tokens of shares with more places that may still go along."""
+    room: StepRoom
+    """For sequences of shares with more places."""
     has_heavier: bool = False
     """Whether there are such shares."""
 
@@ -224,7 +227,7 @@ class Precedence:
         return owner.crowd > self.fewest_of_owners or request.crowd > self.fewest_of_requests.get(owner, math.inf)
 
 
-def precedence(running: Items[Sequence], budget: int) -> Precedence | None:
+def precedence(running: Items[Sequence], budget: int, pace: Pace) -> Precedence | None:
     """What holds for a step of at most `budget` tokens; None where no newcomer is among `running`."""
     silent = [each for each in running if each.is_silent]
     if not silent:
@@ -237,27 +240,40 @@ def precedence(running: Items[Sequence], budget: int) -> Precedence | None:
         request, owner = nodes(sequence)
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
         fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.crowd)
-    found = Precedence(priority, fewest_of_owners, fewest_of_requests, 0)
-    own = sum(each.remaining for each in newcomers if not found.gives_way(each))
-    found.allowed = max(_FEW_ROWS, min(own, budget // 2))
+    found = Precedence(priority, fewest_of_owners, fewest_of_requests, StepRoom(0))
+    own = _first_parts((each for each in newcomers if not found.gives_way(each)), budget)
+    most = max(_FEW_ROWS, min(sum(each.count for each in own), budget // 2))
+    found.room = pace.room_beside(own, most)
     found.has_heavier = any(map(found.gives_way, running))
     return found
+
+
+def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
+    """What a step of `budget` tokens computes of `newcomers` if it computes nothing else."""
+    parts: list[Chunk] = []
+    for sequence in newcomers:
+        if not (count := min(sequence.remaining, budget)):
+            break
+        budget -= count
+        parts.append(Chunk(sequence, sequence.num_computed, count, fresh=False, samples=False))
+    return parts
 
 
 def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
     """The sequences of `running` that lack one token only and get it in this step, those of small shares first.
 
-    Beside newcomers those of larger shares are as many as are allowed, which are then no longer; those that have gone
+    Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
     without for longest first.
     """
     ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
     if first is None:
         return ready
-    light = [each for each in ready if not first.gives_way(each)]
-    heavy = sorted((each for each in ready if first.gives_way(each)), key=_last_turn)
-    heavy = heavy[: first.allowed]
-    first.allowed -= len(heavy)
-    return light + heavy
+    chosen = [each for each in ready if not first.gives_way(each)]
+    for each in sorted((each for each in ready if first.gives_way(each)), key=_last_turn):
+        if first.room.fits_row(len(each.tokens)):
+            first.room.take_row(len(each.tokens))
+            chosen.append(each)
+    return chosen
 
 
 def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:

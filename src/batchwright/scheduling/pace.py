@@ -255,6 +255,14 @@ class Pace:
         seconds = limit - taken
         return StepRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
 
+    def room_beside(self, newcomers: Iterable[Chunk], tokens: int) -> StepRoom:
+        """For `tokens` of others in a step that computes `newcomers`: they may take half as long as it would alone.
+
+        One of them may in any case, or they would stand still beside newcomers in every step.
+        """
+        seconds = self.times.predict(StepShape.of(newcomers))
+        return StepRoom(tokens) if not seconds else StepRoom(tokens, 1, seconds / 2, self.times.coefficients)
+
     def even_room(self, tokens: int) -> StepRoom:
         """For prompts, as long as `tokens` of them without a context before them take: the deeper they are, the fewer.
 

@@ -302,7 +302,7 @@ class Scheduler:
             if contended:
                 self._place_fairly(plan, budget)
         online = self.running[: self._num_online]
-        first = fairness.precedence(online, budget) if contended else None
+        first = fairness.precedence(online, budget, self.pace) if contended else None
         decodes = fairness.decodes(online, first) if contended else online
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
@@ -354,7 +354,7 @@ class Scheduler:
         """Admit waiting ones, at the cost of batches where they must."""
         queue = self._waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
-            if first is not None and not first.allowed and first.gives_way(waiting):
+            if first is not None and not first.room.is_open and first.gives_way(waiting):
                 break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
@@ -367,8 +367,9 @@ class Scheduler:
         """Plan as many tokens of a prompt as there is room for, and newcomers leave it. How many."""
         count = room.most_prompt(sequence.num_computed, sequence.remaining)
         if first is not None and first.gives_way(sequence):
-            count = min(count, first.allowed)
-            first.allowed -= count
+            count = first.room.most_prompt(sequence.num_computed, count)
+            if count:
+                first.room.take_prompt(sequence.num_computed, count)
         if count:
             room.take_prompt(sequence.num_computed, count)
             self._plan(sequence, count, plan)
