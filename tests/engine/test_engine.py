@@ -276,7 +276,7 @@ def test_hundreds_of_requests_leave_nothing_behind(smollm2_path: Path) -> None:
         assert all(response.error is None for response in responses)
         assert nothing_left(engine)
         scheduler = engine.core.scheduler
-        assert scheduler._waiting["online"].num_entries <= 100
+        assert scheduler._places.waiting["online"].num_entries <= 100
         assert len(scheduler._timetable) <= 100
         assert engine.stats.kv_blocks_peak <= engine.stats.kv_blocks
 

@@ -74,7 +74,7 @@ def test_whatever_the_flows_every_slot_holds_what_it_should_and_all_end(
             bench.schedule()
             bench.rollback()
     bench.drain()
-    for shares in bench.scheduler._shares.values():
+    for shares in bench.scheduler._places.shares.values():
         assert not shares.contended
         assert shares._root.active_weight == 0.0
 
@@ -203,7 +203,7 @@ def test_thousands_that_wait_cost_a_step_no_more_than_a_few() -> None:
         return turn(share)
 
     bench = Bench(num_blocks=800, max_batch_tokens=64, max_num_seqs=8, shared=True)
-    queue = bench.scheduler._waiting["online"]
+    queue = bench.scheduler._places.waiting["online"]
     turn, queue._turn_of_request = queue._turn_of_request, look  # type: ignore[assignment,method-assign]
     for number in range(2000):
         bench.add([number % 2], 4, flow=Flow(str(number % 5), str(number)))

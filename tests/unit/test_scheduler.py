@@ -277,5 +277,5 @@ def test_ended_sequences_are_let_go_of() -> None:
             sequence = Sequence([0], 1, 2, deadline=1e9 + number)
             scheduler.add(sequence)
             scheduler.finish(sequence)
-        kept = scheduler._waiting["online"].num_entries + len(scheduler._timetable)
+        kept = scheduler._places.waiting["online"].num_entries + len(scheduler._timetable)
         assert kept <= 3 * 70

@@ -14,14 +14,9 @@ that is being computed. What is left may be less than the budget: `Pace` says ho
 less than the decodes of batches, those go first that have gone without for longest; they keep their blocks meanwhile.
 `BatchShare` is the one exception: what it owes to batches they get first.
 
-An admitted sequence gets the blocks of all its known tokens at once, so only a decode can lack one. Then the least
-urgent running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the
-prefix cache. The most urgent sequence is never preempted, so something always ends. A sequence of which this step
-computes anything is not preempted any more once a block of the step is published, so nobody shares a block that this
-step drops.
-
-Where sequences of several requests with a `Flow` are there, `fairness.py` has a say in all of this: whose turn a place
-and a prompt's tokens are, who gives up a place, and which decodes go along with the prompt of a newcomer.
+Who is admitted, and who gives up a place or blocks for another, is decided in `places.py`. Where sequences of several
+requests with a `Flow` are there, `fairness.py` has a say in all of this: whose turn a place and a prompt's tokens are,
+who gives up a place, and which decodes go along with the prompt of a newcomer.
 
 Within its class nothing waits for ever: a sequence that arrived `promote_after` seconds ago goes before all priorities,
 and such sequences are served in order of arrival.
@@ -32,22 +27,22 @@ was computed) or `rollback(plan)` (it was not) must follow.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
+from itertools import islice
 
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
 from batchwright.scheduling import fairness
-from batchwright.scheduling.fairness import FairShares, Precedence
+from batchwright.scheduling.fairness import Precedence
 from batchwright.scheduling.filling import add_drafts
 from batchwright.scheduling.pace import Pace, StepRoom
+from batchwright.scheduling.places import Places
 from batchwright.scheduling.plan import Chunk, StepPlan
-from batchwright.scheduling.sequence import Sequence, Status, Urgency
+from batchwright.scheduling.sequence import Sequence, Status
 from batchwright.scheduling.share import BatchShare
 from batchwright.scheduling.timetable import Timetable
-from batchwright.scheduling.waiting import FairQueue
 
 _STEPS_BEFORE_REGROWTH = 64
 _STEPS_IN_COMPANY = 256
@@ -84,29 +79,24 @@ class Scheduler:
         self.pace = pace or Pace()
         self.token_budget = max_batch_tokens
         """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
-        self.running: list[Sequence] = []
-        """By urgency, so online ones first."""
-        self._num_online = 0
-        """Of them, how many are online."""
-        self._waiting: dict[Traffic, FairQueue] = {
-            "online": FairQueue(promote_after),
-            "batch": FairQueue(promote_after, by_priority=False),
-        }
-        self._shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
+        self._places = Places(blocks, max_num_seqs, promote_after)
         self._share = BatchShare(batch_share, max_batch_tokens)
         self._timetable = Timetable(promote_after)
         self._isolated: deque[Sequence] = deque()
         self._ordinal = 0
-        self._now = 0.0
-        """Time of the plan that is being made."""
         self._turns = 0
         self._steps_since_shrink = 0
         self._steps_alone = _STEPS_IN_COMPANY
         """Since online sequences of several requests were there."""
 
     @property
+    def running(self) -> list[Sequence]:
+        """Sequences that have a place, by urgency, so online ones first."""
+        return self._places.running
+
+    @property
     def num_waiting(self) -> int:
-        return len(self._waiting["online"]) + len(self._waiting["batch"])
+        return self._places.num_waiting
 
     @property
     def has_work(self) -> bool:
@@ -114,11 +104,11 @@ class Scheduler:
 
     def waiting_of(self, traffic: Traffic) -> int:
         """How many sequences of this class wait."""
-        return len(self._waiting[traffic])
+        return len(self._places.waiting[traffic])
 
     def running_of(self, traffic: Traffic) -> int:
         """How many sequences of this class have a place."""
-        return self._num_online if traffic == "online" else len(self.running) - self._num_online
+        return self._places.running_of(traffic)
 
     def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
         """Why a sequence of this size could never be computed, or None if it can."""
@@ -143,34 +133,21 @@ class Scheduler:
         sequence.ordinal = self._ordinal
         self._ordinal += 1
         self._timetable.add(sequence)
-        self._shares[sequence.traffic].enter(sequence)
-        self._waiting[sequence.traffic].add(sequence)
+        self._places.enter(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, whatever its state: done, failed or cancelled. Ending it again changes nothing.
 
         It may be called between a plan and its commit or rollback.
         """
-        if sequence.status is Status.RUNNING:
-            # What a step that may yet fail was to write is nothing to share.
-            self.blocks.retract(sequence.table, sequence.num_computed)
-            self._drop(sequence)
-        elif sequence.status is Status.WAITING and sequence.queue_entry >= 0:
-            self._waiting[sequence.traffic].left(sequence)
-        if sequence.status is not Status.FINISHED and sequence.share is not None:
-            self._shares[sequence.traffic].leave(sequence)
-        sequence.status = Status.FINISHED
-        # What lies deep in a queue or the timetable is let go of once it is most of it.
-        if sequence.share is not None:
-            self._waiting[sequence.traffic].sweep(sequence)
+        self._places.end(sequence)
+        # What lies deep in the timetable is let go of once it is most of it.
         self._timetable.sweep(self.num_waiting + len(self.running))
 
     def schedule(self, now: float) -> StepPlan:
         """Plan one step. A plan without chunks means that there is nothing to do."""
         plan = StepPlan()
-        self._now = now
-        for queue in self._waiting.values():
-            queue.begin(now)
+        self._places.begin(now, self.token_budget)
         self._expire(now, plan)
         self._promote(now)
         alone = self._next_isolated()
@@ -181,7 +158,7 @@ class Scheduler:
             self._note_first_tokens(now)
         owed, closed = self._seat_owed()
         left = self._plan_online(plan, self.token_budget - owed, closed=closed) + owed
-        if self._wants_batch:
+        if self._places.wants_batch:
             self._plan_batch(plan, self._room(now, plan, left, owed))
         if self.draft_rows:
             add_drafts(plan, self.blocks, self.draft_rows)
@@ -198,7 +175,7 @@ class Scheduler:
                 sequence.num_computed = chunk.start + chunk.count
                 self._publish_decoded(sequence)
         if self._share.share:
-            self._share.settle(plan.num_tokens, plan.num_batch_tokens, wanted=self._wants_batch)
+            self._share.settle(plan.num_tokens, plan.num_batch_tokens, wanted=self._places.wants_batch)
         if self.token_budget < self.max_batch_tokens:
             self._steps_since_shrink += 1
             if self._steps_since_shrink >= _STEPS_BEFORE_REGROWTH:
@@ -222,7 +199,7 @@ class Scheduler:
                 self.blocks.retract(chunk.sequence.table, chunk.start)
         for chunk in plan.chunks:
             if chunk.fresh and chunk.sequence.status is Status.RUNNING:
-                self._requeue(chunk.sequence)
+                self._places.requeue(chunk.sequence)
 
     def repeat_last(self, sequence: Sequence) -> None:
         """Compute the last known token once more: the token that was to follow it got lost after `commit`."""
@@ -256,18 +233,12 @@ class Scheduler:
             plan.expired.append(sequence)
 
     def _promote(self, now: float) -> None:
+        of_age = iter(lambda: self._timetable.next_of_age(now), None)
         # No more at once than could be admitted: a long queue that comes of age together holds up no step.
-        promoted = 0
-        while promoted < self.max_num_seqs and (oldest := self._timetable.next_of_age(now)) is not None:
-            promoted += 1
-            oldest.promoted = True
-            if oldest.status is Status.WAITING:
-                self._waiting[oldest.traffic].enter(oldest)
-        if promoted:
-            self.running.sort(key=_urgency)
+        self._places.promote(islice(of_age, self.max_num_seqs))
 
     def _note_first_tokens(self, now: float) -> None:
-        for sequence in self.running[: self._num_online]:
+        for sequence in self._places.online:
             if sequence.first_token_at is None and sequence.num_generated:
                 sequence.first_token_at = now
 
@@ -280,39 +251,33 @@ class Scheduler:
 
     def _plan_alone(self, sequence: Sequence, plan: StepPlan) -> None:
         if sequence.status is Status.WAITING:
-            # It fits once nobody else runs, or `refusal` would not have let it in.
-            while self.running and not (
-                len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens)
-            ):
-                self._preempt(self.running[-1], plan)
-            self._place(sequence)
+            self._places.place_alone(sequence, plan)
         count = min(sequence.remaining, self.token_budget)
-        while not self.blocks.grow(sequence.table, sequence.num_computed + count):
-            self._preempt(self.running[-1 if self.running[-1] is not sequence else -2], plan)
+        self._places.make_room_alone(sequence, count, plan)
         self._plan(sequence, count, plan)
 
     # Online
 
     def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
         """The online part of the step; what it leaves of `budget`. `closed`: nobody is admitted."""
-        contended = self._shares["online"].contended
+        contended = self._places.shares["online"].contended
         self._steps_alone = 0 if contended else self._steps_alone + 1
         if not closed:
-            self._place_urgent("online", plan)
+            self._places.place_urgent("online", plan)
             if contended:
-                self._place_fairly(plan, budget)
-        online = self.running[: self._num_online]
+                self._places.place_fairly(plan, budget)
+        online = self._places.online
         first = fairness.precedence(online, budget, self.pace) if contended else None
         decodes = fairness.decodes(online, first) if contended else online
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
         # Beside newcomers what the others get is bounded already; and what prompts leave, batches would take.
-        bounded = self._in_company and not self._wants_batch and (first is None or not first.has_heavier)
+        bounded = self._in_company and not self._places.wants_batch and (first is None or not first.has_heavier)
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
         # Nor is a step to be much longer than the others.
         room = self.pace.even_room(budget) if bounded else StepRoom(budget)
-        prompts = [each for each in self.running[: self._num_online] if each.remaining > 1]
+        prompts = [each for each in self._places.online if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
             if first is not None and prompts and first.gives_way(prompts[0]):
@@ -326,7 +291,7 @@ class Scheduler:
     @property
     def _in_company(self) -> bool:
         """Whether another request may come in the midst of a step, for whose end it waits."""
-        return self._shares["online"].named and self._steps_alone < _STEPS_IN_COMPANY
+        return self._places.shares["online"].named and self._steps_alone < _STEPS_IN_COMPANY
 
     def _most_of_prompts(self, decodes: int) -> int:
         """Tokens of online prompts that a step in company may have beside so many decodes: hardly more than half of
@@ -344,7 +309,7 @@ class Scheduler:
                 sequence.remaining == 1
                 and sequence.status is Status.RUNNING
                 # Where urgency alone decides, those that are planned already are never victims.
-                and self._make_room(sequence, plan, planned)
+                and self._places.make_room(sequence, plan, planned)
             ):
                 self._plan(sequence, 1, plan)
                 planned.add(sequence.ordinal)
@@ -352,14 +317,16 @@ class Scheduler:
 
     def _admit_online(self, plan: StepPlan, room: StepRoom, first: Precedence | None) -> None:
         """Admit waiting ones, at the cost of batches where they must."""
-        queue = self._waiting["online"]
+        queue = self._places.waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
             if first is not None and not first.room.is_open and first.gives_way(waiting):
                 break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
-            if waiting in plan.preempted or not (self._fits(waiting) or self._clear(waiting, plan, self._removable())):
+            if waiting in plan.preempted or not (
+                self._places.fits(waiting) or self._places.clear_of_batches(waiting, plan)
+            ):
                 break
-            self._place(waiting)
+            self._places.place(waiting)
             if not self._plan_part(waiting, plan, room, first):
                 break
 
@@ -375,172 +342,71 @@ class Scheduler:
             self._plan(sequence, count, plan)
         return count
 
-    def _place_fairly(self, plan: StepPlan, budget: int) -> None:
-        """Admit online sequences at the cost of shares that have more places, and before prompts of those served more.
-
-        No more of them than this step, of `budget` tokens, can begin.
-        """
-        queue, claimed = self._waiting["online"], 0
-        while claimed < budget and (waiting := queue.peek()) is not None and waiting not in plan.preempted:
-            if not self._fits(waiting):
-                lower = fairness.placeable(waiting, self.running[: self._num_online])
-                if not self._clear(waiting, plan, lower + self._removable()):
-                    return
-            elif not self._goes_first(waiting):
-                return
-            self._place(waiting)
-            claimed += waiting.remaining
-
-    def _goes_first(self, waiting: Sequence) -> bool:
-        """Whether its prompt would have its turn before those of all running sequences."""
-        turn = fairness.by_turn(waiting)
-        return all(fairness.by_turn(each) > turn for each in self.running[: self._num_online] if each.remaining > 1)
-
-    def _removable(self) -> list[Sequence]:
-        """Batch sequences that give way to online ones."""
-        return [sequence for sequence in self.running[self._num_online :] if not sequence.kept]
-
     # Batches
-
-    @property
-    def _wants_batch(self) -> bool:
-        return self._num_online < len(self.running) or len(self._waiting["batch"]) > 0
 
     def _seat_owed(self) -> tuple[int, bool]:
         """Places for batch sequences that are owed tokens: how many tokens, and whether one still lacks its place.
 
         While one does, no online sequence is admitted, or a stream of them would keep it out for ever.
         """
-        owed = self._share.due(self.token_budget) if self._wants_batch else 0
+        owed = self._share.due(self.token_budget) if self._places.wants_batch else 0
         if not owed:
             return 0, False
-        wanted = sum(sequence.remaining for sequence in self.running[self._num_online :])
-        while wanted < owed and (waiting := self._waiting["batch"].peek()) is not None:
-            if not self._fits(waiting):
+        wanted = sum(sequence.remaining for sequence in self._places.batches)
+        while wanted < owed and (waiting := self._places.waiting["batch"].peek()) is not None:
+            if not self._places.fits(waiting):
                 return min(owed, wanted, self.token_budget), True
-            self._place(waiting)
+            self._places.place(waiting)
             waiting.kept = True
             wanted += waiting.remaining
         return min(owed, wanted, self.token_budget), False
 
     def _room(self, now: float, plan: StepPlan, tokens: int, owed: int) -> StepRoom:
-        online = self.running[: self._num_online]
+        online = self._places.online
         # One that waits though nothing online is computed waits for a place that a batch holds: a short step would make
         # it wait longer.
-        waiting = self._waiting["online"].peek() if plan.chunks else None
+        waiting = self._places.waiting["online"].peek() if plan.chunks else None
         limit = self.pace.limit(now, online, waiting, self.token_budget)
         return self.pace.room(limit, plan.chunks, tokens, owed)
 
     def _plan_batch(self, plan: StepPlan, room: StepRoom) -> None:
         if room.is_open:
-            self._place_urgent("batch", plan)
+            self._places.place_urgent("batch", plan)
         self._plan_batch_decodes(plan, room)
-        for sequence in self.running[self._num_online :]:
+        for sequence in self._places.batches:
             if sequence.remaining > 1:
                 if not (count := room.most_prompt(sequence.num_computed, sequence.remaining)):
                     break
                 room.take_prompt(sequence.num_computed, count)
                 self._plan(sequence, count, plan)
-        queue = self._waiting["batch"]
+        queue = self._places.waiting["batch"]
         # Where it will begin is not known before it has its place: not after its last token.
         while (waiting := queue.peek()) is not None and room.most_prompt(len(waiting.tokens), 1):
-            if waiting in plan.preempted or not self._fits(waiting):
+            if waiting in plan.preempted or not self._places.fits(waiting):
                 return
-            self._place(waiting)
+            self._places.place(waiting)
             count = room.most_prompt(waiting.num_computed, waiting.remaining)
             room.take_prompt(waiting.num_computed, count)
             self._plan(waiting, count, plan)
 
     def _plan_batch_decodes(self, plan: StepPlan, room: StepRoom) -> None:
-        decodes = [sequence for sequence in self.running[self._num_online :] if sequence.remaining == 1]
+        decodes = [sequence for sequence in self._places.batches if sequence.remaining == 1]
         if not room.fits_rows(len(decodes), sum(len(sequence.tokens) for sequence in decodes)):
             decodes.sort(key=_turn)
         planned = set[int]()
         for sequence in decodes:
             if not room.fits_row(len(sequence.tokens)):
                 continue
-            if sequence.status is Status.RUNNING and self._make_room(sequence, plan, planned):
+            if sequence.status is Status.RUNNING and self._places.make_room(sequence, plan, planned):
                 room.take_row(len(sequence.tokens))
                 self._plan(sequence, 1, plan)
                 planned.add(sequence.ordinal)
-
-    # Places
-
-    def _place_urgent(self, traffic: Traffic, plan: StepPlan) -> None:
-        """Admit those that may take the place of one of their own class."""
-        queue, claimed = self._waiting[traffic], 0
-        while self.running_of(traffic) and (urgent := queue.peek()) is not None:
-            last = self.running[-1] if traffic == "batch" else self.running[self._num_online - 1]
-            if urgent.rank >= last.rank or urgent in plan.preempted:
-                return
-            if claimed and claimed + self.running_of(traffic) >= self.token_budget:
-                return
-            if not self._fits(urgent) and not self._clear(urgent, plan, self._outranked(urgent)):
-                return
-            self._place(urgent)
-            claimed += urgent.remaining
-
-    def _outranked(self, urgent: Sequence) -> list[Sequence]:
-        """Running sequences of a lower rank. Over those of another request promotion gives none, nor over those of
-        another batch its priority.
-        """
-        rank, share = urgent.rank, urgent.share
-        return [
-            each
-            for each in self.running
-            if each.rank > rank
-            and not (each.kept and not urgent.is_batch)
-            and (
-                each.share is share
-                or each.traffic != urgent.traffic
-                or (each.priority > urgent.priority and not urgent.is_batch)
-            )
-        ]
-
-    def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
-        """Preempt as many of `lower` as it takes. False, and nobody preempted, when all would not be enough."""
-        others = len(self.running) - len(lower)
-        if not lower or others >= self._slots:
-            return False
-        if not self.blocks.can_open(urgent.tokens, spare=len(self.running)) and not self.blocks.can_open(
-            urgent.tokens, spare=others, without=[each.table for each in lower]
-        ):
-            return False
-        while not self._fits(urgent):
-            self._preempt(lower.pop(), plan)
-        return True
-
-    @property
-    def _slots(self) -> int:
-        # A sequence beyond the budget would hold blocks for nothing, and decodes would leave prompts no tokens.
-        return min(self.max_num_seqs, self.token_budget)
-
-    def _fits(self, sequence: Sequence) -> bool:
-        if len(self.running) >= self._slots:
-            return False
-        # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
-        return self.blocks.can_open(sequence.tokens, spare=len(self.running))
-
-    def _place(self, sequence: Sequence) -> None:
-        """From the queue to the running ones, with its cached prefix and blocks for all its tokens."""
-        sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens)
-        if not self.blocks.grow(sequence.table, len(sequence.tokens)):
-            raise RuntimeError("a sequence was admitted without room for its tokens")
-        if not sequence.admitted:
-            sequence.admitted = True
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-        sequence.status = Status.RUNNING
-        self._waiting[sequence.traffic].left(sequence)
-        self._shares[sequence.traffic].place(sequence, self._now)
-        sequence.started = False
-        insort(self.running, sequence, key=_urgency)
-        self._num_online += not sequence.is_batch
 
     def _plan(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
         start = sequence.num_computed
         samples = start + count == len(sequence.tokens)
         plan.chunks.append(Chunk(sequence, start, count, not sequence.started, samples))
-        shares = self._shares[sequence.traffic]
+        shares = self._places.shares[sequence.traffic]
         if shares.contended:
             shares.serve(sequence, count)
         if count > 1:
@@ -549,49 +415,6 @@ class Scheduler:
     def _publish_decoded(self, sequence: Sequence) -> None:
         if sequence.num_computed % self.blocks.block_size == 0:
             self.blocks.publish(sequence.table, sequence.tokens, sequence.num_computed)
-
-    def _make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int] = ()) -> bool:
-        """A block for one more token, at the cost of the least urgent sequence, which may be this one."""
-        if sequence.num_computed < len(sequence.table) * self.blocks.block_size:
-            return True
-        while not self.blocks.grow(sequence.table, sequence.num_computed + 1):
-            victim = self._victim(sequence, planned)
-            self._preempt(victim, plan)
-            if victim is sequence:
-                return False
-        return True
-
-    def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
-        """Who gives its blocks up: the least urgent of which this step computes nothing, `lacking` at the latest."""
-        candidates: Iterable[Sequence] = reversed(self.running)
-        if self._shares["online"].contended:
-            candidates = sorted(self.running, key=fairness.by_burden, reverse=True)
-        for sequence in candidates:
-            if sequence.ordinal not in planned and (lacking.is_batch or not sequence.kept):
-                return sequence
-        return lacking
-
-    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        plan.preempted.append(victim)
-        victim.preemptions += 1
-        self._requeue(victim)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        self._drop(sequence)
-        sequence.num_computed = 0
-        sequence.kept = False
-        self._waiting[sequence.traffic].add(sequence)
-
-    def _drop(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._shares[sequence.traffic].drop(sequence)
-        self._waiting[sequence.traffic].place_lost(sequence)
-        self._num_online -= not sequence.is_batch
-        self.blocks.close(sequence.table)
-
-
-def _urgency(sequence: Sequence) -> Urgency:
-    return sequence.urgency
 
 
 def _turn(sequence: Sequence) -> tuple[tuple[bool, bool, int], int]:

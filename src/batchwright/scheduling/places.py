@@ -1,0 +1,267 @@
+"""Places: which sequences run, which wait, and who gives up a place or a block for another.
+
+A sequence with a place has blocks for all its known tokens, so only a decode can lack one. Then the least urgent
+running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the prefix
+cache. The most urgent sequence is never preempted, so something always ends. A sequence of which a step computes
+anything is not preempted any more once a block of the step is published, so nobody shares a block that this step drops.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Container, Iterable
+
+from batchwright.kv import BlockManager
+from batchwright.request import Traffic
+from batchwright.scheduling import fairness
+from batchwright.scheduling.fairness import FairShares
+from batchwright.scheduling.plan import StepPlan
+from batchwright.scheduling.sequence import Sequence, Status, Urgency
+from batchwright.scheduling.waiting import FairQueue
+
+
+class Places:
+    """At most `max_num_seqs` sequences that run, with their blocks, and all those that wait.
+
+    A waiting sequence that got no place for `promote_after` goes first; None turns that off.
+    """
+
+    def __init__(self, blocks: BlockManager, max_num_seqs: int, promote_after: float | None) -> None:
+        self.blocks = blocks
+        self.max_num_seqs = max_num_seqs
+        self.running: list[Sequence] = []
+        """By urgency, so online ones first."""
+        self.waiting: dict[Traffic, FairQueue] = {
+            "online": FairQueue(promote_after),
+            "batch": FairQueue(promote_after, by_priority=False),
+        }
+        self.shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
+        self._num_online = 0
+        """Of the running ones."""
+        self._now = 0.0
+        """Time of the plan that is being made."""
+        self._token_budget = 0
+        """Tokens of the step that is being planned."""
+
+    @property
+    def online(self) -> list[Sequence]:
+        """Those that run, by urgency."""
+        return self.running[: self._num_online]
+
+    @property
+    def batches(self) -> list[Sequence]:
+        """Those that run, by urgency."""
+        return self.running[self._num_online :]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting["online"]) + len(self.waiting["batch"])
+
+    @property
+    def wants_batch(self) -> bool:
+        """Whether sequences of batches run or wait."""
+        return self._num_online < len(self.running) or len(self.waiting["batch"]) > 0
+
+    def running_of(self, traffic: Traffic) -> int:
+        """How many sequences of this class run."""
+        return self._num_online if traffic == "online" else len(self.running) - self._num_online
+
+    def begin(self, now: float, token_budget: int) -> None:
+        """A step of at most `token_budget` tokens is planned at `now`."""
+        self._now = now
+        self._token_budget = token_budget
+        for queue in self.waiting.values():
+            queue.begin(now)
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new sequence waits."""
+        self.shares[sequence.traffic].enter(sequence)
+        self.waiting[sequence.traffic].add(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """It runs and waits no more. Ending it again changes nothing."""
+        if sequence.status is Status.RUNNING:
+            # What a step that may yet fail was to write is nothing to share.
+            self.blocks.retract(sequence.table, sequence.num_computed)
+            self._drop(sequence)
+        elif sequence.status is Status.WAITING and sequence.queue_entry >= 0:
+            self.waiting[sequence.traffic].left(sequence)
+        if sequence.status is not Status.FINISHED and sequence.share is not None:
+            self.shares[sequence.traffic].leave(sequence)
+        sequence.status = Status.FINISHED
+        # What lies deep in a queue is let go of once it is most of it.
+        if sequence.share is not None:
+            self.waiting[sequence.traffic].sweep(sequence)
+
+    def promote(self, sequences: Iterable[Sequence]) -> None:
+        """These go before all priorities of their class from now on."""
+        promoted = False
+        for sequence in sequences:
+            sequence.promoted = promoted = True
+            if sequence.status is Status.WAITING:
+                self.waiting[sequence.traffic].enter(sequence)
+        if promoted:
+            self.running.sort(key=_urgency)
+
+    # Admission
+
+    def place(self, sequence: Sequence) -> None:
+        """From the queue to the running ones, with its cached prefix and blocks for all its tokens: it must fit."""
+        sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens)
+        if not self.blocks.grow(sequence.table, len(sequence.tokens)):
+            raise RuntimeError("a sequence was admitted without room for its tokens")
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+        sequence.status = Status.RUNNING
+        self.waiting[sequence.traffic].left(sequence)
+        self.shares[sequence.traffic].place(sequence, self._now)
+        sequence.started = False
+        insort(self.running, sequence, key=_urgency)
+        self._num_online += not sequence.is_batch
+
+    def place_alone(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Admit one at the cost of whoever is in its way. Once nobody else runs it fits, or it was never let in."""
+        while self.running and not (len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens)):
+            self.preempt(self.running[-1], plan)
+        self.place(sequence)
+
+    def place_urgent(self, traffic: Traffic, plan: StepPlan) -> None:
+        """Admit those that may take the place of one of their own class."""
+        queue, claimed = self.waiting[traffic], 0
+        while self.running_of(traffic) and (urgent := queue.peek()) is not None:
+            last = self.running[-1] if traffic == "batch" else self.running[self._num_online - 1]
+            if urgent.rank >= last.rank or urgent in plan.preempted:
+                return
+            if claimed and claimed + self.running_of(traffic) >= self._token_budget:
+                return
+            if not self.fits(urgent) and not self._clear(urgent, plan, self._outranked(urgent)):
+                return
+            self.place(urgent)
+            claimed += urgent.remaining
+
+    def place_fairly(self, plan: StepPlan, budget: int) -> None:
+        """Admit online sequences at the cost of shares that have more places, and before prompts of those served more.
+
+        No more of them than this step, of `budget` tokens, can begin.
+        """
+        queue, claimed = self.waiting["online"], 0
+        while claimed < budget and (waiting := queue.peek()) is not None and waiting not in plan.preempted:
+            if not self.fits(waiting):
+                lower = fairness.placeable(waiting, self.online)
+                if not self._clear(waiting, plan, lower + self._removable()):
+                    return
+            elif not self._goes_first(waiting):
+                return
+            self.place(waiting)
+            claimed += waiting.remaining
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence can have a place now."""
+        if len(self.running) >= self._slots:
+            return False
+        # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
+        return self.blocks.can_open(sequence.tokens, spare=len(self.running))
+
+    def clear_of_batches(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Preempt as many sequences of batches as it takes for an online one. False when all would not be enough."""
+        return self._clear(sequence, plan, self._removable())
+
+    def _goes_first(self, waiting: Sequence) -> bool:
+        """Whether its prompt would have its turn before those of all running sequences."""
+        turn = fairness.by_turn(waiting)
+        return all(fairness.by_turn(each) > turn for each in self.online if each.remaining > 1)
+
+    def _removable(self) -> list[Sequence]:
+        """Batch sequences that give way to online ones."""
+        return [sequence for sequence in self.batches if not sequence.kept]
+
+    def _outranked(self, urgent: Sequence) -> list[Sequence]:
+        """Running sequences of a lower rank. Over those of another request promotion gives none, nor over those of
+        another batch its priority.
+        """
+        rank, share = urgent.rank, urgent.share
+        return [
+            each
+            for each in self.running
+            if each.rank > rank
+            and not (each.kept and not urgent.is_batch)
+            and (
+                each.share is share
+                or each.traffic != urgent.traffic
+                or (each.priority > urgent.priority and not urgent.is_batch)
+            )
+        ]
+
+    def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
+        """Preempt as many of `lower` as it takes. False, and nobody preempted, when all would not be enough."""
+        others = len(self.running) - len(lower)
+        if not lower or others >= self._slots:
+            return False
+        if not self.blocks.can_open(urgent.tokens, spare=len(self.running)) and not self.blocks.can_open(
+            urgent.tokens, spare=others, without=[each.table for each in lower]
+        ):
+            return False
+        while not self.fits(urgent):
+            self.preempt(lower.pop(), plan)
+        return True
+
+    @property
+    def _slots(self) -> int:
+        # A sequence beyond the budget would hold blocks for nothing, and decodes would leave prompts no tokens.
+        return min(self.max_num_seqs, self._token_budget)
+
+    # Blocks
+
+    def make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int] = ()) -> bool:
+        """A block for one more token, at the cost of the least urgent sequence, which may be this one: False then.
+
+        `planned`: ordinals of those that lose nothing, as this step computes them.
+        """
+        if sequence.num_computed < len(sequence.table) * self.blocks.block_size:
+            return True
+        while not self.blocks.grow(sequence.table, sequence.num_computed + 1):
+            victim = self._victim(sequence, planned)
+            self.preempt(victim, plan)
+            if victim is sequence:
+                return False
+        return True
+
+    def make_room_alone(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
+        """Blocks for `count` more tokens of a running sequence, at the cost of whoever is in its way."""
+        while not self.blocks.grow(sequence.table, sequence.num_computed + count):
+            self.preempt(self.running[-1 if self.running[-1] is not sequence else -2], plan)
+
+    def preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        """Take its place and its blocks away."""
+        plan.preempted.append(victim)
+        victim.preemptions += 1
+        self.requeue(victim)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """From the running ones back to the queue; nothing of it is computed."""
+        self._drop(sequence)
+        sequence.num_computed = 0
+        sequence.kept = False
+        self.waiting[sequence.traffic].add(sequence)
+
+    def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
+        """Who gives its blocks up: the least urgent of which this step computes nothing, `lacking` at the latest."""
+        candidates: Iterable[Sequence] = reversed(self.running)
+        if self.shares["online"].contended:
+            candidates = sorted(self.running, key=fairness.by_burden, reverse=True)
+        for sequence in candidates:
+            if sequence.ordinal not in planned and (lacking.is_batch or not sequence.kept):
+                return sequence
+        return lacking
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.shares[sequence.traffic].drop(sequence)
+        self.waiting[sequence.traffic].place_lost(sequence)
+        self._num_online -= not sequence.is_batch
+        self.blocks.close(sequence.table)
+
+
+def _urgency(sequence: Sequence) -> Urgency:
+    return sequence.urgency
