@@ -11,8 +11,10 @@ from tests.soak.timeline import Era
 
 _MOST_MEMORY, _MOST_DESCRIPTORS, _MOST_THREADS = 64.0, 120.0, 30.0
 """Growth in an hour, of memory in MiB. The bounds on the others leave room for noise: they vary with the load."""
-_ENOUGH = 900.0
-"""Seconds of calm below which a slope says nothing."""
+_WARM_UP = 4.0
+"""Periods in which a new process comes to hold what its load needs."""
+_ENOUGH = 600.0
+"""Seconds below which a slope says nothing."""
 _MOST_HEALTH = 0.5
 """Seconds; the service shares its cores with its clients here."""
 _LOG_REQUEST, _LOG_FAULT = 1024, 256 * 1024
@@ -107,8 +109,8 @@ class Growth:
 
 
 def growth(seen: Seen) -> Growth | None:
-    """In the calm between faults, within the life of each process; None when there was too little of it."""
-    samples = [each for each in warm(seen.samples, seen.plan.period) if seen.timeline.calm(each.at, each.at)]
+    """In the calm between faults, within the life of each process, when it is warm; None for too little of that."""
+    samples = [each for each in warm(seen.samples, _WARM_UP * seen.plan.period) if seen.timeline.calm(each.at, each.at)]
     memory = slope_per_hour(samples, lambda sample: sample.rss)
     descriptors = slope_per_hour(samples, lambda sample: sample.descriptors)
     threads = slope_per_hour(samples, lambda sample: sample.threads)
@@ -120,7 +122,7 @@ def growth(seen: Seen) -> Growth | None:
 def _flat(seen: Seen) -> tuple[bool | None, str]:
     found = growth(seen)
     if found is None:
-        return None, f"{_ENOUGH:.0f} s of calm are needed to tell"
+        return None, f"{_ENOUGH:.0f} s of warm processes are needed to tell"
     flat = found.memory <= _MOST_MEMORY and found.descriptors <= _MOST_DESCRIPTORS and found.threads <= _MOST_THREADS
     return flat, str(found)
 

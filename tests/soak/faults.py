@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from tests.crash.load import eventually
 from tests.crash.models import Model
@@ -67,13 +68,15 @@ class Fault:
     """Returns when the cause is gone. Raises `AssertionError` when the service does not bear it."""
     allowed: frozenset[str] = _NONE
     """Outcomes of online requests meanwhile; see `timeline`."""
+    ends_process: bool = False
+    """Whether another process serves after it."""
 
 
 def faults_for(world: World) -> list[Fault]:
     """Those that are possible in this world."""
     faults = [
-        Fault("SIGKILL", _kill, _GONE),
-        Fault("SIGTERM", _terminate, _STOPPING),
+        Fault("SIGKILL", _kill, _GONE, ends_process=True),
+        Fault("SIGTERM", _terminate, _STOPPING, ends_process=True),
         Fault("second worker stopped", _stop_worker),
         Fault("service stopped", _stop_service),
         Fault("disk full", _fill_disk),
@@ -92,8 +95,18 @@ def faults_for(world: World) -> list[Fault]:
     return faults
 
 
-def in_rounds(faults: list[Fault], draw: random.Random) -> Iterator[Fault]:
-    """Without end: all of them in random order, then all in another order."""
+def in_order(faults: list[Fault], count: int, draw: random.Random) -> Iterator[Fault]:
+    """All of them in random order, then all in another order, until there are `count`.
+
+    In the second half, once each was there, only those that a process survives: what grows slowly is seen in one that
+    lives for long.
+    """
+    first = min(count, max(count - count // 2, len(faults)))
+    yield from islice(_rounds(faults, draw), first)
+    yield from islice(_rounds([each for each in faults if not each.ends_process] or faults, draw), count - first)
+
+
+def _rounds(faults: list[Fault], draw: random.Random) -> Iterator[Fault]:
     while True:
         yield from draw.sample(faults, len(faults))
 

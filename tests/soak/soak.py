@@ -23,7 +23,7 @@ from tests.crash.models import Engine, Model, Oracle
 from tests.crash.outside import Outside
 from tests.crash.service import Service, ServiceDied
 from tests.postgres import PostgresServer
-from tests.soak.faults import Fault, World, faults_for, in_rounds
+from tests.soak.faults import Fault, World, faults_for, in_order
 from tests.soak.hostile import HOSTILE
 from tests.soak.logs import LogFigures, read_log
 from tests.soak.online import ONLINE, Asked, Online, Watcher
@@ -245,7 +245,7 @@ async def _faults(plan: Plan, world: World, seen: Seen, say: Callable[[str], Non
     """One each period, each after the one before has settled."""
     possible = [fault for fault in faults_for(world) if not plan.only or fault.name in plan.only]
     began = time.monotonic()
-    for number, fault in enumerate(islice(in_rounds(possible, world.draw), plan.faults)):
+    for number, fault in enumerate(in_order(possible, plan.faults, world.draw)):
         due = began + plan.period * (number + _FIRST)
         if seen.timeline.eras:
             due = max(due, seen.timeline.eras[-1].settled + plan.settling)
