@@ -50,10 +50,11 @@ def test_what_is_too_large_is_refused_with_413(play: Play, settings: dict[str, i
     play(main, **settings)
 
 
-def test_an_empty_file_is_refused(play: Play) -> None:
+@pytest.mark.parametrize("content", [b"", b"\n \r\n\n"])
+def test_an_empty_file_is_refused(play: Play, content: bytes) -> None:
     async def main(service: Service) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
-            await service.client.files.create(file=("in.jsonl", b""), purpose="batch")
+            await service.client.files.create(file=("in.jsonl", content), purpose="batch")
         assert (caught.value.code, caught.value.param) == ("empty_file", "file")
         await nothing_is_left(service)
 

@@ -121,5 +121,5 @@ class TextTokenizer:
     def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"prompt of {tokens} tokens is longer than max_length={self.max_length}: shorten or split it"
-            + ("" if text is None else ", or pass truncate=True")
+            + ("" if text is None else " (an Encoder made with truncate=True cuts it)")
         )

@@ -115,11 +115,11 @@ async def _described(form: Form) -> AsyncGenerator[bytes]:
     """The bytes of the file. What else is in the form may stand after it, so it is judged at the end."""
     empty = True
     async for chunk in form.chunks():
-        empty = empty and not chunk
+        empty = empty and (not chunk or chunk.isspace())
         yield chunk
     if empty:
         raise InvalidRequest(
-            "file: it is empty: send one with a line for each request", param="file", code="empty_file"
+            "file: it has no lines: send one with a line for each request", param="file", code="empty_file"
         )
     purpose = form.fields.get("purpose")
     if purpose != "batch":
