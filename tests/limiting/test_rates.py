@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
@@ -97,6 +98,62 @@ def test_processes_overshoot_at_most_by_what_they_had_not_heard_of(
             unheard = sum(amount for _, amount, by in let_in[heard[process] :] if by != process)
             let_in.append((now, asked, process))
             assert sum(amount for at, amount, _ in let_in if at > now - PERIOD) <= tokens + unheard
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 40), st.integers(0, 2)), min_size=1, max_size=60),
+    st.integers(1, 8),
+    st.integers(40, 200),
+    st.randoms(use_true_random=False),
+)
+def test_processes_that_confirm_after_an_exchange_never_overshoot(
+    steps: list[tuple[float, int, int]], requests: int, tokens: int, draw: random.Random
+) -> None:
+    """Whatever is let in at once everywhere, and in whatever order they exchange and look again."""
+    counters, limiters = Counters(), [RateLimiter() for _ in range(3)]
+    subjects = [_subject(requests_per_minute=requests), _subject("key:k", tokens_per_minute=tokens)]
+    unconfirmed: list[tuple[int, Grant]] = []
+    let_in: list[tuple[float, int]] = []
+    now = _START
+    for elapsed, asked, process in steps:
+        if elapsed > 2:  # else it comes at the same moment as the one before
+            draw.shuffle(unconfirmed)
+            for by, grant in unconfirmed:
+                counters.share(limiters[by], now)
+                if limiters[by].confirm(grant, subjects, now) is None:
+                    limiters[by].leave(grant)
+                    let_in.append((now, grant.tokens))
+            unconfirmed.clear()
+            now += elapsed
+        came = limiters[process].admit(subjects, asked, now)
+        if isinstance(came, Grant):
+            unconfirmed.append((process, came))
+        assert _most_in_a_minute((at, 1) for at, _ in let_in) <= requests
+        assert _most_in_a_minute(let_in) <= tokens
+
+
+def test_a_request_that_is_withdrawn_counts_for_nothing() -> None:
+    here, there, counters = RateLimiter(), RateLimiter(), Counters()
+    subjects = [_subject(requests_per_minute=2, tokens_per_minute=100, concurrent_requests=1)]
+    first, second = (limiter.admit(subjects, 60, _START) for limiter in (here, there))
+    assert isinstance(first, Grant)
+    assert isinstance(second, Grant)
+    for limiter in (here, there):
+        counters.share(limiter, _START)
+    assert here.confirm(first, subjects, _START) is None
+    refused = there.confirm(second, subjects, _START)
+    assert refused is not None
+    assert (refused.quota, refused.used, refused.asked) == ("tokens_per_minute", 60, 60)
+    assert refused.wait is not None
+    for limiter in (there, here):
+        counters.share(limiter, _START)
+    assert [limiter.standing(subjects, "tokens", _START).remaining for limiter in (here, there)] == [40, 40]  # type: ignore[union-attr]
+    assert (here.inside("tenant:a"), there.inside("tenant:a")) == (1, 0)
+    here.learn_inside({"tenant:a": 1})
+    again = here.confirm(first, subjects, _START)
+    assert again is not None
+    assert again.quota == "concurrent_requests"
+    assert here.inside("tenant:a") == 1  # elsewhere
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 50)), min_size=1, max_size=30), st.integers(1, 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,39 @@ def test_servers_of_one_store_keep_one_limit_and_know_of_each_other(tmp_path: Pa
 
     async def whole() -> None:
         async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(whole())
+
+
+def test_servers_of_one_store_that_are_asked_at_once_let_in_no_more_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as opened:
+            one, two = [await opened.enter_async_context(running(tmp_path)) for _ in range(2)]
+            for service in (one, two):
+                await service.until(lambda service=service: _is(len(service.services.peers.others) == 1))  # type: ignore[misc]
+            await _limit(one, requests_per_minute=10)
+            await _limit(two, requests_per_minute=10)
+
+            async def status(service: Service, prompt: str) -> int:
+                body = {"model": "stub", "prompt": prompt, "max_tokens": 1}
+                return (await service.http.post("/v1/completions", json=body)).status_code
+
+            came = await asyncio.gather(*[status(service, "x") for service in (one, two) for _ in range(30)])
+            assert Counter(came) == {200: 10, 429: 50}
+            for service in (one, two):
+                await _limit(service, concurrent_requests=3)
+            asked = [asyncio.create_task(status(service, "wait")) for service in (one, two) for _ in range(10)]
+            await one.until(lambda: _is(sum(task.done() for task in asked) + one.stub.waiting + two.stub.waiting == 20))
+            inside = one.stub.waiting + two.stub.waiting
+            for service in (one, two):
+                service.stub.go.set()
+            # Of two that look at the same moment each may take the other's for the first: fewer are let in, never more.
+            assert 0 < inside <= 3
+            assert Counter(await asyncio.gather(*asked)) == {200: inside, 429: 20 - inside}
+
+    async def whole() -> None:
+        async with asyncio.timeout(60):
             await main()
 
     asyncio.run(whole())

@@ -4,7 +4,10 @@ A minute is a sliding window: in no minute is more let in than a limit allows, u
 not known here yet. What was used is counted in slots of a few seconds; a slot counts until all of it is a minute old.
 
 Several processes share counters: each hands over what it has counted (`take_changes`), and is told what all have
-(`learn`). In between, and while nothing can be shared, each goes on with what it knows.
+(`learn`). A request that was let in is looked at once more after that (`confirm`), and withdrawn if it is too much
+beside what the others have counted. Where exchanges come one after the other, that keeps all processes together within
+a limit: of two that let in too much at once the later one sees both. While nothing can be shared, each goes on with
+what it knows.
 
 Times are seconds of a clock that is the same for all processes, about.
 """
@@ -74,8 +77,8 @@ class Grant:
     """A request that was let in."""
 
     subjects: tuple[str, ...]
-    rates: tuple[tuple[str, int], ...]
-    """Of tokens, with their limits."""
+    rates: tuple[tuple[Kind, str, int], ...]
+    """In which it is counted, with their limits."""
     slot: int
     tokens: int
     """That it is counted with."""
@@ -142,24 +145,40 @@ class RateLimiter:
         """Let a request in that may use `tokens`, or say why not: of several reasons the one that lasts longest."""
         refusals = [refusal for subject in subjects for refusal in self._refusals(subject, tokens, now)]
         if refusals:
-            return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
+            return max(refusals, key=_wait)
         slot = slot_of(now)
-        of_tokens: list[tuple[str, int]] = []
+        rates: list[tuple[Kind, str, int]] = []
         for subject in subjects:
             self._inside[subject.name] += 1
             for kind, limit in _rates(subject.quotas):
                 rate = f"{subject.name}/{kind}"
                 self._window(rate, limit).add(slot, 1 if kind == "requests" else tokens)
-                if kind == "tokens":
-                    of_tokens.append((rate, limit))
-        return Grant(tuple(subject.name for subject in subjects), tuple(of_tokens), slot, tokens)
+                rates.append((kind, rate, limit))
+        return Grant(tuple(subject.name for subject in subjects), tuple(rates), slot, tokens)
+
+    def confirm(self, grant: Grant, subjects: Sequence[Subject], now: float) -> Refusal | None:
+        """Look once more at a request that was let in, after `learn`. If it is too much now, withdraw it; why."""
+        refusals = [
+            refusal for subject in subjects for refusal in self._refusals(subject, grant.tokens, now, is_counted=True)
+        ]
+        if not refusals:
+            return None
+        self.withdraw(grant)
+        return max(refusals, key=_wait)
+
+    def withdraw(self, grant: Grant) -> None:
+        """As if the request had never been let in."""
+        for kind, rate, limit in grant.rates:
+            self._window(rate, limit).add(grant.slot, -1 if kind == "requests" else -grant.tokens)
+        self.leave(grant)
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
         """The request used so many tokens. Those that it was not counted with are counted now."""
         more = tokens - grant.tokens
-        for rate, limit in grant.rates:
-            # Of a request that took minutes the window may be gone.
-            self._window(rate, limit).add(slot_of(now) if more > 0 else grant.slot, more)
+        for kind, rate, limit in grant.rates:
+            if kind == "tokens":
+                # Of a request that took minutes the window may be gone.
+                self._window(rate, limit).add(slot_of(now) if more > 0 else grant.slot, more)
         grant.tokens = tokens
 
     def leave(self, grant: Grant) -> None:
@@ -244,17 +263,22 @@ class RateLimiter:
         window.limit = limit
         return window
 
-    def _refusals(self, subject: Subject, tokens: int, now: float) -> Iterator[Refusal]:
+    def _refusals(self, subject: Subject, tokens: int, now: float, *, is_counted: bool = False) -> Iterator[Refusal]:
+        """`is_counted`: the request is among what is used and inside already."""
         most = subject.quotas.concurrent_requests
-        if most is not None and (inside := self.inside(subject.name)) >= most:
+        if most is not None and (inside := self.inside(subject.name) - is_counted) >= most:
             yield Refusal(subject.name, "concurrent_requests", most, inside, 1, _SOON)
         for kind, limit in _rates(subject.quotas):
             asked = 1 if kind == "requests" else tokens
             window = self._window(f"{subject.name}/{kind}", limit)
-            used = window.used(now)
+            used = window.used(now) - (asked if is_counted else 0)
             if used + asked > limit:
                 wait = None if asked > limit else window.wait(used + asked - limit, now)
                 yield Refusal(subject.name, f"{kind}_per_minute", limit, used, asked, wait)
+
+
+def _wait(refusal: Refusal) -> float:
+    return math.inf if refusal.wait is None else refusal.wait
 
 
 def _rates(quotas: Quotas) -> Iterator[tuple[Kind, int]]:

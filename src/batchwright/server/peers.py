@@ -1,4 +1,7 @@
-"""What the processes of one store tell each other once a second: what was used of quotas, and what they do now."""
+"""What the processes of one store tell each other: what was used of quotas, and what they do now.
+
+They do once a second, and for each request with a quota as long as there are others.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,12 @@ from batchwright.server.quotas import OnlineQuotas
 
 _PERIOD = 1.0
 _PATIENCE = 3.0
+_PATIENCE_OF_REQUESTS = 0.5
+"""Seconds that a request waits for the store; then it is decided by what is known here."""
 
 
 class Peers:
-    """Keeps this process and the other ones informed of each other. No request waits for it."""
+    """Keeps this process and the other ones informed of each other."""
 
     def __init__(
         self, store: Store, quotas: OnlineQuotas, worker: Callable[[], str], snapshot: Callable[[], dict[str, Any]]
@@ -33,32 +38,66 @@ class Peers:
         self._snapshot = snapshot
         self._published = ""
         self._away = False
+        self._current: asyncio.Task[None] | None = None
+        """The exchange that was begun last."""
+        self._next: asyncio.Task[None] | None = None
+        """The one that begins when that is over."""
 
     async def run(self) -> None:
         """Exchange until cancelled. While the database is away everything goes on with what is known."""
-        while True:
-            try:
-                async with asyncio.timeout(_PATIENCE):
-                    await self.exchange()
-                self._away = False
-            except (StoreUnavailable, TimeoutError) as error:
-                if not self._away:
-                    logger.warning("peers: quotas are not shared with other servers for now", error=str(error))
-                self._away = True
-            except Exception as error:  # such as what another version has written: it must not end the exchange
-                logger.error("peers: the exchange with other servers failed", exc_info=error)
-            await asyncio.sleep(_PERIOD)
+        try:
+            while True:
+                await asyncio.shield(self._joined())
+                await asyncio.sleep(_PERIOD)
+        finally:
+            under_way = [each for each in (self._current, self._next) if each is not None]
+            for each in under_way:
+                each.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def agree(self) -> None:
+        """Return when an exchange that began after this call is over, if there are other processes.
+
+        While the database is away, at once; where it does not answer, after half a second.
+        """
+        if self.others and not self._away:
+            await asyncio.wait([self._joined()], timeout=_PATIENCE_OF_REQUESTS)
+
+    def _joined(self) -> asyncio.Task[None]:
+        """The exchange that begins next; all who ask until then have the same one."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._begin(self._current), name="exchange with peers")
+        return self._next
+
+    async def _begin(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._current, self._next = self._next, None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self.exchange()
+            self._away = False
+        except (StoreUnavailable, TimeoutError) as error:
+            if not self._away:
+                logger.warning("peers: quotas are not shared with other servers for now", error=str(error))
+            self._away = True
+        except Exception as error:  # such as what another version has written: it must not end the exchange
+            logger.error("peers: the exchange with other servers failed", exc_info=error)
 
     async def exchange(self) -> None:
         """Once. Raises `StoreUnavailable`."""
         await self._quotas.share()
         worker = self._worker()
+        # Before the others are asked: of two that let in too much at once, the later one sees both.
+        await self._publish(worker)
         found = await self._store.peers()
         self.others = [(peer, _told(peer.snapshot)) for peer in found if peer.worker != worker]
         inside: Counter[str] = Counter()
         for _, told in self.others:
             inside.update(told.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
+
+    async def _publish(self, worker: str) -> None:
         # One that is alone need not write down what nobody reads.
         if self.others and worker:
             snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -30,6 +30,7 @@ from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import (
     KINDS,
     Change,
+    Grant,
     Kind,
     RateLimiter,
     Refusal,
@@ -74,19 +75,27 @@ class _Exchange(NamedTuple):
 class OnlineQuotas:
     """The quotas of tenants and keys, and what online requests use of them.
 
-    Nothing here waits for the store: requests are decided by what this process knows, and `share` keeps that close to
-    what all know.
+    Requests are decided by what this process knows; where there are others, once more after an exchange with them.
     """
 
     def __init__(
-        self, store: Store, defaults: Quotas, clock: Clock, unix_time: Callable[[], float] = time.time
+        self,
+        store: Store,
+        defaults: Quotas,
+        clock: Clock,
+        unix_time: Callable[[], float] = time.time,
+        *,
+        agree: Callable[[], Awaitable[None]],
     ) -> None:
-        """`defaults`: of tenants that have none of their own."""
+        """`defaults`: of tenants that have none of their own. `agree`: exchanges with the other processes what was
+        counted until it is called, if there are any and the store answers.
+        """
         self.limiter = RateLimiter()
         self.refused: Counter[str] = Counter()
         """Requests that were not let in, by the name of the quota."""
         self._store = store
         self._defaults = defaults
+        self._agree = agree
         self._clock = clock
         self._ahead = unix_time() - clock.now()
         """What the time of the store is ahead of the clock."""
@@ -109,8 +118,8 @@ class OnlineQuotas:
             found.append(Subject(f"key:{key.id}", key.quotas))
         return [subject for subject in found if subject.quotas != UNLIMITED]
 
-    @contextmanager
-    def admitted(self, request: Request, *calls: Call) -> Iterator[Use]:
+    @asynccontextmanager
+    async def admitted(self, request: Request, *calls: Call) -> AsyncIterator[Use]:
         """Let a request in, which consists of these calls, for as long as the block lasts. Raises `QuotaExceeded`.
 
         The block is given a function, to be told how many tokens were used. Until then the request counts with what it
@@ -122,7 +131,7 @@ class OnlineQuotas:
             yield Use(lambda _: None)
             return
         asked = sum(tokens_of_request(call.endpoint, call.body) for call in calls)
-        came = self.limiter.admit(subjects, asked, self.now)
+        came = await self._decided(subjects, asked)
         setattr(request.state, ANSWER_HEADERS, self._headers(subjects))
         if isinstance(came, Refusal):
             self.refused[came.quota] += 1
@@ -137,6 +146,17 @@ class OnlineQuotas:
             raise
         finally:
             self.limiter.leave(grant)
+
+    async def _decided(self, subjects: Sequence[Subject], tokens: int) -> Grant | Refusal:
+        came = self.limiter.admit(subjects, tokens, self.now)
+        if isinstance(came, Refusal):
+            return came
+        try:
+            await self._agree()
+        except BaseException:
+            self.limiter.withdraw(came)
+            raise
+        return self.limiter.confirm(came, subjects, self.now) or came
 
     async def share(self) -> None:
         """Exchange with the other processes what was used of late. Raises `StoreUnavailable`."""

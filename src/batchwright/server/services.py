@@ -215,8 +215,9 @@ async def open_services(
         jobs = JobService(
             store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
-        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time)
+        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time, agree=lambda: peers.agree())
         live = Live(measured, clock, unix_time)
+        peers = Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight))
         stopping = asyncio.Event()
         services = Services(
             settings=settings,
@@ -238,7 +239,7 @@ async def open_services(
             worker=worker,
             quotas=quotas,
             audit=audit,
-            peers=Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight)),
+            peers=peers,
             live=live,
             http=HttpFigures(),
             store_figures=store_figures,
@@ -254,7 +255,7 @@ async def open_services(
         for name, work in (
             ("courier", courier.run(lambda: worker.id)),
             ("live", live.run()),
-            ("peers", services.peers.run()),
+            ("peers", peers.run()),
             ("audit", _keep_audit(audit)),
             ("keys", keys.run()),
         ):

@@ -441,7 +441,7 @@ class Store(Protocol):
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:
         """Add `changes` to the counters of all processes, and read them: those of `rates` from slot `oldest` on, all
-        others from `since` on.
+        others from `since` on. Of two calls with changes at once the later one sees those of both.
 
         The time of the store comes with them, by which all processes count.
         """

@@ -80,14 +80,16 @@ async def _answer(
     call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, _streamed(services, request, call)))
-    with services.quotas.admitted(request, call) as used:
+    async with services.quotas.admitted(request, call) as used:
         answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def _streamed(services: Services, request: Request, call: Call) -> AsyncIterator[dict[str, Any]]:
-    with services.quotas.admitted(request, call) as used:
-        async with closing(services.online.stream(replace(call, used=used))) as bodies:
-            async for body in bodies:
-                used.begun = True
-                yield body
+    async with (
+        services.quotas.admitted(request, call) as used,
+        closing(services.online.stream(replace(call, used=used))) as bodies,
+    ):
+        async for body in bodies:
+            used.begun = True
+            yield body

@@ -113,7 +113,7 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     batch_id = new_id("batch_")
     started = services.clock.now()
     calls = _calls(prompts, batch_id, flow, key)
-    with services.quotas.admitted(request, *calls) as used:
+    async with services.quotas.admitted(request, *calls) as used:
         results = await while_connected(request.receive, _computed(services, calls))
         used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
     seconds = services.clock.now() - started

@@ -227,12 +227,15 @@ SELECT {key_columns} FROM api_keys WHERE id = :id FOR NO KEY UPDATE;
 -- name: lock_tenant
 SELECT pg_advisory_xact_lock(hashtextextended('batchwright quotas of ' || CAST(:tenant AS TEXT), 0));
 
--- In one order, so that servers that count the same rates do not wait for each other in a circle.
+-- One exchange after the other, so that of two the later one sees both.
+-- name: lock_rates
+SELECT pg_advisory_xact_lock(hashtextextended('batchwright rates', 0));
+
 -- name: add_rates
 INSERT INTO rates (rate, slot, amount)
 SELECT rate, slot, amount FROM unnest(
     CAST(:rate AS TEXT[]), CAST(:slot AS BIGINT[]), CAST(:amount AS BIGINT[])
-) AS given (rate, slot, amount) ORDER BY rate, slot
+) AS given (rate, slot, amount)
 ON CONFLICT (rate, slot) DO UPDATE SET amount = rates.amount + excluded.amount;
 
 -- name: rates

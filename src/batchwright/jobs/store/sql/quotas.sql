@@ -36,6 +36,10 @@ FROM batches
 WHERE tenant = :tenant AND status IN ('validating', 'in_progress') AND ending IS NULL
     AND (CAST(:key_id AS TEXT) IS NULL OR key_id = :key_id);
 
+-- SQLite has one writer at a time.
+-- name: lock_rates
+SELECT 1;
+
 -- name: add_rates
 INSERT INTO rates (rate, slot, amount) VALUES (:rate, :slot, :amount)
 ON CONFLICT (rate, slot) DO UPDATE SET amount = rates.amount + excluded.amount;
