@@ -120,8 +120,8 @@ class Overloaded(BatchwrightError):
 class QuotaExceeded(BatchwrightError):
     """A tenant or a key has used what it may for now, or has no room left.
 
-    `kind` is the type of the error in its body: `requests`, `tokens` or `insufficient_quota`. `passing`: time alone
-    makes room, about after `retry_after` seconds where that is known.
+    `quota` is the name of the field of `Quotas`. `kind` is the type of the error in its body: `requests`, `tokens` or
+    `insufficient_quota`. `passing`: time alone makes room, about after `retry_after` seconds where that is known.
     """
 
     code = "rate_limit_exceeded"
@@ -130,12 +130,14 @@ class QuotaExceeded(BatchwrightError):
         self,
         message: str,
         *,
+        quota: str,
         kind: str = "requests",
         code: str | None = None,
         passing: bool = True,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
+        self.quota = quota
         self.kind = kind
         self.passing = passing
         self.retry_after = retry_after

@@ -55,7 +55,7 @@ def test_the_page_tells_of_every_metric_and_of_no_other(play: Play) -> None:
         # Nothing was dispatched by the stub.
         shown["batchwright_dispatches_total"] = ("counter", {"reason"})
         # Nothing is limited.
-        shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"rate"})
+        shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"quota"})
         assert shown == _documented()
 
     play(main)

@@ -60,7 +60,7 @@ def test_requests_a_minute(play: Play) -> None:
         assert "x-request-id" in headers
         figures = (await service.http.get("/metrics")).text
         assert 'batchwright_quota_refusals_total{quota="requests_per_minute"} 1.0' in figures
-        assert 'batchwright_quota_used{rate="tenant:default/requests"} 2.0' in figures
+        assert 'batchwright_quota_used{quota="tenant:default/requests_per_minute"} 2.0' in figures
         [quota] = (await service.http.get("/dashboard/state")).json()["quotas"]
         assert (quota["name"], quota["limit"], quota["used"]) == ("requests_per_minute", 2, 2)
         clock.advance(wait)
@@ -230,6 +230,10 @@ def test_enqueued_lines_and_tokens(play: Play) -> None:
         body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
         first, second = [await service.http.post("/v1/batches", json=body) for _ in range(2)]
         assert (first.status_code, second.status_code) == (200, 429)
+        figures = (await service.http.get("/metrics")).text
+        assert 'batchwright_quota_limit{quota="tenant:default/enqueued_lines"} 3.0' in figures
+        assert 'batchwright_quota_used{quota="tenant:default/enqueued_lines"} 2.0' in figures
+        assert 'batchwright_quota_refusals_total{quota="enqueued_lines"} 1.0' in figures
         error = second.json()["error"]
         assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
         assert "has 2 lines of batches waiting of at most 3, and this batch has 2" in error["message"]

@@ -177,3 +177,24 @@ def test_processes_tell_each_other_of_themselves_while_their_leases_hold(play: P
         assert [peer.name for peer in await store.peers()] == ["two"]
 
     play(scenario)
+
+
+def test_what_is_kept_of_all_is_told_beside_its_limits(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        assert await store.kept_quotas(Quotas(requests_per_minute=3)) == []
+        await store.set_tenant_quotas("t", Quotas(storage_bytes=1000, enqueued_lines=50, tokens_per_minute=9))
+        await store.add_key(ApiKey("key_1", "t", "n", "bw-", 0.0, quotas=Quotas(storage_bytes=500)), b"1" * 32)
+        file = await world.upload()
+        await store.add_file(replace(world.new_file(), key_id="key_1"))
+        await world.upload("u")
+        for key_id in (None, "key_1"):
+            await store.create_batch(_queued(world, world.new_batch(file), 3, key_id))
+        assert await store.kept_quotas(UNLIMITED) == [
+            ("tenant:t/storage_bytes", 1000, 20),
+            ("tenant:t/enqueued_lines", 50, 6),
+            ("key:key_1/storage_bytes", 500, 10),
+        ]
+        assert ("tenant:u/storage_bytes", 20, 10) in await store.kept_quotas(Quotas(storage_bytes=20))
+
+    play(scenario)

@@ -138,6 +138,8 @@ class RateLimiter:
         self._windows: dict[str, _Window] = {}
         self._inside: Counter[str] = Counter()
         self._elsewhere: Mapping[str, int] = {}
+        self._most_inside: dict[str, int] = {}
+        """Limits of those that have requests inside here and a limit on them."""
 
     # Requests.
 
@@ -150,6 +152,8 @@ class RateLimiter:
         rates: list[tuple[Kind, str, int]] = []
         for subject in subjects:
             self._inside[subject.name] += 1
+            if subject.quotas.concurrent_requests is not None:
+                self._most_inside[subject.name] = subject.quotas.concurrent_requests
             for kind, limit in _rates(subject.quotas):
                 rate = f"{subject.name}/{kind}"
                 self._window(rate, limit).add(slot, 1 if kind == "requests" else tokens)
@@ -187,6 +191,9 @@ class RateLimiter:
             return
         grant.inside = False
         self._inside -= Counter(grant.subjects)
+        for subject in grant.subjects:
+            if not self._inside[subject]:
+                self._most_inside.pop(subject, None)
 
     def standing(self, subjects: Iterable[Subject], kind: Kind, now: float) -> Standing | None:
         """How the scarcest rate of this kind stands; None: none of them is limited."""
@@ -247,10 +254,12 @@ class RateLimiter:
         return dict(self._inside)
 
     def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
-        """Each rate that was asked for here of late, its limit and what is used."""
+        """Each quota asked for here of late, such as `tenant:a/tokens_per_minute`, with its limit and what is used."""
         for rate, window in self._windows.items():
             if window.limit is not None:
-                yield rate, window.limit, window.used(now)
+                yield f"{rate}_per_minute", window.limit, window.used(now)
+        for subject, most in self._most_inside.items():
+            yield f"{subject}/concurrent_requests", most, self.inside(subject)
 
     def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
         """Requests inside of the other processes, by subject."""

@@ -227,6 +227,7 @@ def _exceeded(refusal: Refusal) -> QuotaExceeded:
         told += f"try again in {_duration(refusal.wait)}"
     return QuotaExceeded(
         told,
+        quota=refusal.quota,
         kind="tokens" if refusal.quota == "tokens_per_minute" else "requests",
         passing=refusal.wait is not None,
         retry_after=refusal.wait,

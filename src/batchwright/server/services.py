@@ -141,6 +141,7 @@ class Services:
                     await self.store.count_batches(),
                     await self.store.count_lines(),
                     await self.store.count_deliveries(),
+                    await self.store.kept_quotas(self.limits.default_quotas),
                 )
         inner = self.inference.inner
         return Scrape(
@@ -155,8 +156,8 @@ class Services:
             lines_in_flight=self.worker.in_flight,
             store=self.store_figures,
             quotas=QuotaFigures(
-                refused=dict(self.quotas.refused),
-                rates=sorted(self.quotas.limiter.standings(self.quotas.now)),
+                refused=self.quotas.refused + self.store_figures.refused,
+                online=sorted(self.quotas.limiter.standings(self.quotas.now)),
                 servers=1 + len(self.peers.others),
             ),
             counts=counts,

@@ -437,6 +437,13 @@ class Store(Protocol):
         """What a tenant uses, or one of its keys."""
         ...
 
+    async def kept_quotas(self, defaults: Quotas) -> list[tuple[str, int, int]]:
+        """Each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and what is used of it.
+
+        `defaults`: the quotas of tenants that have none of their own.
+        """
+        ...
+
     async def share_rates(
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:

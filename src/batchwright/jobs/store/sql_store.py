@@ -258,6 +258,9 @@ class SqlStore:
     async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
         return await self._driver.read(quotas.quota_use, tenant, key_id)
 
+    async def kept_quotas(self, defaults: Quotas) -> list[tuple[str, int, int]]:
+        return await self._driver.read(quotas.kept_quotas, defaults)
+
     async def share_rates(
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:

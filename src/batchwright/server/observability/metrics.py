@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from batchwright.jobs.service.worker import WorkerStats
 from batchwright.jobs.store.records import BatchStatus
+from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.request import Traffic
 from batchwright.server.observability.engine_metrics import engine_families
 from batchwright.server.observability.families import counter, fill, gauge, histogram
@@ -34,16 +35,18 @@ class StoreCounts:
     batches: dict[BatchStatus, int]
     lines: Mapping[str, int]
     deliveries: Mapping[str, int]
+    quotas: Sequence[tuple[str, int, int]]
+    """Name, limit and use of each on what is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaFigures:
-    """What online requests used of their rates, and how many were refused."""
+    """What online requests use, and what was refused."""
 
     refused: Mapping[str, int]
     """By the name of the quota."""
-    rates: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each that was used of late."""
+    online: Sequence[tuple[str, int, int]]
+    """Name, limit and use of each that concerns online requests and was used of late."""
     servers: int
     """Processes on this store, this one included."""
 
@@ -99,7 +102,7 @@ class _Families(Collector):
         for reason, count in sorted(scrape.reasons.items()):
             reasons.add_metric([reason], count)
         yield reasons
-        yield from _quotas(scrape.quotas)
+        yield from _quotas(scrape.quotas, () if scrape.counts is None else scrape.counts.quotas)
         yield from _worker(scrape.worker, scrape.lines_in_flight)
         yield from _store(scrape.store, scrape.counts)
 
@@ -151,15 +154,17 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
     yield from (outcomes, in_flight, *tokens.values(), *times.values())
 
 
-def _quotas(figures: QuotaFigures) -> Iterator[Metric]:
-    refused = counter("quota_refusals", "Online requests refused with 429, by the quota that they met.", "quota")
-    for name in ("requests_per_minute", "tokens_per_minute", "concurrent_requests"):
+def _quotas(figures: QuotaFigures, kept: Sequence[tuple[str, int, int]]) -> Iterator[Metric]:
+    refused = counter("quota_refusals", "Requests refused with 429, by the quota that they met.", "quota")
+    for name in QUOTAS:
         refused.add_metric([name], figures.refused.get(name, 0))
-    limits = gauge("quota_limit", "Limit of a rate that was used in the last minute.", "rate")
-    used = gauge("quota_used", "What all servers used of it in the last minute.", "rate")
-    for rate, limit, amount in figures.rates:
-        limits.add_metric([rate], limit)
-        used.add_metric([rate], amount)
+    limits = gauge(
+        "quota_limit", "Limit on what is kept, or on online requests where there were some of late.", "quota"
+    )
+    used = gauge("quota_used", "What is used of it, by all servers.", "quota")
+    for name, limit, amount in (*figures.online, *kept):
+        limits.add_metric([name], limit)
+        used.add_metric([name], amount)
     servers = gauge("servers", "Processes that work on this store.")
     servers.add_metric([], figures.servers)
     yield from (refused, limits, used, servers)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from typing import Any, cast
 
 from batchwright.clock import Clock
-from batchwright.errors import StoreUnavailable
+from batchwright.errors import QuotaExceeded, StoreUnavailable
 from batchwright.jobs.store.interface import Store
 from batchwright.metrics import Histogram
 from batchwright.server.observability.traces import Tracing
 
 
 class StoreFigures:
-    """How long operations took in milliseconds, by name, and how many found the database not answering."""
+    """How long operations took in milliseconds, by name, and how many were in vain."""
 
     def __init__(self) -> None:
         self.latency_ms: dict[str, Histogram] = {}
         self.unavailable = 0
+        """Operations that found the database not answering."""
+        self.refused: Counter[str] = Counter()
+        """By the name of the quota."""
 
 
 class _Timed:
@@ -43,6 +47,9 @@ class _Timed:
                     return await method(*args, **options)
             except StoreUnavailable:
                 self._figures.unavailable += 1
+                raise
+            except QuotaExceeded as error:
+                self._figures.refused[error.quota] += 1
                 raise
             finally:
                 latency = self._figures.latency_ms.setdefault(name, Histogram())

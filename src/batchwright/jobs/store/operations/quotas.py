@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from batchwright.errors import QuotaExceeded
@@ -11,6 +12,9 @@ from batchwright.jobs.store.records import BatchRecord, Enqueued, FileRecord, Qu
 from batchwright.jobs.store.transaction import Tx
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.limiting.rates import Change
+
+_KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
+"""Names of the quotas of what the store keeps."""
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
@@ -30,6 +34,40 @@ def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
     return QuotaUse(_stored(tx, tenant, key_id), *_enqueued(tx, tenant, key_id))
 
 
+def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
+    """Each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and what is used of it."""
+    keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
+    of_tenants = tenant_quotas(tx)
+    if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):
+        return []
+    used: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(_KEPT))
+    for name, at in (("stored_of_all", 0), ("enqueued_of_all", 1)):
+        for tenant, key_id, *amounts in tx.rows(name, now=tx.now):
+            for owner in {(tenant, None), (tenant, key_id)}:
+                for place, amount in enumerate(amounts, at):
+                    used[owner][place] += amount
+    tenants = {tenant for tenant, _ in used} | {tenant for _, tenant, _ in keys} | {*of_tenants}
+    limited = [
+        (f"tenant:{tenant}", of_tenants.get(tenant, UNLIMITED).over(defaults), used[tenant, None])
+        for tenant in sorted(tenants)
+    ]
+    limited += [(f"key:{key_id}", limits, used[tenant, key_id]) for key_id, tenant, limits in sorted(keys, key=_id)]
+    return [
+        (f"{subject}/{name}", limit, amount)
+        for subject, limits, amounts in limited
+        for name, amount in zip(_KEPT, amounts, strict=True)
+        if (limit := getattr(limits, name)) is not None
+    ]
+
+
+def _limits_what_is_kept(limits: Quotas) -> bool:
+    return any(getattr(limits, name) is not None for name in _KEPT)
+
+
+def _id(key: tuple[str, str, Quotas]) -> str:
+    return key[0]
+
+
 def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
     """Raises `QuotaExceeded` where there is no room for this file."""
     for whose, key_id, quotas in _quotas(tx, file.tenant, file.key_id, defaults):
@@ -39,6 +77,7 @@ def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
         if used + file.bytes > most:
             raise QuotaExceeded(
                 f"{whose} stores {used:,} bytes of at most {most:,}, and the file has {file.bytes:,}: delete files",
+                quota="storage_bytes",
                 kind="insufficient_quota",
                 code="insufficient_quota",
                 passing=False,
@@ -58,6 +97,7 @@ def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
                 raise QuotaExceeded(
                     f"{whose} has {used:,} {what} of batches waiting of at most {most:,}, and this batch has "
                     f"{more:,}: {'wait until others have ended' if more <= most else 'make it smaller'}",
+                    quota=f"enqueued_{what}",
                     kind=kind,
                     passing=more <= most,
                 )

@@ -36,6 +36,27 @@ FROM batches
 WHERE tenant = :tenant AND status IN ('validating', 'in_progress') AND ending IS NULL
     AND (CAST(:key_id AS TEXT) IS NULL OR key_id = :key_id);
 
+-- name: quotas_of_keys
+SELECT id, tenant, quotas FROM api_keys WHERE revoked_at IS NULL;
+
+-- name: stored_of_all
+SELECT tenant, key_id, CAST(sum(bytes) AS BIGINT) FROM files
+WHERE deleted_at IS NULL AND (expires_at IS NULL OR expires_at > :now)
+GROUP BY tenant, key_id;
+
+-- name: enqueued_of_all
+SELECT
+    tenant,
+    key_id,
+    CAST(sum(CASE status WHEN 'validating' THEN enqueued_lines ELSE total - completed - failed END) AS BIGINT),
+    CAST(sum(
+        CASE WHEN status = 'validating' OR total = 0 THEN enqueued_tokens
+        ELSE enqueued_tokens * (total - completed - failed) / total END
+    ) AS BIGINT)
+FROM batches
+WHERE status IN ('validating', 'in_progress') AND ending IS NULL
+GROUP BY tenant, key_id;
+
 -- SQLite has one writer at a time.
 -- name: lock_rates
 SELECT 1;
