@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
+from collections.abc import Iterator
+from types import ModuleType
 
 import httpx2
 import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from tests.server.conftest import Play, Service
+
+from batchwright.server.routes import admin, batches, files, models, online, simple, state
 
 _PAGE = "https://chat.example.com"
 _PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize("module", [admin, batches, files, models, online, simple, state])
+def test_no_request_of_the_api_is_handed_to_a_thread_on_its_way(module: ModuleType) -> None:
+    """FastAPI calls what is no coroutine function on a thread, each dependency by itself: a millisecond a request."""
+
+    def parts(dependant: Dependant) -> Iterator[object]:
+        yield dependant.call
+        for each in dependant.dependencies:
+            yield from parts(each)
+
+    routes = [route for route in module.router.routes if isinstance(route, APIRoute)]
+    assert routes
+    assert [each for route in routes for each in parts(route.dependant) if not _is_coroutine(each)] == []
+
+
+def _is_coroutine(call: object) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
 
 
 @pytest.mark.parametrize(

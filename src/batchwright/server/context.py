@@ -1,4 +1,7 @@
-"""What routes are given: the services behind the application, and whose request it is."""
+"""What routes are given: the services behind the application, and whose request it is.
+
+These are coroutine functions, though none of them waits: FastAPI calls any other function on a thread.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from batchwright.server.auth import require_scope
 from batchwright.server.services import Services
 
 
-def services_of(request: Request) -> Services:
+async def services_of(request: Request) -> Services:
     """Those that `create_app` was given."""
     services: Services = request.app.state.services
     return services
 
 
-def tenant_of(request: Request) -> str:
+async def tenant_of(request: Request) -> str:
     """Set by `auth.Guard`, which no request to a route with a tenant passes by."""
     tenant: str = request.state.tenant
     return tenant
 
 
-def key_of(request: Request) -> ApiKey | None:
+async def key_of(request: Request) -> ApiKey | None:
     """The key that the request came with; None where no keys are used. Set by `auth.Guard`."""
     key: ApiKey | None = request.state.key
     return key
@@ -38,8 +41,12 @@ class ScopeCheck:
 
     scope: KeyScope
 
-    def __call__(self, request: Request) -> None:
-        require_scope(key_of(request), self.scope)
+    async def __call__(self, request: Request) -> None:
+        self.require(request)
+
+    def require(self, request: Request) -> None:
+        """Raises as a request would for which this is a dependency."""
+        require_scope(request.state.key, self.scope)
 
 
 def needs(scope: KeyScope) -> Any:
@@ -47,15 +54,15 @@ def needs(scope: KeyScope) -> Any:
     return Depends(ScopeCheck(scope))
 
 
-def request_id_of(request: Request) -> str:
+async def request_id_of(request: Request) -> str:
     """Set by `middleware.Frame`."""
     request_id: str = request.state.request_id
     return request_id
 
 
-def flow_of(request: Request) -> Flow:
+async def flow_of(request: Request) -> Flow:
     """Whose share of the model a request takes: that of its key; where no keys are used, one of its own."""
-    request_id, key = request_id_of(request), key_of(request)
+    request_id, key = await request_id_of(request), await key_of(request)
     return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
 
 

@@ -102,7 +102,7 @@ class JsonRoute(APIRoute):
         async def handle_json(request: Request) -> Response:
             # FastAPI looks at dependencies when it has read the body, which nobody without the right need send.
             for check in checks:
-                check(request)
+                check.require(request)
             return await handle(JsonRequest(request.scope, request.receive, model))
 
         return handle_json

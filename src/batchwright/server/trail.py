@@ -36,7 +36,7 @@ def audited(action: str, of: str | None = None) -> Any:
     `of`: the parameter of the path that has the id of the object.
     """
 
-    def note(request: Request) -> Deed:
+    async def note(request: Request) -> Deed:
         deed = Deed(action, None if of is None else request.path_params.get(of))
         setattr(request.state, _DEED, deed)
         return deed

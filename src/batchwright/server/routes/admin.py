@@ -26,14 +26,14 @@ _EXACT = ConfigDict(extra="forbid", strict=True)
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
 
 
-def key_id_of(key_id: Annotated[str, Path(examples=["key_0123456789abcdef01234567"])]) -> str:
+async def key_id_of(key_id: Annotated[str, Path(examples=["key_0123456789abcdef01234567"])]) -> str:
     """The id in the path. Raises `NotFound`."""
     if not _KEY.fullmatch(key_id):
         raise NotFound(f"no key {key_id[:80]!r}")
     return key_id
 
 
-def tenant_name_of(tenant: str) -> str:
+async def tenant_name_of(tenant: str) -> str:
     """The tenant in the path. Raises `InvalidRequest`."""
     return require_name("tenant", tenant)
 

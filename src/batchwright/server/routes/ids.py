@@ -23,14 +23,14 @@ class SimpleBatchConvertor(StringConvertor):
 register_url_convertor("simple", SimpleBatchConvertor())
 
 
-def file_id_of(file_id: Annotated[str, Path(examples=["file-0123456789abcdef01234567"])]) -> str:
+async def file_id_of(file_id: Annotated[str, Path(examples=["file-0123456789abcdef01234567"])]) -> str:
     """The id in the path. Raises `NotFound`."""
     if not _FILE.fullmatch(file_id):
         raise NotFound(f"no file {file_id!r}")
     return file_id
 
 
-def batch_id_of(batch_id: Annotated[str, Path(examples=["batch_0123456789abcdef01234567"])]) -> str:
+async def batch_id_of(batch_id: Annotated[str, Path(examples=["batch_0123456789abcdef01234567"])]) -> str:
     """The id in the path. Raises `NotFound`."""
     if not _BATCH.fullmatch(batch_id):
         raise NotFound(f"no batch {batch_id!r}")
