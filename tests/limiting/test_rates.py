@@ -120,9 +120,10 @@ def test_processes_that_confirm_after_an_exchange_never_overshoot(
             draw.shuffle(unconfirmed)
             for by, grant in unconfirmed:
                 counters.share(limiters[by], now)
-                if limiters[by].confirm(grant, subjects, now) is None:
-                    limiters[by].leave(grant)
-                    let_in.append((now, grant.tokens))
+                confirmed = limiters[by].confirm(grant, subjects, now)
+                if isinstance(confirmed, Grant):
+                    limiters[by].leave(confirmed)
+                    let_in.append((now, confirmed.tokens))
             unconfirmed.clear()
             now += elapsed
         came = limiters[process].admit(subjects, asked, now)
@@ -130,6 +131,41 @@ def test_processes_that_confirm_after_an_exchange_never_overshoot(
             unconfirmed.append((process, came))
         assert _most_in_a_minute((at, 1) for at, _ in let_in) <= requests
         assert _most_in_a_minute(let_in) <= tokens
+    for by, grant in unconfirmed:
+        limiters[by].withdraw(grant)
+    for limiter in limiters:
+        counters.share(limiter, now)
+    counted = Counter[int]()
+    for (rate, slot), amount in counters.amounts.items():
+        counted[slot] += amount if rate.endswith("/tokens") else 0
+    # In the end nothing counts but what was let in.
+    assert +counted == Counter[int](
+        {
+            slot: sum(amount for at, amount in let_in if slot_of(at) == slot)
+            for slot in {slot_of(at) for at, _ in let_in}
+        }
+    )
+
+
+@given(_STEPS, st.integers(1, 12), st.integers(40, 200))
+def test_what_one_process_lets_in_it_confirms(
+    steps: list[tuple[float, int, int, bool]], requests: int, tokens: int
+) -> None:
+    counters, limiter = Counters(), RateLimiter()
+    subjects = [
+        _subject(requests_per_minute=requests, concurrent_requests=1),
+        _subject("key:k", tokens_per_minute=tokens),
+    ]
+    now = _START
+    for elapsed, asked, _, shares in steps:
+        now += elapsed
+        came = limiter.admit(subjects, asked, now)
+        if shares:
+            counters.share(limiter, now)
+        if isinstance(came, Grant):
+            confirmed = limiter.confirm(came, subjects, now)
+            assert isinstance(confirmed, Grant)
+            limiter.leave(confirmed)
 
 
 def test_a_request_that_is_withdrawn_counts_for_nothing() -> None:
@@ -140,9 +176,10 @@ def test_a_request_that_is_withdrawn_counts_for_nothing() -> None:
     assert isinstance(second, Grant)
     for limiter in (here, there):
         counters.share(limiter, _START)
-    assert here.confirm(first, subjects, _START) is None
+    first = here.confirm(first, subjects, _START)
+    assert isinstance(first, Grant)
     refused = there.confirm(second, subjects, _START)
-    assert refused is not None
+    assert isinstance(refused, Refusal)
     assert (refused.quota, refused.used, refused.asked) == ("tokens_per_minute", 60, 60)
     assert refused.wait is not None
     for limiter in (there, here):
@@ -151,7 +188,7 @@ def test_a_request_that_is_withdrawn_counts_for_nothing() -> None:
     assert (here.inside("tenant:a"), there.inside("tenant:a")) == (1, 0)
     here.learn_inside({"tenant:a": 1})
     again = here.confirm(first, subjects, _START)
-    assert again is not None
+    assert isinstance(again, Refusal)
     assert again.quota == "concurrent_requests"
     assert here.inside("tenant:a") == 1  # elsewhere
 

@@ -310,7 +310,8 @@ def test_servers_of_one_store_that_are_asked_at_once_let_in_no_more_together(tmp
                 return (await service.http.post("/v1/completions", json=body)).status_code
 
             came = await asyncio.gather(*[status(service, "x") for service in (one, two) for _ in range(30)])
-            assert Counter(came) == {200: 10, 429: 50}
+            assert 0 < Counter(came)[200] <= 10
+            assert Counter(came)[429] == 60 - Counter(came)[200]
             for service in (one, two):
                 await _limit(service, concurrent_requests=3)
             asked = [asyncio.create_task(status(service, "wait")) for service in (one, two) for _ in range(10)]
@@ -318,7 +319,6 @@ def test_servers_of_one_store_that_are_asked_at_once_let_in_no_more_together(tmp
             inside = one.stub.waiting + two.stub.waiting
             for service in (one, two):
                 service.stub.go.set()
-            # Of two that look at the same moment each may take the other's for the first: fewer are let in, never more.
             assert 0 < inside <= 3
             assert Counter(await asyncio.gather(*asked)) == {200: inside, 429: 20 - inside}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from benchmarks.endure.watch import Sample
 from tests.crash.models import CHAT, EMBEDDINGS, Engine, Oracle
 from tests.crash.outside import answer_to, usage_of
 from tests.soak.checks import checks
+from tests.soak.faults import Fault, World, in_order
 from tests.soak.logs import read_log
 from tests.soak.online import Asked
 from tests.soak.report import report
@@ -45,6 +47,18 @@ def test_a_short_soak(tmp_path: Path) -> None:
     assert any(each.outcome == ANSWERED for each in seen.asked), page
     assert all(load.jobs for load in seen.loads), page
     assert seen.messages == sum(len(load.jobs) for load in seen.loads)
+
+
+def test_in_the_second_half_the_process_stays() -> None:
+    async def nothing(world: World) -> None: ...
+
+    faults = [Fault(name, nothing, ends_process=name in "ab") for name in "abcde"]
+    order = [fault.name for fault in in_order(faults, 20, random.Random(1))]
+    assert sorted(order[:10]) == sorted("abcde" * 2)
+    assert sorted(order[10:19]) == sorted("cde" * 3)
+    assert len(order) == 20
+    assert {fault.name for fault in in_order(faults, 6, random.Random(1))} == set("abcde")
+    assert [fault.name for fault in in_order(faults[:1], 4, random.Random(1))] == ["a"] * 4
 
 
 def test_a_failure_is_explained_by_the_fault_of_its_time_only() -> None:

@@ -160,15 +160,10 @@ class RateLimiter:
                 rates.append((kind, rate, limit))
         return Grant(tuple(subject.name for subject in subjects), tuple(rates), slot, tokens)
 
-    def confirm(self, grant: Grant, subjects: Sequence[Subject], now: float) -> Refusal | None:
-        """Look once more at a request that was let in, after `learn`. If it is too much now, withdraw it; why."""
-        refusals = [
-            refusal for subject in subjects for refusal in self._refusals(subject, grant.tokens, now, is_counted=True)
-        ]
-        if not refusals:
-            return None
+    def confirm(self, grant: Grant, subjects: Sequence[Subject], now: float) -> Grant | Refusal:
+        """Decide once more on a request that was let in, after `learn`: it is withdrawn and comes anew."""
         self.withdraw(grant)
-        return max(refusals, key=_wait)
+        return self.admit(subjects, grant.tokens, now)
 
     def withdraw(self, grant: Grant) -> None:
         """As if the request had never been let in."""
@@ -272,15 +267,14 @@ class RateLimiter:
         window.limit = limit
         return window
 
-    def _refusals(self, subject: Subject, tokens: int, now: float, *, is_counted: bool = False) -> Iterator[Refusal]:
-        """`is_counted`: the request is among what is used and inside already."""
+    def _refusals(self, subject: Subject, tokens: int, now: float) -> Iterator[Refusal]:
         most = subject.quotas.concurrent_requests
-        if most is not None and (inside := self.inside(subject.name) - is_counted) >= most:
+        if most is not None and (inside := self.inside(subject.name)) >= most:
             yield Refusal(subject.name, "concurrent_requests", most, inside, 1, _SOON)
         for kind, limit in _rates(subject.quotas):
             asked = 1 if kind == "requests" else tokens
             window = self._window(f"{subject.name}/{kind}", limit)
-            used = window.used(now) - (asked if is_counted else 0)
+            used = window.used(now)
             if used + asked > limit:
                 wait = None if asked > limit else window.wait(used + asked - limit, now)
                 yield Refusal(subject.name, f"{kind}_per_minute", limit, used, asked, wait)

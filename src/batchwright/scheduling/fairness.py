@@ -11,10 +11,10 @@ apply only while sequences of several requests with a `Flow` are there; otherwis
   for, as in the virtual token counter of Sheng et al. 2024. A share that becomes active starts at the virtual time of
   its parent, so nobody saves up a claim by sending nothing, and nobody who used an idle engine is punished for it.
 - **Rows.** A step with a request that has given out nothing yet carries no more tokens of shares with more places than
-  it carries of such requests, or 16, and no more than take half as long as the step without them is predicted to take.
-  So they lengthen it by half, however many there are and however long their contexts; and since they get a part of each
-  step, they are not stopped either. When it is the turn of a larger share's prompt, or of a sequence of a better
-  priority, this does not hold.
+  it carries of such requests, or 16, and no more than take half as long as these requests alone are predicted to take,
+  or a single token. So they lengthen the step by about half at most, however many there are and however long their
+  contexts; and since they get a part of each step, they are not stopped either. When it is the turn of a larger share's
+  prompt, or of a sequence of a better priority, this does not hold.
 """
 
 from __future__ import annotations

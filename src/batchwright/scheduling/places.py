@@ -213,7 +213,7 @@ class Places:
 
     # Blocks
 
-    def make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int] = ()) -> bool:
+    def make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int]) -> bool:
         """A block for one more token, at the cost of the least urgent sequence, which may be this one: False then.
 
         `planned`: ordinals of those that lose nothing, as this step computes them.

@@ -319,7 +319,7 @@ class Scheduler:
         """Admit waiting ones, at the cost of batches where they must."""
         queue = self._places.waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
-            if first is not None and not first.room.is_open and first.gives_way(waiting):
+            if first is not None and first.gives_way(waiting) and not first.room.most_prompt(len(waiting.tokens), 1):
                 break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (

@@ -63,6 +63,11 @@ class Peers:
         if self.others and not self._away:
             await asyncio.wait([self._joined()], timeout=_PATIENCE_OF_REQUESTS)
 
+    def tell(self) -> None:
+        """Begin an exchange soon, if there are other processes."""
+        if self.others and not self._away:
+            self._joined()
+
     def _joined(self) -> asyncio.Task[None]:
         """The exchange that begins next; all who ask until then have the same one."""
         if self._next is None:
@@ -88,24 +93,32 @@ class Peers:
         """Once. Raises `StoreUnavailable`."""
         await self._quotas.share()
         worker = self._worker()
-        # Before the others are asked: of two that let in too much at once, the later one sees both.
-        await self._publish(worker)
-        found = await self._store.peers()
-        self.others = [(peer, _told(peer.snapshot)) for peer in found if peer.worker != worker]
+        found = await self._found(worker)
+        # One that is alone need not write down what nobody reads; but what it wrote before is to be read no more.
+        if not self._published and worker and any(peer.worker != worker for peer in found):
+            found = await self._told(worker)
+        elif self._published and all(peer.worker == worker for peer in found):
+            found = await self._store.publish(worker, "{}")
+            self._published = ""
+        self.others = [(peer, _read(peer.snapshot)) for peer in found if peer.worker != worker]
         inside: Counter[str] = Counter()
         for _, told in self.others:
             inside.update(told.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
 
-    async def _publish(self, worker: str) -> None:
-        # One that is alone need not write down what nobody reads.
-        if self.others and worker:
-            snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
-            if (worker + snapshot) != self._published:
-                await self._store.publish(worker, snapshot)
-                self._published = worker + snapshot
+    async def _found(self, worker: str) -> list[Peer]:
+        return await (self._told(worker) if self._published and worker else self._store.peers())
+
+    async def _told(self, worker: str) -> list[Peer]:
+        """All processes, once they can read what this one does."""
+        snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
+        if worker + snapshot == self._published:
+            return await self._store.peers()
+        found = await self._store.publish(worker, snapshot)
+        self._published = worker + snapshot
+        return found
 
 
-def _told(snapshot: str | None) -> dict[str, Any]:
+def _read(snapshot: str | None) -> dict[str, Any]:
     told = {} if snapshot is None else json.loads(snapshot)
     return told if isinstance(told, dict) else {}

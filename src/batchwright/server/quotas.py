@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from starlette.requests import Request
 
@@ -64,6 +64,16 @@ class Use:
         self._settle(tokens)
 
 
+class Others(Protocol):
+    """The other processes of a store, with which is exchanged what was counted."""
+
+    async def agree(self) -> None:
+        """Return when an exchange that began after this call is over, if there are others and the store answers."""
+
+    def tell(self) -> None:
+        """Begin an exchange soon."""
+
+
 class _Exchange(NamedTuple):
     """With the other processes, of what was used."""
 
@@ -85,17 +95,15 @@ class OnlineQuotas:
         clock: Clock,
         unix_time: Callable[[], float] = time.time,
         *,
-        agree: Callable[[], Awaitable[None]],
+        others: Callable[[], Others],
     ) -> None:
-        """`defaults`: of tenants that have none of their own. `agree`: exchanges with the other processes what was
-        counted until it is called, if there are any and the store answers.
-        """
+        """`defaults`: of tenants that have none of their own."""
         self.limiter = RateLimiter()
         self.refused: Counter[str] = Counter()
         """Requests that were not let in, by the name of the quota."""
         self._store = store
         self._defaults = defaults
-        self._agree = agree
+        self._others = others
         self._clock = clock
         self._ahead = unix_time() - clock.now()
         """What the time of the store is ahead of the clock."""
@@ -149,14 +157,19 @@ class OnlineQuotas:
 
     async def _decided(self, subjects: Sequence[Subject], tokens: int) -> Grant | Refusal:
         came = self.limiter.admit(subjects, tokens, self.now)
-        if isinstance(came, Refusal):
+        if isinstance(came, Refusal) or not any(_concerns_online(subject.quotas) for subject in subjects):
             return came
+        others = self._others()
         try:
-            await self._agree()
+            await others.agree()
         except BaseException:
             self.limiter.withdraw(came)
+            others.tell()
             raise
-        return self.limiter.confirm(came, subjects, self.now) or came
+        decided = self.limiter.confirm(came, subjects, self.now)
+        if isinstance(decided, Refusal):
+            others.tell()  # what it was counted with would keep out what there is room for
+        return decided
 
     async def share(self) -> None:
         """Exchange with the other processes what was used of late. Raises `StoreUnavailable`."""
@@ -167,6 +180,8 @@ class OnlineQuotas:
             except BaseException:
                 self._refresh_at = before
                 raise
+        if self._sharing is not None:
+            await self._heard_of(self._sharing)  # it has not what was counted since it began
         if self._sharing is None:
             changes, rates = self.limiter.take_changes(self.now)
             oldest = oldest_slot(self.now)
@@ -174,7 +189,9 @@ class OnlineQuotas:
             since = oldest if self._heard is None else slot_of(self._heard) - 1
             asked = self._store.share_rates(changes, rates, oldest=oldest, since=since)
             self._sharing = _Exchange(asyncio.ensure_future(asked), rates)
-        sharing = self._sharing
+        await self._heard_of(self._sharing)
+
+    async def _heard_of(self, sharing: _Exchange) -> None:
         try:
             now, counted = await asyncio.shield(sharing.came)
         except asyncio.CancelledError:
@@ -198,6 +215,10 @@ class OnlineQuotas:
             if (standing := self.limiter.standing(subjects, kind, self.now)) is not None:
                 headers |= _headers_of(kind, standing)
         return headers
+
+
+def _concerns_online(quotas: Quotas) -> bool:
+    return not (quotas.requests_per_minute is quotas.tokens_per_minute is quotas.concurrent_requests is None)
 
 
 def _headers_of(kind: Kind, standing: Standing) -> dict[str, str]:

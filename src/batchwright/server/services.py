@@ -135,14 +135,16 @@ class Services:
     async def scrape(self) -> Scrape:
         """Everything for `/metrics`. It comes without what the database would tell while that does not answer."""
         counts = None
+        kept: list[tuple[str, int, int]] = []
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 counts = StoreCounts(
                     await self.store.count_batches(),
                     await self.store.count_lines(),
                     await self.store.count_deliveries(),
-                    await self.store.kept_quotas(self.limits.default_quotas),
                 )
+            async with asyncio.timeout(_PATIENCE):
+                kept = await self.store.kept_quotas(self.limits.default_quotas)
         inner = self.inference.inner
         return Scrape(
             version=__version__,
@@ -157,6 +159,7 @@ class Services:
             store=self.store_figures,
             quotas=QuotaFigures(
                 refused=self.quotas.refused + self.store_figures.refused,
+                kept=kept,
                 online=sorted(self.quotas.limiter.standings(self.quotas.now)),
                 servers=1 + len(self.peers.others),
             ),
@@ -216,7 +219,7 @@ async def open_services(
         jobs = JobService(
             store, blobs, limits=limits, paces=paces, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
-        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time, agree=lambda: peers.agree())
+        quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time, others=lambda: peers)
         live = Live(measured, clock, unix_time)
         peers = Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight))
         stopping = asyncio.Event()

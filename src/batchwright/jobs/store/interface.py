@@ -454,8 +454,11 @@ class Store(Protocol):
         """
         ...
 
-    async def publish(self, worker: str, snapshot: str) -> None:
-        """What a process tells the others of itself, for as long as it renews the lease of its worker."""
+    async def publish(self, worker: str, snapshot: str) -> list[Peer]:
+        """What a process tells the others of itself, for as long as it renews the lease of its worker; then `peers`.
+
+        Of two that publish at once only the later one sees both.
+        """
         ...
 
     async def peers(self) -> list[Peer]:

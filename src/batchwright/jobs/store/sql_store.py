@@ -268,8 +268,8 @@ class SqlStore:
             return await self._driver.read(quotas.read_rates, rates, oldest, since)
         return await self._driver.write(quotas.share_rates, changes, rates, oldest, since)
 
-    async def publish(self, worker: str, snapshot: str) -> None:
-        await self._driver.write(workers.publish, worker, snapshot)
+    async def publish(self, worker: str, snapshot: str) -> list[Peer]:
+        return await self._driver.write(workers.publish, worker, snapshot)
 
     async def peers(self) -> list[Peer]:
         return await self._driver.read(workers.peers)

@@ -35,8 +35,6 @@ class StoreCounts:
     batches: dict[BatchStatus, int]
     lines: Mapping[str, int]
     deliveries: Mapping[str, int]
-    quotas: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each on what is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,8 @@ class QuotaFigures:
 
     refused: Mapping[str, int]
     """By the name of the quota."""
+    kept: Sequence[tuple[str, int, int]]
+    """Name, limit and use of each on what is kept; none while the database does not answer."""
     online: Sequence[tuple[str, int, int]]
     """Name, limit and use of each that concerns online requests and was used of late."""
     servers: int
@@ -102,7 +102,7 @@ class _Families(Collector):
         for reason, count in sorted(scrape.reasons.items()):
             reasons.add_metric([reason], count)
         yield reasons
-        yield from _quotas(scrape.quotas, () if scrape.counts is None else scrape.counts.quotas)
+        yield from _quotas(scrape.quotas)
         yield from _worker(scrape.worker, scrape.lines_in_flight)
         yield from _store(scrape.store, scrape.counts)
 
@@ -154,7 +154,7 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
     yield from (outcomes, in_flight, *tokens.values(), *times.values())
 
 
-def _quotas(figures: QuotaFigures, kept: Sequence[tuple[str, int, int]]) -> Iterator[Metric]:
+def _quotas(figures: QuotaFigures) -> Iterator[Metric]:
     refused = counter("quota_refusals", "Requests refused with 429, by the quota that they met.", "quota")
     for name in QUOTAS:
         refused.add_metric([name], figures.refused.get(name, 0))
@@ -162,7 +162,7 @@ def _quotas(figures: QuotaFigures, kept: Sequence[tuple[str, int, int]]) -> Iter
         "quota_limit", "Limit on what is kept, or on online requests where there were some of late.", "quota"
     )
     used = gauge("quota_used", "What is used of it, by all servers.", "quota")
-    for name, limit, amount in (*figures.online, *kept):
+    for name, limit, amount in (*figures.online, *figures.kept):
         limits.add_metric([name], limit)
         used.add_metric([name], amount)
     servers = gauge("servers", "Processes that work on this store.")

@@ -129,7 +129,7 @@ def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> Enqueued:
 def share_rates(
     tx: Tx, changes: Sequence[Change], rates: Sequence[str], oldest: int, since: int
 ) -> tuple[float, list[Change]]:
-    tx.rows("lock_rates")
+    tx.rows("lock_exchange")
     tx.many("add_rates", [change._asdict() for change in changes])
     tx.run("forget_rates", oldest=oldest)
     return read_rates(tx, rates, oldest, since)

@@ -38,8 +38,10 @@ def require_lease(tx: Tx, worker: str) -> int | None:
     return trying
 
 
-def publish(tx: Tx, worker: str, snapshot: str) -> None:
+def publish(tx: Tx, worker: str, snapshot: str) -> list[Peer]:
+    tx.rows("lock_exchange")
     tx.run("publish", worker=worker, snapshot=snapshot, now=tx.now)
+    return peers(tx)
 
 
 def peers(tx: Tx) -> list[Peer]:

@@ -228,8 +228,8 @@ SELECT {key_columns} FROM api_keys WHERE id = :id FOR NO KEY UPDATE;
 SELECT pg_advisory_xact_lock(hashtextextended('batchwright quotas of ' || CAST(:tenant AS TEXT), 0));
 
 -- One exchange after the other, so that of two the later one sees both.
--- name: lock_rates
-SELECT pg_advisory_xact_lock(hashtextextended('batchwright rates', 0));
+-- name: lock_exchange
+SELECT pg_advisory_xact_lock(hashtextextended('batchwright exchange', 0));
 
 -- name: add_rates
 INSERT INTO rates (rate, slot, amount)

@@ -58,7 +58,7 @@ WHERE status IN ('validating', 'in_progress') AND ending IS NULL
 GROUP BY tenant, key_id;
 
 -- SQLite has one writer at a time.
--- name: lock_rates
+-- name: lock_exchange
 SELECT 1;
 
 -- name: add_rates
