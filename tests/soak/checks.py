@@ -12,7 +12,7 @@ from tests.soak.timeline import Era
 _MOST_MEMORY, _MOST_DESCRIPTORS, _MOST_THREADS = 64.0, 120.0, 30.0
 """Growth in an hour, of memory in MiB. The bounds on the others leave room for noise: they vary with the load."""
 _WARM_UP = 4.0
-"""Periods in which a new process comes to hold what its load needs."""
+"""Periods until a new process holds what its load needs."""
 _ENOUGH = 600.0
 """Seconds below which a slope says nothing."""
 _MOST_HEALTH = 0.5

@@ -35,7 +35,7 @@ def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
 
 
 def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
-    """Each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and what is used of it."""
+    """Tenants by name, then keys by id."""
     keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
     of_tenants = tenant_quotas(tx)
     if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):
@@ -51,7 +51,7 @@ def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
         (f"tenant:{tenant}", of_tenants.get(tenant, UNLIMITED).over(defaults), used[tenant, None])
         for tenant in sorted(tenants)
     ]
-    limited += [(f"key:{key_id}", limits, used[tenant, key_id]) for key_id, tenant, limits in sorted(keys, key=_id)]
+    limited += [(f"key:{key_id}", limits, used[tenant, key_id]) for key_id, tenant, limits in keys]
     return [
         (f"{subject}/{name}", limit, amount)
         for subject, limits, amounts in limited
@@ -62,10 +62,6 @@ def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
 
 def _limits_what_is_kept(limits: Quotas) -> bool:
     return any(getattr(limits, name) is not None for name in _KEPT)
-
-
-def _id(key: tuple[str, str, Quotas]) -> str:
-    return key[0]
 
 
 def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:

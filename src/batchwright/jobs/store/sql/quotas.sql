@@ -37,7 +37,7 @@ WHERE tenant = :tenant AND status IN ('validating', 'in_progress') AND ending IS
     AND (CAST(:key_id AS TEXT) IS NULL OR key_id = :key_id);
 
 -- name: quotas_of_keys
-SELECT id, tenant, quotas FROM api_keys WHERE revoked_at IS NULL;
+SELECT id, tenant, quotas FROM api_keys WHERE revoked_at IS NULL ORDER BY id;
 
 -- name: stored_of_all
 SELECT tenant, key_id, CAST(sum(bytes) AS BIGINT) FROM files
