@@ -277,6 +277,19 @@ def test_long_prompts_of_one_owner_leave_half_of_the_tokens_to_another() -> None
     assert abs(computed["long"] - computed["quiet"]) <= 2 * 32 + prompt
 
 
+@pytest.mark.parametrize("same_owner", [False, True])
+def test_the_first_newcomer_beside_long_prompts_has_the_next_step(same_owner: bool) -> None:
+    """Nothing was counted while one request was alone: neither has been served more."""
+    bench = Bench(num_blocks=4000, max_batch_tokens=64, max_num_seqs=64, prefix_caching=False, shared=True)
+    for number in range(40):
+        bench.add([number % 2] * 320, 1, flow=Flow("long", "long"))
+    for _ in range(3):
+        bench.step()
+    quiet = bench.add([1] * 20, 4, flow=Flow("long" if same_owner else "quiet", "quiet"))
+    bench.step()
+    assert quiet.num_generated == 1
+
+
 class _DeepBench(Bench):
     """Where the attention of a prompt's last tokens costs as much as all else of them."""
 

@@ -54,6 +54,8 @@ class Share:
     """Waiting and running."""
     places: int = 0
     """Running sequences."""
+    began: int = 0
+    """Serial number among all that became active."""
     placed_at: float = 0.0
     """When a sequence was last given a place, or the first one arrived."""
     priorities: Counter[int] = field(default_factory=Counter)
@@ -79,6 +81,7 @@ class FairShares:
         self._requests = 0
         self._named = 0
         """Sequences that say whose they are."""
+        self._begun = 0
 
     @property
     def contended(self) -> bool:
@@ -151,6 +154,8 @@ class FairShares:
         request.served += tokens
 
     def _activate(self, share: Share) -> None:
+        self._begun += 1
+        share.began = self._begun
         parent = share.parent
         if parent is not None:
             share.served = max(share.served, parent.time)
@@ -276,10 +281,13 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
     return chosen
 
 
-def by_turn(sequence: Sequence) -> tuple[int, tuple[float, float], int]:
-    """Order of prompts: by priority, then by what their shares have been served, then as they came."""
+def by_turn(sequence: Sequence) -> tuple[int, tuple[float, ...], int]:
+    """Order of prompts: by priority, then by what their shares have been served, then as they came.
+
+    Of shares that were served alike the newest goes first: what one was served while it was alone is not counted.
+    """
     request, owner = nodes(sequence)
-    return sequence.priority, (owner.served, request.served), sequence.ordinal
+    return sequence.priority, (owner.served, -owner.began, request.served, -request.began), sequence.ordinal
 
 
 def by_burden(sequence: Sequence) -> tuple[bool, int, tuple[float, float], float, int]:
