@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +18,7 @@ from starlette.types import Receive, Scope
 from batchwright.server.body_limits import SMALL
 from batchwright.server.context import ScopeCheck
 from batchwright.server.errors import HttpError
+from batchwright.server.process_memory import return_free_pages
 from batchwright.wire.json_bounds import require_bounded
 
 _T = TypeVar("_T")
@@ -60,7 +58,7 @@ class JsonThread:
 
     def give_memory_back(self) -> None:
         """Have the allocator return what large bodies have left free. It is done when no body waits."""
-        self._thread.submit(_trim)
+        self._thread.submit(return_free_pages)
 
 
 class JsonRequest(Request):
@@ -106,10 +104,3 @@ class JsonRoute(APIRoute):
             return await handle(JsonRequest(request.scope, request.receive, model))
 
         return handle_json
-
-
-def _trim() -> None:
-    """glibc keeps what is free between blocks in use until it is asked."""
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).malloc_trim(0)

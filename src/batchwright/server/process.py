@@ -23,6 +23,7 @@ from batchwright.server.connections.patience import Timeouts
 from batchwright.server.connections.places import Places, default_places
 from batchwright.server.connections.protocol import Connection
 from batchwright.server.observability.logs import configure_logging, logger
+from batchwright.server.process_memory import exempt_loaded_objects, return_large_blocks
 from batchwright.server.services import Services, open_services
 from batchwright.server.settings import Settings
 from batchwright.server.tls import tls_of
@@ -40,6 +41,7 @@ def serve(settings: Settings) -> None:
     a certificate that cannot be used, and what opening the store and loading the model raise.
     """
     configure_logging(settings.log_format, settings.log_level)
+    return_large_blocks()
     # Before the model is loaded, which takes its time.
     tls = tls_of(settings)
     listener = _bound(settings.host, settings.port)
@@ -49,7 +51,9 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     async with open_services(settings) as services:
-        await server_of(services, listener, tls).serve(sockets=[listener])
+        server = server_of(services, listener, tls)
+        exempt_loaded_objects()
+        await server.serve(sockets=[listener])
     logger.info("stopped")
 
 
