@@ -6,7 +6,10 @@ import asyncio
 import os
 import resource
 import signal
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -71,7 +74,7 @@ def test_a_stopped_worker_loses_its_lease_and_its_late_results(tmp_path: Path) -
                 worker = service.worker(*lease)
                 await eventually(lambda: "working on batches" in service.log.read_text())
                 await load.more_ends(1)
-                os.kill(worker.pid, signal.SIGSTOP)
+                await asyncio.to_thread(_stop_between_writes, worker.pid, tmp_path / "batchwright.db")
                 await load.more_ends(8)
                 await asyncio.sleep(1.5 * LEASE)
                 os.kill(worker.pid, signal.SIGCONT)
@@ -80,6 +83,22 @@ def test_a_stopped_worker_loses_its_lease_and_its_late_results(tmp_path: Path) -
                 assert await asyncio.to_thread(worker.wait, 60) == 0
 
     asyncio.run(scenario())
+
+
+def _stop_between_writes(pid: int, database: Path) -> None:
+    """Stop a process that does not hold SQLite's lock for writing, which would stop all others with it."""
+    for _ in range(_TRIES):
+        os.kill(pid, signal.SIGSTOP)
+        with closing(sqlite3.connect(database, timeout=5.0, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.01)
+            else:
+                connection.execute("ROLLBACK")
+                return
+    raise RuntimeError("the process was never found between two writes")
 
 
 def test_a_full_disk_is_answered_and_survived(tmp_path: Path) -> None:
