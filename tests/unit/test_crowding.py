@@ -53,7 +53,7 @@ class _Beside:
     waits: list[float] = field(default_factory=list)
     """Seconds until the first token of each of its requests."""
     met: list[float] = field(default_factory=list)
-    """Seconds that the steps then took which it was not part of, on average over the second before each wait."""
+    """For each wait, mean seconds of the steps without a request of it, over the second before."""
 
     def play(self) -> _Beside:
         self._scheduler = Scheduler(BlockManager(2900, 16), max_batch_tokens=512, max_num_seqs=256)
@@ -75,9 +75,9 @@ class _Beside:
             was_there = self._quiet is not None
             seconds = self._step(now)
             now += seconds
-            if not was_there or self._quiet is None:
+            if not was_there:
                 steps.append((now, seconds))
-            if was_there and self._quiet is None:
+            elif self._quiet is None:
                 due = now + self._draw.uniform(0.1, 0.2)
         return self
 

@@ -50,12 +50,15 @@ def work_command(context: typer.Context) -> None:
 
 def _run(settings: Settings, *, until_idle: bool) -> None:
     from batchwright.server.observability.logs import configure_logging
+    from batchwright.server.process_memory import return_large_blocks
 
     configure_logging(settings.log_format, settings.log_level)
+    return_large_blocks()
     asyncio.run(_work(settings, until_idle))
 
 
 async def _work(settings: Settings, until_idle: bool) -> None:
+    from batchwright.server.process_memory import exempt_loaded_objects
     from batchwright.server.services import open_services
 
     stop = asyncio.Event()
@@ -64,6 +67,7 @@ async def _work(settings: Settings, until_idle: bool) -> None:
         loop.add_signal_handler(number, stop.set)
     # No address is listened on, whatever a settings file that is shared with `serve` says of one.
     async with open_services(settings.model_copy(update={"host": _NO_HOST})) as services:
+        exempt_loaded_objects()
         print(f"working on batches in {settings.data}; Ctrl-C to stop", file=sys.stderr)
         idle = asyncio.create_task(_until_idle(services, stop)) if until_idle else None
         await stop.wait()

@@ -1,5 +1,5 @@
-"""What this process keeps of memory that it no longer needs: glibc's allocator and Python's collector, tuned for years
-of service instead of for scripts. Elsewhere than on Linux with glibc the allocator stays as it is.
+"""What a server or worker keeps of memory that it no longer needs: settings of glibc's allocator and of Python's
+collector for processes that run for long. Elsewhere than on Linux with glibc the allocator stays as it is.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def return_free_pages() -> None:
 def exempt_loaded_objects() -> None:
     """Have Python's collector look no more at the objects that are there now. To be called once all is loaded.
 
-    With a model's libraries these are half a million, for ever. A full collection stops everything while it looks at
-    them, and comes only when a quarter as many new ones were made, until when cyclic garbage is kept.
+    With a model's libraries there are 275,000 of them. A full collection stops everything while it looks at them, and
+    comes only after a quarter as many new ones were made: until then cyclic garbage is kept.
     """
     gc.collect()
     gc.freeze()
