@@ -131,14 +131,15 @@ class Load:
         self._stopping = True
 
     @asynccontextmanager
-    async def waiting_batch(self) -> AsyncIterator[None]:
-        """One that is paused while the context lasts, and has ended after it."""
-        job = replace(self._new_job(), fate="paused", results=None)
-        await self._submit(job)
-        await self._client.json("POST", f"/v1/batches/{job.batch_id}/pause")
-        self.jobs.append(job)
-        yield
-        await self.end_paused(job)
+    async def waiting_batch(self, outside: Outside) -> AsyncIterator[None]:
+        """One that lacks an answer, the last line's, while the context lasts, and has ended after it."""
+        job = replace(self._new_job(), fate="left alone", results=None)
+        *_, last = job.questions.values()
+        with outside.unanswered(last):
+            await self._submit(job)
+            self.jobs.append(job)
+            yield
+        await self._end(job)
 
     async def end_paused(self, job: Job) -> None:
         """Have it go on, if it has not ended, and wait for its end."""

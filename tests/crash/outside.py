@@ -55,6 +55,7 @@ class Outside:
         self._untroubled = asyncio.Event()
         self._untroubled.set()
         self._trouble: Trouble | None = None
+        self._unanswered: dict[str, asyncio.Event] = {}
         self.calls: Counter[str] = Counter()
         """How often each question was asked."""
         self.events: defaultdict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
@@ -83,6 +84,16 @@ class Outside:
             self._untroubled.clear()
         else:
             self._untroubled.set()
+
+    @contextmanager
+    def unanswered(self, question: str) -> Iterator[None]:
+        """Let calls with this question wait until the context ends."""
+        answered = self._unanswered[question] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._unanswered[question]
+            answered.set()
 
     async def start(self) -> None:
         """Listen, on the same port as before."""
@@ -172,6 +183,8 @@ class Outside:
         # Answers overtake each other, so that kills meet batches in every state.
         await asyncio.sleep(int(answer_to(question)[:2], 16) / 256 * 0.02)
         await self._untroubled.wait()
+        if question in self._unanswered:
+            await self._unanswered[question].wait()
         if self._trouble is not None:
             return _error(int(self._trouble), "server_error", "there is trouble")
         if question.startswith(FAILING):

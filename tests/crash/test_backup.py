@@ -55,7 +55,7 @@ async def _scenario(
         async with under_load(service, outside, SEED) as load:
             service.start()
             await load.more_ends(4)
-            async with load.loads[0].waiting_batch():
+            async with load.loads[0].waiting_batch(outside):
                 await asyncio.to_thread(back_up, service.data)
             await load.more_ends(2)
         data = folder / "restored" / "data"
