@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
 from batchwright.wire import json_bounds
-from batchwright.wire.json_bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, Shape, require_bounded, shape_of
+from batchwright.wire.json_bounds import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_VALUES,
+    Shape,
+    require_bounded,
+    shape_of,
+)
 
 _TEXTS = st.text(alphabet='ab\\"[]{},:\n☃')
 _VALUES = st.recursive(
@@ -24,11 +32,12 @@ _VALUES = st.recursive(
 def _shape(value: Any) -> Shape:
     """What `shape_of` must give, found by looking at the value."""
     if not isinstance(value, (list, dict)):
-        return Shape(1, 0, 0)
+        return Shape()
     inner = [_shape(each) for each in (value.values() if isinstance(value, dict) else value)]
     return Shape(
         values=1 + (sum(each.values for each in inner) or 1),
         containers=1 + sum(each.containers for each in inner),
+        fields=(len(value) if isinstance(value, dict) else 0) + sum(each.fields for each in inner),
         depth=1 + max((each.depth for each in inner), default=0),
     )
 
@@ -45,8 +54,8 @@ def test_it_does_not_depend_on_where_the_text_is_cut(value: Any, size: int) -> N
     whole = _shape(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_bounds, "_PIECE", size)
-        for limit, count in (("VALUES", whole.values), ("CONTAINERS", whole.containers), ("DEPTH", whole.depth)):
-            patch.setattr(json_bounds, f"MAX_{limit}", count)
+        for limit in ("VALUES", "CONTAINERS", "FIELDS", "DEPTH"):
+            patch.setattr(json_bounds, f"MAX_{limit}", getattr(whole, limit.lower()))
         require_bounded(text)
         patch.setattr(json_bounds, "MAX_VALUES", whole.values - 1)
         with pytest.raises(InvalidRequest, match="values"):
@@ -60,7 +69,7 @@ def test_it_does_not_depend_on_where_the_text_is_cut(value: Any, size: int) -> N
         (b'{"a":' * (MAX_DEPTH + 1), "levels"),
         (b"[" + b"{}," * MAX_CONTAINERS + b"0]", "arrays and objects"),
         (b"[" + b"0," * MAX_VALUES + b"0]", "values"),
-        (b"{" + b'"a":0,' * MAX_VALUES + b'"a":0}', "values"),
+        (b"{" + b'"a":0,' * MAX_FIELDS + b'"a":0}', "fields"),
     ],
 )
 def test_too_much_of_anything_is_refused_by_name(text: bytes, what: str) -> None:

@@ -16,6 +16,8 @@ MAX_DEPTH = 64
 """Deepest nesting of arrays and objects."""
 MAX_CONTAINERS = 32_768
 """Most arrays and objects."""
+MAX_FIELDS = 65_536
+"""Most names of values in all objects together. Each takes as long as ten numbers."""
 MAX_VALUES = 524_288
 """Most values of any kind: as many as the token ids of 2,048 texts of 256 tokens."""
 
@@ -32,6 +34,7 @@ class Shape:
     values: int = 1
     """One more for each empty array or object."""
     containers: int = 0
+    fields: int = 0
     depth: int = 0
     """That of the deepest value."""
 
@@ -47,6 +50,7 @@ def require_bounded(text: bytes | bytearray) -> None:
         for count, most, what in (
             (scan.shape.values, MAX_VALUES, "values"),
             (scan.shape.containers, MAX_CONTAINERS, "arrays and objects"),
+            (scan.shape.fields, MAX_FIELDS, "fields of objects"),
             (scan.shape.depth, MAX_DEPTH, "levels of nested arrays and objects"),
         ):
             if count > most:
@@ -88,6 +92,7 @@ class _Scan:
         self.shape = Shape(
             values=self.shape.values + opened + outside.count(b","),
             containers=self.shape.containers + opened,
+            fields=self.shape.fields + outside.count(b":"),
             depth=max(self.shape.depth, self._depth + int(depths.max())),
         )
         self._depth += int(depths[-1])
