@@ -26,6 +26,8 @@ _SETTLING = 4.0
 """Seconds until the abuser has all that it gets."""
 _WATCHED = 2.0
 """Seconds before each round, and after the last, over which its steps are averaged."""
+_LOOK = 0.05
+"""Seconds between looks at a counter, where its changes matter."""
 _PATIENCE = 60.0
 """Seconds after which the quiet client gives up."""
 
@@ -179,13 +181,38 @@ async def _abused(session: aiohttp.ClientSession, abuse: _Abuse, answered: list[
 
 async def _mean_step(session: aiohttp.ClientSession, count: str, seconds: str | None) -> float:
     """Milliseconds of a step; where these are not counted, of the time from one to the next."""
-    began = time.perf_counter()
+    if seconds is None:
+        return await _mean_interval(session, count)
     before = await _metrics(session)
     await asyncio.sleep(_WATCHED)
     after = await _metrics(session)
-    elapsed = time.perf_counter() - began if seconds is None else after(seconds) - before(seconds)
     steps = after(count) - before(count)
-    return elapsed / steps * 1e3 if steps else _WATCHED * 1e3
+    return (after(seconds) - before(seconds)) / steps * 1e3 if steps else _WATCHED * 1e3
+
+
+async def _mean_interval(session: aiohttp.ClientSession, count: str) -> float:
+    """Milliseconds from one batch to the next, from the end of one to the end of another.
+
+    There are few in the time watched: counted between two moments, they would be wrong by up to one.
+    """
+    first, began = await _next_batch(session, count)
+    while True:
+        last, ended = await _next_batch(session, count)
+        if ended - began >= _WATCHED:
+            return (ended - began) / (last - first) * 1e3
+
+
+async def _next_batch(session: aiohttp.ClientSession, count: str) -> tuple[float, float]:
+    """The counter when it next changes, and when that was. Raises `TimeoutError` when it does not."""
+    before, began = (await _metrics(session))(count), time.perf_counter()
+    while True:
+        await asyncio.sleep(_LOOK)
+        now = (await _metrics(session))(count)
+        moment = time.perf_counter()
+        if now > before:
+            return now, moment
+        if moment - began > _PATIENCE:
+            raise TimeoutError(f"{count} stands at {now:g} for {_PATIENCE:g} s: nothing is computed")
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Callable[[str], float]:
