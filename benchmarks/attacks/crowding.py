@@ -6,9 +6,11 @@ import asyncio
 import math
 import re
 import time
+from bisect import bisect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -45,15 +47,36 @@ class _Abuse:
     """The abuser and the quiet client have a key each; else nobody has one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    began: float
+    """When it was asked for."""
+    wait: float
+    """Milliseconds."""
+
+
 @dataclass(slots=True)
 class _Asked:
     """What came of requests of the quiet client, one after the other."""
 
-    waits: list[float] = field(default_factory=list)
-    """Milliseconds."""
+    answers: list[_Answer] = field(default_factory=list)
     refused: int = 0
     unanswered: bool = False
     """The last one had no answer for a minute, or its connection was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Requests beside the abuser, and its steps meanwhile, in milliseconds."""
+
+    asked: _Asked
+    steps: list[float]
+    met: list[float]
+    """For each answer the step that was under way when it was asked for."""
+
+    def without_steps(self) -> list[float]:
+        """What each answer took beyond the step that it met."""
+        return [answer.wait - step for answer, step in zip(self.asked.answers, self.met, strict=True)]
 
 
 def _attack(name: str, title: str, told: str, abuse: _Abuse) -> Attack:
@@ -66,38 +89,71 @@ def _attack(name: str, title: str, told: str, abuse: _Abuse) -> Attack:
 async def _beside(service: Service, abuse: _Abuse) -> list[Figure]:
     embeds = abuse.endpoint == "/v1/embeddings"
     ask: _Ask = _embedding if embeds else _first_token
-    counter = ("dispatches_total", None) if embeds else ("engine_steps_total", "engine_step_seconds_total")
     keys = [await _key(service, name) for name in ("abuser", "quiet")] if abuse.with_keys else [None, None]
     async with _session(service, keys[0]) as abuser, _session(service, keys[1]) as quiet:
         await _asked(ask, quiet, _WARM)
-        alone = (await _asked(ask, quiet, _ROUNDS * _ASKED)).waits
+        alone = [each.wait for each in (await _asked(ask, quiet, _ROUNDS * _ASKED)).answers]
         answered: list[float] = []
         tasks = [asyncio.create_task(_abused(abuser, abuse, answered)) for _ in range(abuse.requests)]
         await asyncio.sleep(_SETTLING)
-        steps = [await _mean_step(quiet, *counter)]
-        rounds: list[_Asked] = []
-        while len(rounds) < _ROUNDS and not (rounds and rounds[-1].unanswered):
-            rounds.append(await _asked(ask, quiet, _ASKED))
-            steps.append(await _mean_step(quiet, *counter))
+        rounds = await (_beside_batches if embeds else _beside_steps)(ask, quiet)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    beside = [wait for each in rounds for wait in each.waits]
-    # Steps grow with the contexts, to twice and more: each wait is held against those before and after its round.
-    rest = [wait - sum(steps[at : at + 2]) / 2 for at, each in enumerate(rounds) for wait in each.waits]
+    steps = [step for each in rounds for step in each.steps]
+    beside = [answer.wait for each in rounds for answer in each.asked.answers]
+    rest = [wait for each in rounds for wait in each.without_steps()]
     twice = 2 * (_p99(alone) or 0.0)
     return [
         Figure("wait alone, p50", _median(alone), "ms"),
         Figure("wait alone, p99", _p99(alone), "ms"),
         Figure("a batch of the abuser" if embeds else "a step of the abuser", sum(steps) / len(steps), "ms"),
-        Figure("of the slowest seconds", max(steps), "ms"),
+        Figure("the longest" if embeds else "of the slowest seconds", max(steps), "ms"),
         Figure("wait beside, p50", _median(beside), "ms"),
         Figure("wait beside, p99", _p99(beside), "ms"),
         Figure("wait beside without the step it met, p99", _p99(rest), "ms", twice),
-        Figure("refused", sum(each.refused for each in rounds), "", 0),
-        Figure("not answered in a minute, upon which it gives up", int(rounds[-1].unanswered), "", 0),
+        Figure("refused", sum(each.asked.refused for each in rounds), "", 0),
+        Figure("not answered in a minute, upon which it gives up", int(rounds[-1].asked.unanswered), "", 0),
         Figure("requests of the abuser answered meanwhile", len(answered)),
     ]
+
+
+async def _beside_steps(ask: _Ask, quiet: aiohttp.ClientSession) -> list[_Round]:
+    """Rounds, each held against the mean step in the seconds before and after it: steps grow with the contexts."""
+    steps = [await _mean_step(quiet)]
+    rounds: list[_Round] = []
+    while len(rounds) < _ROUNDS and not (rounds and rounds[-1].asked.unanswered):
+        asked = await _asked(ask, quiet, _ASKED)
+        steps.append(await _mean_step(quiet))
+        mean = sum(steps[-2:]) / 2
+        rounds.append(_Round(asked, steps[-2:], [mean] * len(asked.answers)))
+    return rounds
+
+
+async def _beside_batches(ask: _Ask, quiet: aiohttp.ClientSession) -> list[_Round]:
+    """One round, each of whose waits is held against the batch that was being computed when it began."""
+    ends: list[float] = []
+    watcher = asyncio.create_task(_watch_batches(quiet, ends))
+    asked = await _asked(ask, quiet, _ROUNDS * _ASKED)
+    watcher.cancel()
+    await asyncio.gather(watcher, return_exceptions=True)
+    batches = [after - before for before, after in pairwise(ends)]
+    met = []
+    for answer in asked.answers:
+        at = bisect(ends, answer.began)
+        met.append((batches[at - 1] if 0 < at <= len(batches) else 0.0) * 1e3)
+    return [_Round(asked, [each * 1e3 for each in batches] or [0.0], met)]
+
+
+async def _watch_batches(session: aiohttp.ClientSession, ends: list[float]) -> None:
+    """Note the moments at which batches end, until cancelled."""
+    seen = None
+    while True:
+        count = (await _metrics(session))("dispatches_total")
+        if seen is not None and count != seen:
+            ends.append(time.perf_counter())
+        seen = count
+        await asyncio.sleep(_LOOK)
 
 
 @asynccontextmanager
@@ -136,7 +192,8 @@ async def _asked(ask: _Ask, session: aiohttp.ClientSession, count: int) -> _Aske
     for number in range(count):
         try:
             async with asyncio.timeout(_PATIENCE):
-                asked.waits.append(await ask(session, number) * 1e3)
+                began = time.perf_counter()
+                asked.answers.append(_Answer(began, await ask(session, number) * 1e3))
         except aiohttp.ClientResponseError:
             asked.refused += 1
         except (aiohttp.ClientError, TimeoutError):
@@ -179,40 +236,14 @@ async def _abused(session: aiohttp.ClientSession, abuse: _Abuse, answered: list[
         await asyncio.sleep(_PAUSE)
 
 
-async def _mean_step(session: aiohttp.ClientSession, count: str, seconds: str | None) -> float:
-    """Milliseconds of a step; where these are not counted, of the time from one to the next."""
-    if seconds is None:
-        return await _mean_interval(session, count)
+async def _mean_step(session: aiohttp.ClientSession) -> float:
+    """Milliseconds."""
     before = await _metrics(session)
     await asyncio.sleep(_WATCHED)
     after = await _metrics(session)
-    steps = after(count) - before(count)
-    return (after(seconds) - before(seconds)) / steps * 1e3 if steps else _WATCHED * 1e3
-
-
-async def _mean_interval(session: aiohttp.ClientSession, count: str) -> float:
-    """Milliseconds from one batch to the next, from the end of one to the end of another.
-
-    There are few in the time watched: counted between two moments, they would be wrong by up to one.
-    """
-    first, began = await _next_batch(session, count)
-    while True:
-        last, ended = await _next_batch(session, count)
-        if ended - began >= _WATCHED:
-            return (ended - began) / (last - first) * 1e3
-
-
-async def _next_batch(session: aiohttp.ClientSession, count: str) -> tuple[float, float]:
-    """The counter when it next changes, and when that was. Raises `TimeoutError` when it does not."""
-    before, began = (await _metrics(session))(count), time.perf_counter()
-    while True:
-        await asyncio.sleep(_LOOK)
-        now = (await _metrics(session))(count)
-        moment = time.perf_counter()
-        if now > before:
-            return now, moment
-        if moment - began > _PATIENCE:
-            raise TimeoutError(f"{count} stands at {now:g} for {_PATIENCE:g} s: nothing is computed")
+    steps = after("engine_steps_total") - before("engine_steps_total")
+    seconds = after("engine_step_seconds_total") - before("engine_step_seconds_total")
+    return seconds / steps * 1e3 if steps else _WATCHED * 1e3
 
 
 async def _metrics(session: aiohttp.ClientSession) -> Callable[[str], float]:
@@ -276,7 +307,8 @@ ATTACKS = (
     _attack(
         "crowd-embeddings",
         "One request for 2,048 embeddings",
-        f"2,048 texts of 200 words, beside a quiet client's short ones. {_BAR}",
+        "2,048 texts of 200 words, beside a quiet client's short ones. Bar: twice the wait alone, and the batch "
+        "that was being computed when it asked.",
         _Abuse("/v1/embeddings", {"input": _TEXTS}),
     ),
 )
