@@ -80,6 +80,23 @@ def test_large_bodies_are_parsed_on_a_thread_and_small_ones_are_not(
     play(main)
 
 
+def test_a_body_that_is_too_complex_is_refused_before_all_of_it_has_come(play: Play) -> None:
+    async def main(service: Service) -> None:
+        sent = 0
+
+        async def brackets() -> AsyncIterator[bytes]:
+            nonlocal sent
+            for _ in range(100):
+                sent += 1
+                yield b"[" * 1000
+
+        refused = await service.http.post("/v1/completions", content=brackets(), headers=_JSON)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "json_too_complex")
+        assert sent == 1
+
+    play(main)
+
+
 def test_what_is_in_work_is_bounded_until_it_is_answered(play: Play) -> None:
     async def main(service: Service) -> None:
         large = {"prompt": "wait " + "x" * 600_000}

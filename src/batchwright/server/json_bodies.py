@@ -19,7 +19,7 @@ from batchwright.server.body_limits import SMALL
 from batchwright.server.context import ScopeCheck
 from batchwright.server.errors import HttpError
 from batchwright.server.process_memory import return_free_pages
-from batchwright.wire.json_bounds import require_bounded
+from batchwright.wire.json_bounds import JsonScan
 
 _T = TypeVar("_T")
 
@@ -30,9 +30,8 @@ _IS_THERE = b"\0"
 def read_json(content: bytes | bytearray, model: type[BaseModel] | None) -> Any:
     """The value of a JSON text; with `model` as an instance of it.
 
-    Raises `HttpError` for what is not JSON, `InvalidRequest` for what is too complex, and `RequestValidationError`.
+    Raises `HttpError` for what is not JSON, and `RequestValidationError`.
     """
-    require_bounded(content)
     try:
         value = msgspec.json.decode(memoryview(content)[len(_BOM) :] if content.startswith(_BOM) else content)
     except (ValueError, RecursionError) as error:
@@ -73,8 +72,13 @@ class JsonRequest(Request):
         self._content = bytearray()
 
     async def body(self) -> bytes:
-        """Read the body. FastAPI, which keeps what this returns until the answer, is only told that there is one."""
+        """Read the body. FastAPI, which keeps what this returns until the answer, is only told that there is one.
+
+        Raises `InvalidRequest` as soon as it is too complex: the rest of it is not kept.
+        """
+        scan = JsonScan()
         async for chunk in self.stream():
+            scan.feed(chunk)
             self._content += chunk
         return _IS_THERE if self._content else b""
 

@@ -1,4 +1,4 @@
-"""Bounds on the shape of a JSON text, checked before it is parsed.
+"""Bounds on the shape of a JSON text, checked before it is parsed, while it arrives.
 
 Parsing makes up to seventy bytes of memory, and work for the garbage collector, of each byte: fifteen megabytes of
 `[],` become five million lists. What a text would become is counted in pieces, without making any of it.
@@ -39,42 +39,38 @@ class Shape:
     """That of the deepest value."""
 
 
-def require_bounded(text: bytes | bytearray) -> None:
-    """Raises `InvalidRequest` (code `json_too_complex`) for a text that has too many values or nests them too deeply.
+class JsonScan:
+    """Looks at a JSON text as it arrives, wherever it is cut, and refuses it as soon as there is too much of anything.
 
     Of a text that is not JSON it says nothing else: parsing finds that.
     """
-    scan = _Scan()
-    for start in range(0, len(text), _PIECE):
-        scan.feed(bytes(text[start : start + _PIECE]))
-        for count, most, what in (
-            (scan.shape.values, MAX_VALUES, "values"),
-            (scan.shape.containers, MAX_CONTAINERS, "arrays and objects"),
-            (scan.shape.fields, MAX_FIELDS, "fields of objects"),
-            (scan.shape.depth, MAX_DEPTH, "levels of nested arrays and objects"),
-        ):
-            if count > most:
-                raise InvalidRequest(f"the body has more than {most:,} {what}: send less", code="json_too_complex")
-
-
-def shape_of(text: bytes) -> Shape:
-    """The shape of a text that is JSON."""
-    scan = _Scan()
-    scan.feed(text)
-    return scan.shape
-
-
-class _Scan:
-    """Reads a text piece by piece, wherever the pieces are cut."""
 
     def __init__(self) -> None:
         self.shape = Shape()
+        """Of what has come so far."""
         self._in_string = False
         self._escape = False
         """The last piece ended with a backslash that escapes the first character of the next."""
         self._depth = 0
 
-    def feed(self, piece: bytes) -> None:
+    def feed(self, text: bytes) -> None:
+        """Look at what comes next.
+
+        Raises `InvalidRequest` (code `json_too_complex`) when there are too many values, containers or fields by now,
+        or they are nested too deeply.
+        """
+        for start in range(0, len(text), _PIECE):
+            self._scan(text[start : start + _PIECE])
+            for count, most, what in (
+                (self.shape.values, MAX_VALUES, "values"),
+                (self.shape.containers, MAX_CONTAINERS, "arrays and objects"),
+                (self.shape.fields, MAX_FIELDS, "fields of objects"),
+                (self.shape.depth, MAX_DEPTH, "levels of nested arrays and objects"),
+            ):
+                if count > most:
+                    raise InvalidRequest(f"the body has more than {most:,} {what}: send less", code="json_too_complex")
+
+    def _scan(self, piece: bytes) -> None:
         if self._escape:
             piece = piece[1:]
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
