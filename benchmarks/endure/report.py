@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ HEALTH_MS = 100.0
 GROWTH = 0.03
 """Bound on how much more memory is held in the last tenth of the window than in the first."""
 _SHOWN = 5
+_LEFT_ALONE = 0.02
+"""Of a core: in an interval in which the host of the machine took no more than that, what is slow is the service."""
 
 _INTRODUCTION = """\
 {clients} online clients beside a batch of {lines:,} lines for {seconds:.0f} s; printed by \
@@ -107,6 +110,9 @@ def figures_table(found: Endured) -> str:
         ["batches ended / lines answered / failed", f"{batch.ended} / {batch.lines:,} / {batch.failed:,}"],
         ["/health, p50 / p99 / slowest, ms", f"{_quantiles(health)} / {max(health, default=0.0):.0f}"],
         ["requests for /health", f"{len(found.probed):,}"],
+        ["taken by the host of this machine, of a core", f"{_stolen(found):.0%}"],
+        ["/health in the seconds without that, p50 / p99, ms", _quantiles(left_alone := left_alone_ms(found))],
+        ["requests for /health in these", f"{len(left_alone):,}"],
         ["memory at start / peak / end, MiB", f"{memory.start:.0f} / {memory.peak:.0f} / {memory.end:.0f}"],
         ["slope of memory, MiB an hour", f"{memory.slope:+.1f}"],
         ["descriptors, least / most", f"{min(descriptors)} / {max(descriptors)}"],
@@ -137,6 +143,26 @@ def bars(found: Endured) -> str:
 def health_ms(found: Endured) -> list[float]:
     """Of those that were answered."""
     return [each.seconds * 1e3 for each in found.probed if each.answered]
+
+
+def left_alone_ms(found: Endured) -> list[float]:
+    """Of those that were answered, and meanwhile the host of this machine took next to nothing."""
+    times = [at for at, _ in found.stolen]
+    found_ms = []
+    for each in found.probed:
+        first, last = bisect(times, each.at) - 1, bisect(times, each.at + each.seconds)
+        if not each.answered or first < 0 or last == len(times):
+            continue
+        (earlier, before), (later, after) = found.stolen[first], found.stolen[last]
+        if after - before <= _LEFT_ALONE * (later - earlier):
+            found_ms.append(each.seconds * 1e3)
+    return found_ms
+
+
+def _stolen(found: Endured) -> float:
+    """Of a core, in the window."""
+    (earlier, before), (later, after) = found.stolen[0], found.stolen[-1]
+    return (after - before) / (later - earlier)
 
 
 def _seconds(found: Endured, kind: Kind) -> list[float]:

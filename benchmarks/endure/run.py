@@ -65,6 +65,10 @@ class Endured:
     """Of requests that ended before it."""
     probed: list[Probed] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    stolen: list[tuple[float, float]] = field(default_factory=list)
+    """When, by `time.monotonic`, and how many processor seconds the host of this machine had kept from it until then:
+    0 where it has none, or does not say.
+    """
     loop_share: float = 0.0
     """Of a core, that the thread of the event loop took in the window."""
     service_share: float = 0.0
@@ -137,6 +141,7 @@ async def _measure(found: Endured, service: Service, folder: Path, say: Callable
         each.error for each in crowd.replies if each.error is not None and each.ended < found.window[0]
     ]
     found.samples = [each for each in found.samples if _inside(found, each.at)]
+    found.stolen = [(at, seconds) for at, seconds in found.stolen if _inside(found, at)]
     found.batch = batches.figures
 
 
@@ -177,4 +182,5 @@ async def _sample(found: Endured, service: Service) -> None:
         sample = look(service.pid)
         if sample is not None:
             found.samples.append(sample)
+        found.stolen.append((time.monotonic(), getattr(psutil.cpu_times(), "steal", 0.0)))
         await asyncio.sleep(_SAMPLED_EVERY)

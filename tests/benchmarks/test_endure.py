@@ -74,6 +74,7 @@ def found() -> Endured:
         + [Reply("plain", at, at + 3.0, at + 3.0) for at in range(500)],
         probed=[Probed(at / 10, 0.004, answered=True) for at in range(6000)],
         samples=[_sample(at, 1000) for at in range(600)],
+        stolen=[(at, 0.0) for at in range(600)],
         batch_lines=4000,
         batch=BatchFigures(ended=1, lines=5000),
     )
@@ -97,3 +98,15 @@ def test_each_bar_can_be_missed(found: Endured) -> None:
         replace(found, probed=[*found.probed, Probed(600.0, 30.0, answered=False)]),
     ):
         assert report.bars(worse).count("**Missed.**") == 1
+
+
+def test_what_was_slow_while_the_host_took_the_processor_is_told_apart(found: Endured) -> None:
+    """Of the twenty seconds from the 100th on it took half a core, and answers begun then or before it took 200 ms."""
+    stolen = [(float(at), min(max(0.0, at - 100), 20.0) / 2) for at in range(600)]
+    probed = [replace(each, seconds=0.2) if 99.9 <= each.at < 120 else each for each in found.probed]
+    worse = replace(found, stolen=stolen, probed=probed)
+    assert max(report.health_ms(worse)) == 200
+    assert max(report.left_alone_ms(worse)) == 4
+    assert len(report.left_alone_ms(worse)) == pytest.approx(580 * 10, abs=25)
+    (row,) = [line for line in report.page(worse).splitlines() if "taken by the host" in line]
+    assert row.split("|")[2].strip() == "2%"
