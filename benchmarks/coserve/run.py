@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from batchwright import AsyncEngine, InferenceRequest
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.request import Traffic
 from benchmarks.coserve.traffic import arrivals, lines
 

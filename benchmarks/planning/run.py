@@ -23,7 +23,7 @@ from batchwright.engine.bodies import ModelBody
 from batchwright.engine.core import EngineCore
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.kv import BlockManager
-from batchwright.scheduling import Pace, Scheduler
+from batchwright.scheduling import Scheduler, SloController
 
 PIECES = ("scheduling", "batch building", "commit", "learning and counting", "delivery")
 _BLOCK_SIZE = 16
@@ -126,8 +126,8 @@ def _run(case: Case, steps: Steps) -> None:
 def _core(case: Case) -> EngineCore:
     longest = _PROMPT + _OUTPUTS[1]
     blocks = BlockManager(2 * case.sequences * -(-longest // _BLOCK_SIZE), _BLOCK_SIZE)
-    pace = Pace(tpot=None if case.tpot_ms is None else case.tpot_ms / 1e3)
-    scheduler = Scheduler(blocks, max_batch_tokens=512, max_num_seqs=case.sequences, batch_share=0.05, pace=pace)
+    slo = SloController(tpot=None if case.tpot_ms is None else case.tpot_ms / 1e3)
+    scheduler = Scheduler(blocks, max_batch_tokens=512, max_num_seqs=case.sequences, batch_share=0.05, slo=slo)
     with tempfile.TemporaryDirectory() as empty:
         tokenizer = Tokenizer(Path(empty), FixedLogits.vocab_size)
     return EngineCore(FixedLogits(case.sequences), tokenizer, scheduler, MonotonicClock(), max_model_len=longest)

@@ -16,14 +16,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from batchwright.backends.endpoint import EndpointInference
-from batchwright.backends.inference import Call
-from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.service import JobService
-from batchwright.jobs.service.worker import Worker, WorkerOptions
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import ENDED
+from batchwright.inference.endpoint import EndpointInference
+from batchwright.inference.inference import Call
+from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.limits import Limits
+from batchwright.service.worker.worker import Worker, WorkerOptions
+from batchwright.store import open_store
+from batchwright.store.records import ENDED
 from benchmarks.remote.limits import raise_descriptor_limit
 from benchmarks.store.runs import ENDPOINT, input_lines
 
@@ -133,7 +133,7 @@ async def worker(url: str, in_flight: int, lines: int) -> Outcome:
         async with open_store(Path(folder) / "batches.db") as database:
             blobs = Blobs(Path(folder) / "files")
             computing = Worker(database, blobs, endpoint, options=WorkerOptions(limits=_LIMITS))
-            jobs = JobService(database, blobs, limits=_LIMITS, on_work=computing.wake)
+            jobs = BatchService(database, blobs, limits=_LIMITS, on_work=computing.wake)
             uploaded = await jobs.upload(_TENANT, "input.jsonl", _pieces(lines))
             async with computing:
                 with meter.running():

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
-from batchwright.backends.inference import Call
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.opening import joined
-from batchwright.jobs.service.service import JobService
-from batchwright.jobs.service.worker import Worker, WorkerOptions
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import ENDED, BatchRecord
+from batchwright.inference.inference import Call
+from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.files.paired_store import joined
+from batchwright.service.limits import Limits
+from batchwright.service.worker.worker import Worker, WorkerOptions
+from batchwright.store import open_store
+from batchwright.store.records import ENDED, BatchRecord
 
 ENDPOINT = "/v1/chat/completions"
 _TENANT = "default"
@@ -121,7 +121,7 @@ async def store(source: Path, folder: Path, concurrency: int, latency: float) ->
     async with open_store(folder / "batches.db") as database:
         blobs = await joined(database, folder)
         worker = Worker(database, blobs, Stub(concurrency, latency), options=WorkerOptions(limits=_LIMITS))
-        jobs = JobService(database, blobs, limits=_LIMITS, on_work=worker.wake)
+        jobs = BatchService(database, blobs, limits=_LIMITS, on_work=worker.wake)
         with source.open("rb") as file:
             uploaded = await jobs.upload(_TENANT, source.name, _pieces(file))
         outcome = Outcome(0.0)
@@ -140,7 +140,7 @@ async def store(source: Path, folder: Path, concurrency: int, latency: float) ->
         return outcome
 
 
-async def _probe(jobs: JobService, batch: BatchRecord, outcome: Outcome) -> BatchRecord:
+async def _probe(jobs: BatchService, batch: BatchRecord, outcome: Outcome) -> BatchRecord:
     started = time.perf_counter()
     batch = await jobs.batch(_TENANT, batch.id)
     jobs.progress(batch)

@@ -44,8 +44,6 @@ from batchwright.request import (
 )
 
 if TYPE_CHECKING:
-    from batchwright.backends.encoder import Encoder, EncoderStats
-    from batchwright.backends.transformers import StaticGenerator
     from batchwright.batcher import (
         AdaptiveBatcher,
         AsyncBatchConfig,
@@ -65,9 +63,11 @@ if TYPE_CHECKING:
         batched,
     )
     from batchwright.batcher.prometheus import export_metrics
+    from batchwright.encoder.encoder import Encoder, EncoderStats
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.engine.engine import Engine
-    from batchwright.engine.stats import EngineStats
+    from batchwright.engine.engine_stats import EngineStats
+    from batchwright.engine.static_generator import StaticGenerator
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted, RunProgress, run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
@@ -160,12 +160,12 @@ _LAZY = {
     "PackedSequences": "batchwright.padding",
     "PaddingConfig": "batchwright.padding",
     "PaddingOptimizer": "batchwright.padding",
-    "Encoder": "batchwright.backends.encoder",
-    "EncoderStats": "batchwright.backends.encoder",
-    "StaticGenerator": "batchwright.backends.transformers",
+    "Encoder": "batchwright.encoder.encoder",
+    "EncoderStats": "batchwright.encoder.encoder",
+    "StaticGenerator": "batchwright.engine.static_generator",
     "AsyncEngine": "batchwright.engine.async_engine",
     "Engine": "batchwright.engine.engine",
-    "EngineStats": "batchwright.engine.stats",
+    "EngineStats": "batchwright.engine.engine_stats",
     "RunInterrupted": "batchwright.jobs.run",
     "RunProgress": "batchwright.jobs.run",
     "RunReport": "batchwright.jobs.report",

@@ -163,6 +163,15 @@ class BatcherClosed(BatchwrightError, RuntimeError):
     code = "batcher_closed"
 
 
+class ServiceStopping(BatchwrightError):
+    """The service is stopping and takes no new requests."""
+
+    code = "shutting_down"
+
+    def __init__(self, message: str = "the service is stopping: try again in a moment") -> None:
+        super().__init__(message)
+
+
 class InputError(BatchwrightError):
     """An input file that cannot be read at all (a bad line inside one is an error line, not this)."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from batchwright.backends.calls import merged
 from batchwright.errors import InvalidRequest
+from batchwright.inference.calls import merged
 
 
 def test_merged_streams() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from batchwright.backends.concurrency import AimdLimit, Gate
+from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
 
 
 def test_the_limit_is_halved_once_a_round_and_rises_by_one() -> None:

@@ -13,10 +13,6 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from batchwright import Encoder
-from batchwright.backends import embedding_inference
-from batchwright.backends.embedding_inference import EmbeddingInference
-from batchwright.backends.inference import Call
-from batchwright.backends.routing import RoutedInference
 from batchwright.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -25,6 +21,10 @@ from batchwright.errors import (
     InvalidRequest,
     ModelNotFound,
 )
+from batchwright.inference import embedding_inference
+from batchwright.inference.embedding_inference import EmbeddingInference
+from batchwright.inference.inference import Call
+from batchwright.inference.routing import RoutedInference
 from batchwright.request import Traffic
 from batchwright.wire.requests import EncodingFormat
 from batchwright.wire.responses import Embedding, encode_vectors

@@ -38,7 +38,7 @@ def test_every_layout_gives_what_transformers_gives(
 def test_without_compiled_kernels_it_is_the_same(
     minilm_path: Path, texts: list[str], expected: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batchwright.backends.attention.load_bidirectional", lambda _: "no compiler")
+    monkeypatch.setattr("batchwright.encoder.packed_attention.load_bidirectional", lambda _: "no compiler")
     for layout in ("packed", "padded"):
         encoder = Encoder(minilm_path, layout=layout)
         assert "torch attention" in encoder.description

@@ -12,8 +12,6 @@ from typing import Any, cast
 import pytest
 from openai.types.chat import ChatCompletion
 
-from batchwright.backends.endpoint import RETRIES, EndpointInference, Retries, pause_before_retry
-from batchwright.backends.inference import Call
 from batchwright.errors import (
     DeadlineExceeded,
     EndpointDown,
@@ -24,8 +22,10 @@ from batchwright.errors import (
     ModelNotFound,
     Overloaded,
 )
+from batchwright.inference.endpoint import RETRIES, EndpointInference, Retries, pause_before_retry
+from batchwright.inference.inference import Call
 from batchwright.request import Traffic
-from batchwright.wire.errors import error_body, retry_after, status_of
+from batchwright.wire.error_bodies import error_body, retry_after, status_of
 
 from .scripted import CHAT, Reply, Request, ScriptedServer, events, refusal
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from batchwright.backends import endpoint_client
-from batchwright.backends.endpoint_address import proxy_for
-from batchwright.backends.endpoint_client import EndpointClient
 from batchwright.errors import EndpointError, EndpointUnreachable
+from batchwright.inference import endpoint_client
+from batchwright.inference.endpoint_address import proxy_for
+from batchwright.inference.endpoint_client import EndpointClient
 
 from .scripted import CHAT, Reply, Script, ScriptedServer
 

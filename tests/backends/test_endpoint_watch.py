@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from batchwright.backends.availability import Availability
-from batchwright.backends.endpoint_watch import EndpointWatch
 from batchwright.clock import ManualClock
 from batchwright.errors import EndpointDown, EndpointUnreachable
+from batchwright.inference.endpoint_availability import Availability
+from batchwright.inference.endpoint_watch import EndpointWatch
 from batchwright.testing import play
 
 

@@ -13,8 +13,6 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from batchwright import AsyncEngine, InferenceRequest, InferenceResponse
-from batchwright.backends.engine_inference import EngineInference
-from batchwright.backends.inference import Call
 from batchwright.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -22,6 +20,8 @@ from batchwright.errors import (
     InvalidRequest,
     ModelNotFound,
 )
+from batchwright.inference.engine_inference import EngineInference
+from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

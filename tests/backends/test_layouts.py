@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.backends import layouts
-from batchwright.backends.attention import Attention, NativeAttention, TorchAttention
-from batchwright.backends.layouts import Cells
-from batchwright.backends.native import load_bidirectional
+from batchwright.encoder import layouts
+from batchwright.encoder.layouts import Cells
+from batchwright.encoder.native import load_bidirectional
+from batchwright.encoder.packed_attention import Attention, NativeAttention, TorchAttention
 from batchwright.engine.native import load_kernels
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from batchwright import Encoder, UnsupportedModel
-from batchwright.backends.sentence import SentenceSettings, pool, read_settings
+from batchwright.encoder.sentence import SentenceSettings, pool, read_settings
 
 
 def write(folder: Path, kinds: list[str], pooling: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from batchwright.batcher import (
 )
 from batchwright.batcher.prometheus import HasStats, export_metrics
 from batchwright.clock import ManualClock
-from batchwright.metrics import Histogram
+from batchwright.histograms import Histogram
 from batchwright.policies import BySize, Policy
 
 from .virtual import Model, outcome, play

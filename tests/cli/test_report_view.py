@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from batchwright.cli.report_view import report_table
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from batchwright.cli.main import app, main
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.jobs import run as run_module
 from batchwright.jobs.executor import EngineOptions, Executor
 from batchwright.models import DEFAULT_MODEL

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from batchwright.backends.inference import Call
-from batchwright.jobs.service.worker import WorkerOptions
-from batchwright.server.services import open_services
-from batchwright.server.settings import Settings
+from batchwright.inference.inference import Call
+from batchwright.service.composition import open_services
+from batchwright.service.settings import Settings
+from batchwright.service.worker.worker import WorkerOptions
 
 DEATHS = ("SIGKILL", "SIGSEGV", "exit")
 """A prompt that begins with one of these ends the process so."""

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from starlette.responses import Response, StreamingResponse
 from tests.dashboard.serving import Serving, as_it_is
 
+from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.server.dashboard.page import router
-from batchwright.server.dashboard.state import DashboardState
 
 
 class Feed(Serving):

@@ -12,8 +12,8 @@ from tests.dashboard.serving import Serving
 from tests.server.fakes import StubInference
 
 from batchwright.server.app import create_app
-from batchwright.server.services import Services, open_services
-from batchwright.server.settings import Settings
+from batchwright.service.composition import Services, open_services
+from batchwright.service.settings import Settings
 
 
 class Service(Serving):

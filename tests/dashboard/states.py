@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from batchwright.limiting.quotas import NAMES
-from batchwright.server.dashboard.state import (
+from batchwright.server.dashboard.dashboard_state import (
     ClassState,
     DashboardState,
     EngineState,
     Job,
     JobCounts,
     Percentiles,
-    Point,
     QuotaState,
-    Rates,
     ServerState,
 )
+from batchwright.service.observability.activity import Point, Rates
 
 NOW = 1_800_000_000.0
 MANY = 1_000_000_000

@@ -13,9 +13,9 @@ from tests.dashboard.states import state
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
+from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.server.dashboard.feed import Feeds
-from batchwright.server.dashboard.state import DashboardState
-from batchwright.server.errors import HttpError
+from batchwright.server.http.error_answers import HttpError
 from batchwright.testing import play
 
 

@@ -9,7 +9,8 @@ from tests.dashboard import states
 from tests.dashboard.browser import Browser
 from tests.dashboard.feed import Feed
 
-from batchwright.server.dashboard.state import DashboardState, Percentiles, QuotaState, Rates, ServerState
+from batchwright.server.dashboard.dashboard_state import DashboardState, Percentiles, QuotaState, ServerState
+from batchwright.service.observability.activity import Rates
 
 LIVE = "document.documentElement.dataset.link === 'live'"
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"

@@ -122,8 +122,8 @@ def test_the_lines_of_the_readme_work_on_a_service_as_pasted(
 
 
 def test_what_deployment_sets_are_settings() -> None:
-    from batchwright.server.settings import ENV_PREFIX, Settings
-    from batchwright.server.sources import CONFIG_VARIABLE
+    from batchwright.service.setting_sources import CONFIG_VARIABLE
+    from batchwright.service.settings import ENV_PREFIX, Settings
 
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields} | {CACHE_VARIABLE, CONFIG_VARIABLE}
     for file in (ROOT / "deploy").iterdir():
@@ -140,7 +140,7 @@ def test_the_compose_file_is_well_formed() -> None:
 @pytest.mark.parametrize("page", ["operations", "reliability", "settings", "metrics", "webhooks"])
 def test_pages_of_the_service_name_what_exists(page: str) -> None:
     """Links lead somewhere, and the metrics and flags that a page names are there."""
-    from batchwright.server.settings import Settings
+    from batchwright.service.settings import Settings
 
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):

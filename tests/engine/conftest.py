@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from batchwright import Engine, SamplingParams
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.native import NativeKernels, load_kernels
-from batchwright.engine.stats import EngineStats
 
 from .support import NEW_TOKENS, confirmed_greedy, nothing_left, slices
 

@@ -25,8 +25,8 @@ from batchwright.engine.bodies.linear import make_quantized_linear
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.rotation import Rotation
 from batchwright.engine.native import load_kernels
-from batchwright.engine.native.packing import PANEL, interleaved, pack, quantize_rows
-from batchwright.engine.native.pages import Arena
+from batchwright.engine.native.large_pages import Arena
+from batchwright.engine.native.weight_panels import PANEL, interleaved, pack, quantize_rows
 from batchwright.errors import NonFiniteLogits
 from batchwright.scheduling import Chunk, Sequence
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from batchwright import Engine, SamplingParams
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.native import NativeKernels
-from batchwright.engine.stats import EngineStats
 
 from .support import NEW_TOKENS
 

@@ -12,15 +12,15 @@ from batchwright.engine.attention.reference import ReferenceAttention
 from batchwright.engine.batch import build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.composed import ComposedStack
-from batchwright.engine.bodies.fused_choice import choose_ops, difference
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.ops import HeadShape, TorchOps
+from batchwright.engine.bodies.triton_op_choice import choose_ops, difference
 from batchwright.scheduling import Chunk, Sequence
 
 from .support import TINY, tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from batchwright.engine.bodies.fused import FusedOps
+from batchwright.engine.bodies.triton_ops import FusedOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from batchwright.engine.bodies.config_file import stated_config
 from batchwright.engine.bodies.llama import unsuitable
 from batchwright.engine.bodies.load import read_config
-from batchwright.engine.bodies.stated import stated_config
 from batchwright.engine.tokenizer import Tokenizer
 
 from .support import TINY

@@ -8,7 +8,7 @@ import torch
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import Rotation, hadamard, mix, mixed_channels, rotate
-from batchwright.engine.native.packing import quantize_rows
+from batchwright.engine.native.weight_panels import quantize_rows
 
 
 def _random(*size: int, seed: int) -> torch.Tensor:

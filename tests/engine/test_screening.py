@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from batchwright import Engine, SamplingParams
 from batchwright.engine.bodies.layers import Projection
 from batchwright.engine.bodies.screening import screen_for, turned
-from batchwright.engine.native.packing import PANEL, quantize_rows
-from batchwright.engine.native.pages import Arena
+from batchwright.engine.native.large_pages import Arena
+from batchwright.engine.native.weight_panels import PANEL, quantize_rows
 
 from .heads import check, scaled_rows
 from .support import STORY, needs_decoder

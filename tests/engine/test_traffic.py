@@ -11,7 +11,7 @@ import pytest
 
 from batchwright import AsyncEngine, Engine, InferenceRequest, InferenceResponse
 from batchwright.clock import ManualClock
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.request import Traffic
 
 from .support import GREEDY, LIST, STORY, nothing_left, run

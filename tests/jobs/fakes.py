@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
 from batchwright.jobs.run import run
 from batchwright.request import (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import InputError
-from batchwright.jobs.ids import IdTable
+from batchwright.lines.custom_ids import IdTable
 
 
 @given(st.lists(st.none() | st.sampled_from(["a", "b", "line-1", "line-3", "line-3~", "line-5"]), max_size=12))

@@ -20,11 +20,11 @@ from structlog.typing import EventDict
 from tests.server.fakes import StubInference
 from tests.server.served import Endpoint
 
-from batchwright.jobs.service.worker import WorkerOptions
-from batchwright.jobs.store import open_store
 from batchwright.server.app import create_app
-from batchwright.server.services import Services, open_services
-from batchwright.server.settings import Settings, limits_of
+from batchwright.service.composition import Services, open_services
+from batchwright.service.settings import Settings, limits_of
+from batchwright.service.worker.worker import WorkerOptions
+from batchwright.store import open_store
 
 URL = "http://127.0.0.1:8000"
 _POLL = 0.01

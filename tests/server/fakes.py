@@ -8,8 +8,8 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from batchwright.backends.inference import Call
 from batchwright.errors import BatchwrightError, GenerationError, ModelNotFound
+from batchwright.inference.inference import Call
 from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, read_embeddings, read_generation
 
 MODEL = "stub"

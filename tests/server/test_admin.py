@@ -8,8 +8,8 @@ import pytest
 from tests.server.conftest import Play, Service
 
 from batchwright.limiting.quotas import Quotas
-from batchwright.server.auth import Guard
-from batchwright.server.errors import HttpError
+from batchwright.server.http.auth import AuthMiddleware
+from batchwright.server.http.error_answers import HttpError
 
 
 def test_a_key_is_made_changed_rotated_and_revoked(play: Play) -> None:
@@ -142,7 +142,7 @@ def test_beyond_this_machine_there_is_no_administration_without_a_key(play: Play
         async def nothing() -> Any:
             raise AssertionError
 
-        guard = Guard(inner, keys=service.services.keys, loopback=False)
+        guard = AuthMiddleware(inner, keys=service.services.keys, loopback=False)
         scope = {"type": "http", "method": "GET", "path": "/v1/admin/keys", "headers": [(b"host", b"127.0.0.1")]}
         with pytest.raises(HttpError) as refused:
             await guard(scope, nothing, inner)

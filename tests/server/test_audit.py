@@ -19,9 +19,9 @@ from tests.server.test_batches import content, line
 from tests.server.test_tenancy import _routes
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.service.audit import AuditLog
 from batchwright.limiting.sparing import Sparing
-from batchwright.server.trail import Trail
+from batchwright.server.http.audit_trail import AuditMiddleware
+from batchwright.service.access.audit import AuditLog
 
 _DAY = 86_400.0
 _NOON = datetime(2030, 5, 10, 12, tzinfo=UTC).timestamp()
@@ -135,7 +135,7 @@ def _trail(service: Service) -> Any:
     """The layer of the application that writes the log."""
     layer: Any = service.app.build_middleware_stack()
     service.app.middleware_stack = layer
-    while not isinstance(layer, Trail):
+    while not isinstance(layer, AuditMiddleware):
         layer = getattr(layer, "app", None) or layer._app
     return layer
 
@@ -170,7 +170,7 @@ _APPEND = """
 import sys
 from pathlib import Path
 from batchwright.clock import ManualClock
-from batchwright.jobs.service.audit import AuditLog
+from batchwright.service.access.audit import AuditLog
 
 log = AuditLog(Path(sys.argv[1]), retention=1, now=lambda: float(sys.argv[2]))
 for number in range(300):

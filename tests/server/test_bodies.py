@@ -12,8 +12,8 @@ import pytest
 from tests.server.conftest import Play, Service
 
 from batchwright.errors import Overloaded
-from batchwright.server import json_bodies
-from batchwright.server.body_limits import SMALL, ByteBudget
+from batchwright.server.http import json_bodies
+from batchwright.server.http.body_limits import SMALL, ByteBudget
 
 _JSON = {"content-type": "application/json"}
 

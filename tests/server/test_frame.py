@@ -10,9 +10,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import ManualClock
-from batchwright.server.body_limits import BodyLimits, ByteBudget
-from batchwright.server.errors import HttpError
-from batchwright.server.middleware import Bounds
+from batchwright.server.http.body_limits import BodyLimits, ByteBudget
+from batchwright.server.http.error_answers import HttpError
+from batchwright.server.http.middleware import BodyMiddleware
 from batchwright.testing import play
 
 _SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/files", "headers": []}
@@ -30,8 +30,8 @@ def _body(pieces: int, size: int) -> Iterator[Message]:
         yield {"type": "http.request", "body": b"x" * size, "more_body": number + 1 < pieces}
 
 
-def _frame(app: ASGIApp, clock: ManualClock) -> Bounds:
-    return Bounds(
+def _frame(app: ASGIApp, clock: ManualClock) -> BodyMiddleware:
+    return BodyMiddleware(
         app,
         clock=clock,
         limits=BodyLimits({}),

@@ -14,7 +14,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from tests.server.conftest import Play, Service
 
-from batchwright.server.routes import admin, batches, files, models, online, simple, state
+from batchwright.server.routes import admin, batches, files, models, online
+from batchwright.server.routes import dashboard as state
+from batchwright.server.routes import simple_batches as simple
 
 _PAGE = "https://chat.example.com"
 _PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}

@@ -12,13 +12,13 @@ import pytest
 from fastapi import FastAPI
 from tests.engine.support import TINY, tiny_model
 
-from batchwright.backends.engine_inference import EngineInference
-from batchwright.backends.routing import RoutedInference
 from batchwright.errors import InputError, UnsupportedModel
+from batchwright.inference.engine_inference import EngineInference
+from batchwright.inference.routing import RoutedInference
 from batchwright.server.app import create_app
-from batchwright.server.loading import load_inference
-from batchwright.server.services import open_services
-from batchwright.server.settings import Settings
+from batchwright.service.composition import open_services
+from batchwright.service.loading import load_inference
+from batchwright.service.settings import Settings
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.server.multipart import Form
+from batchwright.server.http.multipart import Form
 
 _TYPE = "multipart/form-data; boundary=cut"
 

@@ -19,12 +19,12 @@ from stamina.instrumentation import set_on_retry_hooks
 from tests.server.conftest import Play, Service
 from tests.server.test_batches import begin, line
 
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra
-from batchwright.server.dashboard.state import DashboardState
-from batchwright.server.observability.engine_metrics import engine_families
-from batchwright.server.observability.logs import configure_logging, logger
-from batchwright.server.observability.traces import Tracing, configured
+from batchwright.server.dashboard.dashboard_state import DashboardState
+from batchwright.service.observability.engine_metrics import engine_families
+from batchwright.service.observability.logs import configure_logging, logger
+from batchwright.service.observability.traces import Tracing, configured
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 
@@ -193,7 +193,7 @@ def test_a_database_that_does_not_answer_keeps_neither_probe_nor_scrape_waiting(
         async def silent() -> None:
             await asyncio.sleep(3600)
 
-        monkeypatch.setattr("batchwright.server.services._PATIENCE", 0.01)
+        monkeypatch.setattr("batchwright.service.composition._PATIENCE", 0.01)
         for name in ("check", "count_batches"):
             monkeypatch.setattr(store, name, silent)
         ready = await service.http.get("/ready")

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from batchwright.server import process_memory
+from batchwright.service import process_memory
 
 _SCRIPT = """
 import ctypes
-from batchwright.server import process_memory
+from batchwright.service import process_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -14,9 +14,9 @@ from tests.server.conftest import Play, Service, running
 from tests.server.test_batches import content, line
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.store import open_store
 from batchwright.limiting.quotas import Quotas
-from batchwright.server.peers import Peers
+from batchwright.service.access.peers import Peers
+from batchwright.store import open_store
 
 _PROMPT = {"model": "stub", "prompt": "one two three", "max_tokens": 3}
 

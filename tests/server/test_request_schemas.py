@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from batchwright.errors import InvalidRequest
-from batchwright.server.routes.answers import ChatBody, CompletionBody, EmbeddingsBody
+from batchwright.server.routes.openapi_answers import ChatBody, CompletionBody, EmbeddingsBody
 from batchwright.wire import bounds, fields
 from batchwright.wire.requests import ROLES, read_embeddings, read_generation
 

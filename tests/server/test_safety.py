@@ -18,7 +18,7 @@ from tests.server.conftest import Play, Service
 from tests.store.support import spoil_table
 
 from batchwright.errors import StoreUnavailable
-from batchwright.wire.errors import error_body
+from batchwright.wire.error_bodies import error_body
 
 _Usage = namedtuple("_Usage", ["total", "used", "free"])
 _LINE = (

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from batchwright.errors import InputError
-from batchwright.server.settings import Settings
-from batchwright.server.settings_page import page
-from batchwright.server.sources import load_settings
+from batchwright.service.setting_sources import load_settings
+from batchwright.service.settings import Settings
+from batchwright.service.settings_page import page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +114,7 @@ def test_secrets_are_not_in_errors_nor_in_what_is_printed() -> None:
 
 def test_the_page_is_current() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == page(), (
-        "run: python -m batchwright.server.settings_page > docs/settings.md"
+        "run: python -m batchwright.service.settings_page > docs/settings.md"
     )
 
 

@@ -20,11 +20,11 @@ from tests.server.test_batches import begin, content, line
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
-from batchwright.jobs.service.keys import SCOPES, ApiKeys
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import ApiKey
-from batchwright.jobs.store.statements import migrations
-from batchwright.server.auth import is_public
+from batchwright.server.http.auth import is_public
+from batchwright.service.access.api_keys import SCOPES, ApiKeys
+from batchwright.store import open_store
+from batchwright.store.records import ApiKey
+from batchwright.store.statements import migrations
 
 _T = TypeVar("_T")
 
@@ -274,7 +274,7 @@ def test_every_route_needs_its_scope_and_no_other(play: Play) -> None:
 
 
 async def _is_watched(service: Service) -> bool:
-    return any(feed._number for feed in service.services.feeds._feeds.values())
+    return any(feed._number for feed in service.app.state.feeds._feeds.values())
 
 
 @pytest.mark.parametrize("how", ["revoked", "rotated", "without its scope"])

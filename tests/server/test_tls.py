@@ -14,8 +14,8 @@ import trustme
 from tests.server.served import Endpoint, serving
 
 from batchwright.errors import InputError
-from batchwright.server.settings import Settings
-from batchwright.server.tls import tls_of
+from batchwright.server.http.tls import tls_of
+from batchwright.service.settings import Settings
 
 
 def _write(authority: trustme.CA, folder: Path) -> tuple[Path, Path]:

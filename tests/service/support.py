@@ -14,18 +14,18 @@ from typing import Any, TypeVar
 import msgspec
 from tests.service.virtual import Patient, play
 
-from batchwright.backends.inference import Call
 from batchwright.clock import ManualClock
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.service.custody import Custody
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.opening import blobs_of, joined
-from batchwright.jobs.service.progress import Paces
-from batchwright.jobs.service.service import JobService
-from batchwright.jobs.service.sweeper import Sweeper, Swept
-from batchwright.jobs.service.worker import Worker, WorkerOptions
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import ENDED, BatchRecord
+from batchwright.inference.inference import Call
+from batchwright.service.batches.batch_progress import BatchRates
+from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.files.custody import Custody
+from batchwright.service.files.paired_store import blobs_of, joined
+from batchwright.service.files.sweeper import Sweeper, Swept
+from batchwright.service.limits import Limits
+from batchwright.service.worker.worker import Worker, WorkerOptions
+from batchwright.store import open_store
+from batchwright.store.records import ENDED, BatchRecord
 
 T = TypeVar("T")
 START = 1_800_000_000.0
@@ -112,13 +112,13 @@ class House:
         self.clock = clock
         self.limits = limits
         self.blobs = blobs_of(folder)
-        self.paces = Paces()
+        self.rates = BatchRates()
         self.workers: list[Worker] = []
-        self.jobs = JobService(
+        self.jobs = BatchService(
             self.store,
             self.blobs,
             limits=limits,
-            paces=self.paces,
+            rates=self.rates,
             clock=clock,
             unix_time=self.now,
             on_work=self.wake,
@@ -138,7 +138,7 @@ class House:
             self.blobs,
             model,
             options=WorkerOptions(limits=self.limits, **options),
-            paces=self.paces,
+            rates=self.rates,
             clock=self.clock,
             unix_time=self.now,
             draw=random.Random(0),

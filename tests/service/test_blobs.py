@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.service.support import TENANT, House, line, pieces, run
 
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
-from batchwright.jobs.service.arrivals import Gauge
-from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.limits import Limits
+from batchwright.service.batches.upload_meter import UploadMeter
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.limits import Limits
 
 
 async def _all(blobs: Blobs, file_id: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -64,7 +64,7 @@ def test_an_upload_that_is_too_large_leaves_nothing(tmp_path: Path, content: byt
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5), st.integers(1, 8), st.integers(1, 40))
 def test_a_gauge_refuses_exactly_what_is_too_large(content: bytes, cuts: list[int], lines: int, longest: int) -> None:
-    gauge = Gauge(Limits(max_lines=lines, max_line_bytes=longest))
+    gauge = UploadMeter(Limits(max_lines=lines, max_line_bytes=longest))
     content = content.replace(b"\x01", b"\n").replace(b"\x00", b"\n").replace(b"\x02", b"\r").replace(b"\x03", b"\r\n")
     bounds = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     parts = content.split(b"\n")

@@ -14,8 +14,8 @@ from tests.service.conftest import MEMORY
 from tests.service.support import TENANT, House, Model, codes, run, texts
 
 from batchwright.errors import BatchwrightError, EndpointError, InvalidRequest, Overloaded, StoreUnavailable
-from batchwright.jobs.service.worker import Worker
-from batchwright.jobs.store.records import BatchRecord
+from batchwright.service.worker.worker import Worker
+from batchwright.store.records import BatchRecord
 
 
 class Chaos:

@@ -17,15 +17,15 @@ import pytest
 from tests.service.support import TENANT, House, line, pieces, run
 
 from batchwright.errors import StoreMismatch, StoreUnavailable
-from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.custody import Custody
-from batchwright.jobs.service.duties import Duties
-from batchwright.jobs.service.ids import new_id
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.opening import open_with_files
-from batchwright.jobs.service.service import JobService
-from batchwright.jobs.service.sweeper import Swept
-from batchwright.jobs.store import Store
+from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.files.custody import Custody
+from batchwright.service.files.paired_store import open_with_files
+from batchwright.service.files.sweeper import Swept
+from batchwright.service.limits import Limits
+from batchwright.service.new_ids import new_id
+from batchwright.service.worker.maintenance import Maintenance
+from batchwright.store import Store
 
 Use = Callable[[Store, Blobs], Awaitable[None]]
 
@@ -43,7 +43,7 @@ def use(database: Path, data: Path, *uses: Use) -> None:
 
 
 async def upload(store: Store, blobs: Blobs) -> None:
-    await JobService(store, blobs).upload(TENANT, "x", pieces(line("a")))
+    await BatchService(store, blobs).upload(TENANT, "x", pieces(line("a")))
 
 
 async def advance(store: Store, blobs: Blobs) -> None:
@@ -183,7 +183,7 @@ def test_new_beside_new_starts_and_every_process_agrees_on_one_id(tmp_path: Path
     script = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from batchwright.jobs.service.opening import open_with_files\n"
+        "from batchwright.service.files.paired_store import open_with_files\n"
         "async def main():\n"
         "    store, _ = await open_with_files(sys.argv[1], Path(sys.argv[2]))\n"
         "    print((await store.identity()).store_id)\n"
@@ -233,7 +233,7 @@ def test_a_copy_that_lives_on_elsewhere_is_told_from_the_original(tmp_path: Path
     async def bury(store: Store, blobs: Blobs) -> None:
         for file in await store.files(TENANT, limit=9):
             await store.delete_file(TENANT, file.id)
-        await Duties(store, blobs, Limits()).perform(0.0)
+        await Maintenance(store, blobs, Limits()).perform(0.0)
 
     before = names(data)
     use(copy, data, bury)
@@ -257,7 +257,7 @@ def test_an_older_database_does_not_remove_what_a_newer_batch_reads(tmp_path: Pa
     async def submit(store: Store, blobs: Blobs) -> None:
         await advance(store, blobs)
         [file] = await store.files(TENANT, limit=9)
-        await JobService(store, blobs).create_batch(
+        await BatchService(store, blobs).create_batch(
             TENANT, input_file_id=file.id, endpoint="/v1/completions", completion_window="30d"
         )
 
@@ -268,7 +268,7 @@ def test_an_older_database_does_not_remove_what_a_newer_batch_reads(tmp_path: Pa
         store, blobs = await open_with_files(str(older), data, now=lambda: float(expires_at) + 60.0)
         async with store:
             assert await store.take_dead_files(9)
-            await Duties(store, blobs, Limits()).perform(0.0)
+            await Maintenance(store, blobs, Limits()).perform(0.0)
 
     before = names(data)
     asyncio.run(a_month_later())
@@ -340,7 +340,7 @@ def test_a_file_that_is_deleted_goes_from_the_quarantine_too(tmp_path: Path) -> 
         await house.days(1.2)
         await house.store.add_file(record)
         await house.jobs.delete_file(TENANT, file_id)
-        await Duties(house.store, house.blobs, Limits()).perform(0.0)
+        await Maintenance(house.store, house.blobs, Limits()).perform(0.0)
         assert names(tmp_path) == set()
 
     run(tmp_path, main)
@@ -349,7 +349,7 @@ def test_a_file_that_is_deleted_goes_from_the_quarantine_too(tmp_path: Path) -> 
 def test_only_one_process_watches_and_another_goes_on_where_it_ended(tmp_path: Path) -> None:
     async def main(house: House) -> None:
         left = _left_over(house.blobs)
-        first, second = (Duties(house.store, house.blobs, Limits()) for _ in range(2))
+        first, second = (Maintenance(house.store, house.blobs, Limits()) for _ in range(2))
         for hour in range(20):
             for duties in (first, second):
                 await duties.perform(hour * 3600.0)

@@ -18,14 +18,14 @@ from tests.postgres import PostgresServer
 from tests.service.support import START, TENANT, line, pieces
 
 from batchwright.errors import StoreMismatch, StoreUnavailable
-from batchwright.jobs.service.blobs import Blobs
-from batchwright.jobs.service.custody import Custody
-from batchwright.jobs.service.duties import Duties
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.opening import open_with_files
-from batchwright.jobs.service.service import JobService
-from batchwright.jobs.service.sweeper import Sweeper
-from batchwright.jobs.store import Store, open_store
+from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.files.custody import Custody
+from batchwright.service.files.paired_store import open_with_files
+from batchwright.service.files.sweeper import Sweeper
+from batchwright.service.limits import Limits
+from batchwright.service.worker.maintenance import Maintenance
+from batchwright.store import Store, open_store
 
 DAY = 86_400.0
 HOUR = 3600.0
@@ -58,11 +58,11 @@ class World:
         """`jump`: by how much the machine's clock is wrong, either way."""
         store, blobs = await open_with_files(database, data or self.data, now=lambda: self.time + jump)
         async with store:
-            yield House(store, blobs, JobService(store, blobs, unix_time=lambda: self.time + jump))
+            yield House(store, blobs, BatchService(store, blobs, unix_time=lambda: self.time + jump))
 
     async def live(self, house: House, days: float) -> None:
         """A process that runs for so long. Its clocks agree on how fast time goes, and on nothing else."""
-        duties = Duties(house.store, house.blobs, Limits())
+        duties = Maintenance(house.store, house.blobs, Limits())
         with closing(duties):
             for hour in range(int(days * 24) + 1):
                 await duties.perform(hour * HOUR)
@@ -98,7 +98,7 @@ class World:
 class House:
     store: Store
     blobs: Blobs
-    jobs: JobService
+    jobs: BatchService
 
 
 async def _begin(world: World) -> Path:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import EndpointError, EngineClosed, InvalidRequest, Overloaded, StoreUnavailable
-from batchwright.jobs.service.claims import LOOKAHEAD, ClaimPlan
-from batchwright.jobs.service.loops import backoff
-from batchwright.jobs.service.progress import Pace, Paces
-from batchwright.jobs.service.retries import Failures, RetryPolicy, passing
-from batchwright.jobs.store.records import BatchRecord, LineCounts
+from batchwright.service.batches.batch_progress import BatchRate, BatchRates
+from batchwright.service.worker.claim_plan import LOOKAHEAD, ClaimPlan
+from batchwright.service.worker.line_retries import Failures, RetryPolicy, passing
+from batchwright.service.worker.periodic import backoff
+from batchwright.store.records import BatchRecord, LineCounts
 
 BATCH = BatchRecord(
     id="batch_0",
@@ -104,7 +104,7 @@ def test_only_failures_while_others_succeed_count_but_not_for_ever() -> None:
 
 
 def test_a_pace_is_unknown_first_and_then_follows_what_is_seen() -> None:
-    pace = Pace()
+    pace = BatchRate()
     pace.observe(0.0, 500)
     assert pace.rate is None
     pace.observe(0.5, 510)
@@ -118,47 +118,47 @@ def test_a_pace_is_unknown_first_and_then_follows_what_is_seen() -> None:
 
 
 def test_neither_a_pause_nor_a_restart_changes_a_pace() -> None:
-    pace = Pace()
+    pace = BatchRate()
     for second in range(100):
         pace.observe(float(second), 10 * second)
     rate = pace.rate
     pace.observe(100.0, 1000, running=False)
     pace.observe(100_000.0, 1000)
     assert pace.rate == pytest.approx(rate)
-    fresh = Pace()
+    fresh = BatchRate()
     fresh.observe(500.0, 1000)
     fresh.observe(510.0, 1100)
     assert fresh.rate == pytest.approx(10.0)
 
 
 def test_progress_is_that_of_the_record_and_the_eta_that_of_the_pace() -> None:
-    paces = Paces()
-    first = paces.progress(replace(BATCH, counts=LineCounts(1000, 90, 10)), 0.0)
+    rates = BatchRates()
+    first = rates.progress(replace(BATCH, counts=LineCounts(1000, 90, 10)), 0.0)
     assert (first.fraction, first.lines_per_second, first.eta_seconds) == (0.1, None, None)
-    second = paces.progress(replace(BATCH, counts=LineCounts(1000, 190, 10)), 10.0)
+    second = rates.progress(replace(BATCH, counts=LineCounts(1000, 190, 10)), 10.0)
     assert second.eta_seconds == pytest.approx(80.0)
-    paused = paces.progress(replace(BATCH, counts=LineCounts(1000, 190, 10), paused=True), 20.0)
+    paused = rates.progress(replace(BATCH, counts=LineCounts(1000, 190, 10), paused=True), 20.0)
     assert (paused.fraction, paused.eta_seconds) == (0.2, None)
-    ended = paces.progress(replace(BATCH, counts=LineCounts(1000, 500, 500), status="cancelled"), 30.0)
+    ended = rates.progress(replace(BATCH, counts=LineCounts(1000, 500, 500), status="cancelled"), 30.0)
     assert (ended.fraction, ended.eta_seconds) == (1.0, 0.0)
-    rejected = paces.progress(replace(BATCH, counts=LineCounts(), status="failed"), 30.0)
+    rejected = rates.progress(replace(BATCH, counts=LineCounts(), status="failed"), 30.0)
     assert rejected.fraction == 1.0
-    validating = paces.progress(replace(BATCH, counts=LineCounts(), status="validating"), 30.0)
+    validating = rates.progress(replace(BATCH, counts=LineCounts(), status="validating"), 30.0)
     assert (validating.fraction, validating.eta_seconds) == (0.0, None)
 
 
 def test_a_worker_in_this_process_tells_the_pace_before_the_record_is_read_twice() -> None:
-    paces = Paces()
+    rates = BatchRates()
     for second in range(5):
-        paces.committed("batch_0", 20, float(second))
-    progress = paces.progress(replace(BATCH, counts=LineCounts(1000, 100, 0)), 5.0)
+        rates.committed("batch_0", 20, float(second))
+    progress = rates.progress(replace(BATCH, counts=LineCounts(1000, 100, 0)), 5.0)
     assert progress.lines_per_second == pytest.approx(20.0)
     assert progress.eta_seconds == pytest.approx(45.0)
 
 
 def test_paces_of_old_batches_are_forgotten() -> None:
-    paces = Paces()
+    rates = BatchRates()
     for number in range(3000):
-        paces.committed(f"batch_{number}", 1, 0.0)
-        paces.progress(replace(BATCH, id=f"batch_{number}"), 0.0)
-    assert len(paces._seen) == len(paces._committed) == 1000
+        rates.committed(f"batch_{number}", 1, 0.0)
+        rates.progress(replace(BATCH, id=f"batch_{number}"), 0.0)
+    assert len(rates._seen) == len(rates._committed) == 1000

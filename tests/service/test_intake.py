@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.service.support import ENDPOINT, TENANT, House, Model, line, run, texts
 
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.store.records import BatchProblem, LineCounts
+from batchwright.service.limits import Limits
+from batchwright.store.records import BatchProblem, LineCounts
 
 BOM = b"\xef\xbb\xbf"
 

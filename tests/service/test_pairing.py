@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.jobs.service.pairing import NO_MARK, DatabaseState, FolderState, relation
-from batchwright.jobs.store.records import StoreIdentity
+from batchwright.service.files.pairing import NO_MARK, DatabaseState, FolderState, relation
+from batchwright.store.records import StoreIdentity
 
 ids = st.sampled_from(["a", "b"])
 marks = st.sampled_from(["1", "2", NO_MARK])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from batchwright.jobs.service.processes import has_ended, this_process
+from batchwright.service.worker.processes import has_ended, this_process
 
 pytestmark = pytest.mark.skipif(this_process() is None, reason="this system does not tell when a process began")
 
-_CHILD = "from batchwright.jobs.service.processes import this_process; print(this_process(), flush=True); input()"
+_CHILD = "from batchwright.service.worker.processes import this_process; print(this_process(), flush=True); input()"
 
 
 def test_one_that_is_killed_has_ended() -> None:

@@ -10,10 +10,10 @@ import pytest
 from tests.service.support import TENANT, House, Model, refuse, run
 
 from batchwright.errors import Conflict, NotFound
-from batchwright.jobs.service import duties
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.simple import Prompts
-from batchwright.jobs.store.records import BatchRecord
+from batchwright.service.batches.simple_batches import Prompts
+from batchwright.service.limits import Limits
+from batchwright.service.worker import maintenance as duties
+from batchwright.store.records import BatchRecord
 
 HOUR = 3600.0
 

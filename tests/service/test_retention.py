@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.jobs.service.limits import DAY
-from batchwright.jobs.service.retention import GRACE, HOUR, LONGEST_NEED, LONGEST_STEP, Sighting, Watch, judge
+from batchwright.service.files.retention import GRACE, HOUR, LONGEST_NEED, LONGEST_STEP, Sighting, Watch, judge
+from batchwright.service.limits import DAY
 
 LONGEST_LIFE = 60 * DAY
 """For which a database may need a file: 30 days until it expires, and 30 more of a batch that reads it."""

@@ -10,8 +10,8 @@ import pytest
 from tests.service.support import ENDPOINT, START, TENANT, House, Model, line, pieces, refuse, run
 
 from batchwright.errors import Conflict, InvalidRequest, NotFound
-from batchwright.jobs.service.limits import Limits
-from batchwright.jobs.service.simple import Prompts, SimpleOutput, status_of
+from batchwright.service.batches.simple_batches import Prompts, SimpleOutput, status_of
+from batchwright.service.limits import Limits
 
 
 @pytest.mark.parametrize(

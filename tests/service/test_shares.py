@@ -10,8 +10,8 @@ import pytest
 from tests.service.support import House, Model, run
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.service.claims import ClaimPlan
-from batchwright.jobs.store.records import BatchRecord
+from batchwright.service.worker.claim_plan import ClaimPlan
+from batchwright.store.records import BatchRecord
 
 
 def prompts(name: str, count: int) -> list[str]:

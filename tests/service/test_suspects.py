@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.service.conftest import MEMORY
 from tests.service.support import House, Model, codes, run, texts
 
-from batchwright.backends.inference import Call
-from batchwright.jobs.service.worker import Worker
-from batchwright.jobs.store.records import BatchRecord, ClaimedLine, LineCounts
+from batchwright.inference.inference import Call
+from batchwright.service.worker.worker import Worker
+from batchwright.store.records import BatchRecord, ClaimedLine, LineCounts
 
 LEASE = 5.0
 """Seconds: workers in one process cannot see each other's end sooner."""

@@ -18,9 +18,9 @@ from batchwright.errors import (
     Overloaded,
     StoreUnavailable,
 )
-from batchwright.jobs.service.processes import this_process
-from batchwright.jobs.service.retries import RetryPolicy
-from batchwright.jobs.store.records import LineCounts, TokenUsage
+from batchwright.service.worker.line_retries import RetryPolicy
+from batchwright.service.worker.processes import this_process
+from batchwright.store.records import LineCounts, TokenUsage
 
 
 def test_a_batch_is_computed_and_its_output_is_in_the_order_of_its_lines(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.store.interface import Store
+from batchwright.store.store import Store
 from batchwright.testing import VirtualLoop
 
 _T = TypeVar("_T")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from batchwright.jobs.store.records import BatchRecord
 from batchwright.limiting.shares import Claimant, place, turns, virtual_time
 from batchwright.policies.suspects import REST, Suspects, at_once, first, worth_draining
+from batchwright.store.records import BatchRecord
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import apsw
 
-from batchwright.jobs.store import Store, open_store
-from batchwright.jobs.store.records import (
+from batchwright.store import Store, open_store
+from batchwright.store.records import (
     BatchRecord,
     ClaimedLine,
     Endpoint,

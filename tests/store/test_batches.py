@@ -9,7 +9,7 @@ import pytest
 from tests.store.support import CHAT, Play, World, new_lines, numbers, result
 
 from batchwright.errors import Conflict, LeaseLost, NotFound
-from batchwright.jobs.store.records import BatchProblem, BatchRecord, LineCounts, TokenUsage
+from batchwright.store.records import BatchProblem, BatchRecord, LineCounts, TokenUsage
 
 
 def test_a_batch_comes_back_as_it_was_made(play: Play) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.store.support import Play, World
 
 from batchwright.errors import Conflict, InvalidRequest, NotFound
-from batchwright.jobs.store.records import StoreIdentity
+from batchwright.store.records import StoreIdentity
 
 
 def test_a_file_comes_back_as_it_was_added(play: Play) -> None:

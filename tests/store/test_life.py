@@ -25,8 +25,8 @@ from tests.store.life_model import Batch, Line, Model, give_back
 from tests.store.support import START, World, result
 
 from batchwright.errors import Conflict, LeaseLost, NotFound
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import BatchRecord, ClaimedLine
+from batchwright.store import open_store
+from batchwright.store.records import BatchRecord, ClaimedLine
 
 T = TypeVar("T")
 MOST = 3

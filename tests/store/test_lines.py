@@ -9,9 +9,9 @@ import pytest
 from tests.store.support import Play, World, numbers, result
 
 from batchwright.errors import LeaseLost
-from batchwright.jobs.store import Store
-from batchwright.jobs.store.operations.pages import PAGE_BYTES
-from batchwright.jobs.store.records import BatchRecord, LineCounts, TokenUsage
+from batchwright.store import Store
+from batchwright.store.operations.result_pages import PAGE_BYTES
+from batchwright.store.records import BatchRecord, LineCounts, TokenUsage
 
 
 def test_lines_of_the_batch_that_expires_first_are_claimed_first(play: Play) -> None:

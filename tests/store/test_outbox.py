@@ -9,8 +9,8 @@ import pytest
 from tests.store.support import Play, World
 
 from batchwright.errors import Conflict
-from batchwright.jobs.store.records import ApiKey, BatchRecord, Delivery, Webhook
 from batchwright.limiting.quotas import Quotas
+from batchwright.store.records import ApiKey, BatchRecord, Delivery, Webhook
 
 
 async def _finished(world: World, worker: str, callback_url: str | None = None) -> BatchRecord:

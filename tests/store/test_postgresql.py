@@ -13,10 +13,10 @@ from tests.postgres import PostgresServer
 from tests.store.support import START, World, new_lines, play, result
 
 from batchwright.errors import InvalidRequest, StoreUnavailable
-from batchwright.jobs.store import open_store, postgresql, store_exists
-from batchwright.jobs.store.operations import files
-from batchwright.jobs.store.records import LineCounts, NewLine
-from batchwright.jobs.store.transaction import Tx
+from batchwright.store import open_store, postgresql, store_exists
+from batchwright.store.operations import files
+from batchwright.store.records import LineCounts, NewLine
+from batchwright.store.transaction import Tx
 
 
 @pytest.fixture

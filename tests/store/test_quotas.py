@@ -9,10 +9,10 @@ import pytest
 from tests.store.support import Play, World, new_lines, result
 
 from batchwright.errors import InvalidRequest, QuotaExceeded
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.records import ApiKey, BatchRecord, QuotaUse
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import Change
+from batchwright.store import open_store
+from batchwright.store.records import ApiKey, BatchRecord, QuotaUse
 
 
 def _queued(world: World, batch: BatchRecord, lines: int, key_id: str | None = None) -> BatchRecord:

@@ -7,8 +7,8 @@ from collections import Counter
 
 from tests.store.support import Play, World, result
 
-from batchwright.jobs.store.records import ClaimedLine
 from batchwright.policies.suspects import REST
+from batchwright.store.records import ClaimedLine
 
 
 async def done(world: World, worker: str, lines: int) -> None:

@@ -17,9 +17,9 @@ import pytest
 from tests.store.support import Play, World, play, spoil_table
 
 from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
-from batchwright.jobs.store import open_store
-from batchwright.jobs.store.sql_store import SqlStore
-from batchwright.jobs.store.sqlite import SqliteDriver
+from batchwright.store import open_store
+from batchwright.store.sql_store import SqlStore
+from batchwright.store.sqlite import SqliteDriver
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_newer_schema_is_refused(play: Play, path: Path) -> None:
 def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, url: str, module: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     for ours in ("postgresql", "sqlite"):
-        monkeypatch.delitem(sys.modules, f"batchwright.jobs.store.{ours}", raising=False)
+        monkeypatch.delitem(sys.modules, f"batchwright.store.{ours}", raising=False)
     with pytest.raises(MissingExtra, match=rf"needs {module}: pip install 'batchwright\[{extra}\]'"):
         open_store(url)
 
@@ -226,7 +226,7 @@ def test_files_that_are_no_store(tmp_path: Path) -> None:
 _CHILD = """
 import asyncio, sys
 from tests.store.support import World
-from batchwright.jobs.store import open_store
+from batchwright.store import open_store
 
 async def main():
     async with open_store(sys.argv[1]) as store:

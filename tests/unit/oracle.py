@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from batchwright.kv import BlockManager
 from batchwright.request import Flow, Traffic
-from batchwright.scheduling import Chunk, Drafter, Pace, Scheduler, Sequence, Status, StepPlan
+from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, SloController, Status, StepPlan
 
 _GARBAGE = -1
 TRAFFICS: tuple[Traffic, ...] = ("online", "batch")
@@ -54,7 +54,7 @@ class Bench:
         promote_after: float | None = None,
         batch_share: float = 0.0,
         draft_rows: int = 0,
-        pace: Pace | None = None,
+        slo: SloController | None = None,
         shared: bool = False,
     ) -> None:
         """`shared`: several flows share it, so urgency alone does not say who goes first; tests of fairness do."""
@@ -67,10 +67,10 @@ class Bench:
             promote_after=promote_after,
             batch_share=batch_share,
             draft_rows=draft_rows,
-            pace=pace,
+            slo=slo,
         )
         self.share = batch_share
-        self.paced = pace is not None
+        self.paced = slo is not None
         self.size = block_size
         self.now = 0.0
         self.all: list[Sequence] = []

@@ -10,8 +10,8 @@ import pytest
 
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling import Pace, Scheduler, Sequence
-from batchwright.scheduling.pace import StepShape
+from batchwright.scheduling import Scheduler, Sequence, SloController
+from batchwright.scheduling.slo import StepShape
 
 TTFT, TPOT = 1.0, 0.08
 _RAMP, _SECONDS = 15.0, 60.0
@@ -107,9 +107,9 @@ class Run:
 
 
 def _scheduler(*, slo: bool) -> Scheduler:
-    pace = Pace(ttft=TTFT, tpot=TPOT) if slo else None
+    controller = SloController(ttft=TTFT, tpot=TPOT) if slo else None
     blocks = BlockManager(5500, 16)
-    return Scheduler(blocks, max_batch_tokens=512, max_num_seqs=256, batch_share=0.05, pace=pace)
+    return Scheduler(blocks, max_batch_tokens=512, max_num_seqs=256, batch_share=0.05, slo=controller)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from batchwright.kv import BlockManager
 from batchwright.request import Flow
 from batchwright.scheduling import Scheduler, Sequence
-from batchwright.scheduling.pace import StepShape
+from batchwright.scheduling.slo import StepShape
 
 _LAWS = {
     "compiled": (10e-3, 0.31e-3, 0.1e-6, 0.40e-3, 0.9e-6),

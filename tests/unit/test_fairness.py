@@ -12,7 +12,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.request import Flow, Traffic
 from batchwright.scheduling import Sequence, Status, StepPlan
 from batchwright.scheduling.fairness import Share
-from batchwright.scheduling.pace import StepShape
+from batchwright.scheduling.slo import StepShape
 
 from .oracle import Bench
 

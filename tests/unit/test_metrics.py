@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.metrics import Histogram
+from batchwright.histograms import Histogram
 
 _QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.kv import BlockManager
 from batchwright.request import Traffic
-from batchwright.scheduling import Pace, Scheduler, Sequence
+from batchwright.scheduling import Scheduler, Sequence, SloController
 
 from .oracle import TRAFFICS, Bench
 
@@ -64,7 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             promote_after=promote_after,
             batch_share=batch_share,
             draft_rows=draft_rows,
-            pace=None if slo == (None, None) else Pace(ttft=slo[0], tpot=slo[1]),
+            slo=None if slo == (None, None) else SloController(ttft=slo[0], tpot=slo[1]),
         )
 
     @rule(jobs=st.lists(_JOB, min_size=1, max_size=5), known=st.integers(0, 12), pick=st.integers(0, 99))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.kv import BlockManager
-from batchwright.scheduling import Pace, Scheduler, Sequence, Status
+from batchwright.scheduling import Scheduler, Sequence, SloController, Status
 from batchwright.scheduling.share import BatchShare
 
 from .oracle import Bench
@@ -33,14 +33,13 @@ def test_online_sequences_have_their_places_and_tokens_in_the_next_step_whatever
     slo: bool,
 ) -> None:
     """As many as would fit alone are in the plan at once, though slots, blocks and tokens are all taken."""
-    pace = Pace(ttft=9.0, tpot=2.0) if slo else None
     bench = Bench(
         num_blocks=num_blocks,
         block_size=2,
         prefix_caching=prefix_caching,
         max_batch_tokens=18,
         max_num_seqs=3,
-        pace=pace,
+        slo=SloController(ttft=9.0, tpot=2.0) if slo else None,
         promote_after=4.0,
     )
     for number, (prompt, output, priority) in enumerate(batch):
@@ -107,7 +106,7 @@ def test_a_batch_with_a_share_ends_though_online_traffic_never_lets_up(
         max_batch_tokens=budget,
         max_num_seqs=max_num_seqs,
         batch_share=share,
-        pace=Pace(ttft=0.2, tpot=0.2) if slo else None,  # out of reach
+        slo=SloController(ttft=0.2, tpot=0.2) if slo else None,  # out of reach
     )
     batch = [bench.add([1] * prompt, output, traffic="batch") for prompt, output in jobs]
     steps = 0
@@ -164,7 +163,7 @@ def test_one_that_holds_a_place_that_batches_are_owed_keeps_it() -> None:
 
 
 def test_decodes_that_do_not_all_fit_take_turns_and_keep_their_blocks() -> None:
-    bench = Bench(num_blocks=200, max_num_seqs=16, pace=Pace(tpot=1.0))
+    bench = Bench(num_blocks=200, max_num_seqs=16, slo=SloController(tpot=1.0))
     batch = [bench.add([token], 100, traffic="batch") for token in range(10)]
     for _ in range(4):
         bench.step()
@@ -178,7 +177,7 @@ def test_decodes_that_do_not_all_fit_take_turns_and_keep_their_blocks() -> None:
 
 
 def test_a_step_without_online_sequences_always_computes_something() -> None:
-    bench = Bench(pace=Pace(ttft=1e-9, tpot=1e-9))
+    bench = Bench(slo=SloController(ttft=1e-9, tpot=1e-9))
     for token in range(3):
         bench.add([token] * 5, 4, traffic="batch")
     bench.drain()
@@ -232,7 +231,9 @@ def test_a_shrunken_step_pays_what_is_owed_by_and_by() -> None:
 
 def test_a_batch_whose_place_an_online_sequence_waits_for_makes_haste() -> None:
     """Though that one is late already: nothing is won by short steps in which only the batch is computed."""
-    bench = Bench(num_blocks=99, max_batch_tokens=16, max_num_seqs=1, batch_share=0.05, pace=Pace(ttft=6.0, tpot=4.0))
+    bench = Bench(
+        num_blocks=99, max_batch_tokens=16, max_num_seqs=1, batch_share=0.05, slo=SloController(ttft=6.0, tpot=4.0)
+    )
     bench.add([0] * 9, 30)
     batch = bench.add([1] * 300, 4, traffic="batch")
     while not batch.kept:

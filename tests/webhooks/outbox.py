@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.store import Store, open_store
-from batchwright.jobs.store.records import BatchProblem, BatchRecord, FileRecord
-from batchwright.jobs.webhooks.sender import Answer, Sender
+from batchwright.service.webhooks.sender import Answer, Sender
+from batchwright.store import Store, open_store
+from batchwright.store.records import BatchProblem, BatchRecord, FileRecord
 
 START = 1_700_000_000.0
 

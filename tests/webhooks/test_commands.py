@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from batchwright.cli import keys, quotas, webhooks
 from batchwright.errors import InputError, InvalidRequest, NotFound, StoreMismatch
-from batchwright.jobs.service.keys import ApiKeys
-from batchwright.jobs.store import open_store
-from batchwright.jobs.webhooks.signing import secret_bytes
+from batchwright.service.access.api_keys import ApiKeys
+from batchwright.service.webhooks.signing import secret_bytes
+from batchwright.store import open_store
 
 APPS = {"keys": keys.app, "quotas": quotas.app, "webhooks": webhooks.app}
 URL = "https://93.184.216.34/hook"

@@ -23,13 +23,13 @@ from tests.webhooks.receiver import OK, answer, listening
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
-from batchwright.jobs.store import Store, open_store
-from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.backoff import GIVE_UP_AFTER, next_try
-from batchwright.jobs.webhooks.courier import Courier
-from batchwright.jobs.webhooks.sender import Answer, Sender
-from batchwright.jobs.webhooks.service import Webhooks
-from batchwright.jobs.webhooks.signing import verify
+from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.courier import Courier
+from batchwright.service.webhooks.redelivery import GIVE_UP_AFTER, next_try
+from batchwright.service.webhooks.sender import Answer, Sender
+from batchwright.service.webhooks.signing import verify
+from batchwright.service.webhooks.webhook_service import Webhooks
+from batchwright.store import Store, open_store
 
 TAKEN, BROKEN, SILENT, GONE = (
     Answer(200, "HTTP 200"),
@@ -316,10 +316,10 @@ def test_what_came_of_a_message_is_written_down_when_the_database_is_back(
 
 DELIVER = """
 import asyncio, sys
-from batchwright.jobs.store import open_store
-from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.courier import Courier
-from batchwright.jobs.webhooks.sender import Sender
+from batchwright.store import open_store
+from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.courier import Courier
+from batchwright.service.webhooks.sender import Sender
 
 async def main():
     async with open_store(sys.argv[1]) as store:

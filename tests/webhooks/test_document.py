@@ -14,10 +14,11 @@ from tests.webhooks.test_signing import now
 from typer.main import get_command
 
 from batchwright.cli import webhooks
-from batchwright.jobs.store.records import Delivery
-from batchwright.jobs.webhooks import backoff, signing
-from batchwright.jobs.webhooks.courier import event_body
-from batchwright.jobs.webhooks.sender import Sender
+from batchwright.service.webhooks import redelivery as backoff
+from batchwright.service.webhooks import signing
+from batchwright.service.webhooks.courier import event_body
+from batchwright.service.webhooks.sender import Sender
+from batchwright.store.records import Delivery
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "webhooks.md").read_text(encoding="utf-8")
 WORDS = " ".join(TEXT.split())

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.webhooks.receiver import Receiver, answer, listening
 
-from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.sender import Answer, Sender
+from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.sender import Answer, Sender
 
 TLS = ssl.create_default_context()
 GLOBAL = "93.184.216.34"

@@ -13,9 +13,9 @@ from tests.webhooks.outbox import START, opened
 
 from batchwright.clock import ManualClock
 from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
-from batchwright.jobs.service.keys import SEEN_WITHIN, ApiKeys, bounded_priority
-from batchwright.jobs.store import Store
-from batchwright.jobs.store.records import ApiKey
+from batchwright.service.access.api_keys import SEEN_WITHIN, ApiKeys, bounded_priority
+from batchwright.store import Store
+from batchwright.store.records import ApiKey
 from batchwright.testing import play
 
 

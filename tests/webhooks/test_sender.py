@@ -14,9 +14,9 @@ import pytest
 from tests.webhooks.receiver import OK, answer, listening
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.webhooks.allowed import AllowList
-from batchwright.jobs.webhooks.hosts import UrlRefused
-from batchwright.jobs.webhooks.sender import Answer, Sender
+from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.hosts import UrlRefused
+from batchwright.service.webhooks.sender import Answer, Sender
 from batchwright.testing import play
 
 TLS = ssl.create_default_context()

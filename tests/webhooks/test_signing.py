@@ -17,9 +17,9 @@ from standardwebhooks import Webhook as StandardWebhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.store.records import Delivery
-from batchwright.jobs.webhooks.courier import event_body
-from batchwright.jobs.webhooks.signing import BadSignature, new_secret, secret_bytes, sign, signed_headers, verify
+from batchwright.service.webhooks.courier import event_body
+from batchwright.service.webhooks.signing import BadSignature, new_secret, secret_bytes, sign, signed_headers, verify
+from batchwright.store.records import Delivery
 
 SECRETS = st.binary(min_size=24, max_size=64).map(lambda key: "whsec_" + base64.b64encode(key).decode())
 DELIVERY = Delivery("del_1", "evt_1", "default", "batch.completed", "batch_1", 1_700_000_000.9, "https://x", None, 0)

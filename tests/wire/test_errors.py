@@ -25,7 +25,7 @@ from batchwright.errors import (
     Overloaded,
     StoreUnavailable,
 )
-from batchwright.wire.errors import error_body, hides_details, retry_after, status_of
+from batchwright.wire.error_bodies import error_body, hides_details, retry_after, status_of
 
 
 def raised_by_client(error: BaseException) -> openai.APIStatusError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import batchwright
 from batchwright import Encoder
-from batchwright.backends.layouts import Layout
+from batchwright.encoder.layouts import Layout
 from benchmarks.embedding.workers.protocol import Encode, Options, serve
 from benchmarks.throughput.workers.protocol import Ready
 

@@ -1,6 +1,7 @@
 """Batching of single requests in front of any model function, on asyncio. Needs no torch."""
 
 from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.continuous import ContinuousBatcher, TokenModel
 from batchwright.batcher.decorator import AsyncBatched, SyncBatched, batched
 from batchwright.batcher.memory import MemoryEfficientBatcher
@@ -13,7 +14,6 @@ from batchwright.batcher.named import (
     TimeBasedBatcher,
 )
 from batchwright.batcher.processor import AsyncBatchConfig, AsyncBatchProcessor, ParallelBatchProcessor
-from batchwright.batcher.stats import BatcherStats
 from batchwright.batcher.streaming import StreamingBatchProcessor
 from batchwright.batcher.token_stats import ContinuousStats
 

@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.core import Core
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.front import Front, time_allowed, urgency
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.limits import Limits
 from batchwright.batcher.model import Model, Runner
-from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.policies import BatchPolicy, auto
 from batchwright.policies.checks import check_size

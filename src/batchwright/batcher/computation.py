@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.exhaustion import let_go, ran_out_of_memory
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
-from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
 from batchwright.policies import BatchPolicy

@@ -28,13 +28,13 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.computation import Computer, Group
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import DEADLINES_PASSED, Runner
 from batchwright.batcher.retries import Retries
-from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, InvalidRequest
 from batchwright.policies import BatchPolicy, Dispatch, Policy, Reason

@@ -9,8 +9,8 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.lengths import Measure
-from batchwright.batcher.stats import BatcherStats
 from batchwright.errors import BatchwrightError, Cancelled, DeadlineExceeded, GenerationError
 from batchwright.policies import Item
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from batchwright.batcher.background import BackgroundLoop
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.stats import BatcherStats
 from batchwright.batcher.visits import MOVED, Visit, watch_end
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import BatcherClosed, GenerationError, InvalidRequest

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.front import Front
 from batchwright.batcher.model import Model
 from batchwright.batcher.replicas import Replicas
-from batchwright.batcher.stats import BatcherStats
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.policies import auto
 from batchwright.policies.checks import check_size, check_time

@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from batchwright.batcher.stats import BatcherStats
+from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.errors import MissingExtra
-from batchwright.metrics import Histogram
+from batchwright.histograms import Histogram
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry

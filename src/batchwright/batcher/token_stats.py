@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batchwright.batcher.stats import BatcherStats
-from batchwright.metrics import Histogram
+from batchwright.batcher.batcher_stats import BatcherStats
+from batchwright.histograms import Histogram
 
 
 @dataclass(slots=True)

@@ -18,9 +18,9 @@ from batchwright.cli.tables import print_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from batchwright.jobs.service.progress import Progress
-    from batchwright.jobs.service.service import JobService
-    from batchwright.jobs.store.records import BatchRecord
+    from batchwright.service.batches.batch_progress import ProgressEstimate
+    from batchwright.service.batches.batch_service import BatchService
+    from batchwright.store.records import BatchRecord
 
 _POLL = 0.5
 _PATIENCE = 5.0
@@ -30,11 +30,11 @@ _PROBLEMS = 10
 
 def print_json(*batches: BatchRecord) -> None:
     """A line for each, as the API answers it."""
-    from batchwright.jobs.service.progress import Paces
-    from batchwright.server.objects import BatchObject
+    from batchwright.service.batches.api_objects import BatchObject
+    from batchwright.service.batches.batch_progress import BatchRates
 
     for batch in batches:
-        typer.echo(BatchObject.of(batch, Paces().progress(batch, 0.0)).model_dump_json())
+        typer.echo(BatchObject.of(batch, BatchRates().progress(batch, 0.0)).model_dump_json())
 
 
 def print_batches(batches: Sequence[BatchRecord]) -> None:
@@ -81,9 +81,9 @@ def print_batch(batch: BatchRecord) -> None:
         typer.echo(f"… and {len(batch.errors) - _PROBLEMS} more: see them with --json")
 
 
-async def waiting(jobs: JobService, batch: BatchRecord) -> BatchRecord:
+async def waiting(jobs: BatchService, batch: BatchRecord) -> BatchRecord:
     """The batch, once it has ended; meanwhile how far it is, on standard error."""
-    from batchwright.jobs.store.records import ENDED
+    from batchwright.store.records import ENDED
 
     waited = 0.0
     with _progress() as show:
@@ -102,7 +102,7 @@ async def waiting(jobs: JobService, batch: BatchRecord) -> BatchRecord:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[BatchRecord, Progress], None]]:
+def _progress() -> Iterator[Callable[[BatchRecord, ProgressEstimate], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
@@ -110,7 +110,7 @@ def _progress() -> Iterator[Callable[[BatchRecord, Progress], None]]:
     with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None, rest="")
 
-        def show(batch: BatchRecord, progress: Progress) -> None:
+        def show(batch: BatchRecord, progress: ProgressEstimate) -> None:
             done = progress.completed + progress.failed
             left = "" if progress.eta_seconds is None else f"{duration(progress.eta_seconds)} left"
             failed = f"{progress.failed:,} failed  " if progress.failed else ""

@@ -26,11 +26,11 @@ from batchwright.cli.store_options import (
 from batchwright.cli.work import HELP as WORK_HELP
 from batchwright.cli.work import work_command
 from batchwright.errors import Conflict, InputError
-from batchwright.jobs.service.keys import DEFAULT_TENANT as TENANT
+from batchwright.service.access.api_keys import DEFAULT_TENANT as TENANT
 
 if TYPE_CHECKING:
-    from batchwright.jobs.service.service import JobService
-    from batchwright.jobs.store.records import BatchRecord
+    from batchwright.service.batches.batch_service import BatchService
+    from batchwright.store.records import BatchRecord
 
 SOME_FAILED = 3
 _READ_BYTES = 2**20
@@ -79,7 +79,7 @@ def submit(
     pairs = _pairs(metadata or [])
     target = endpoint or _endpoint_of(file)
 
-    async def work(jobs: JobService) -> BatchRecord:
+    async def work(jobs: BatchService) -> BatchRecord:
         uploaded = await jobs.upload(TENANT, file.name, _chunks(file))
         batch = await jobs.create_batch(
             TENANT, input_file_id=uploaded.id, endpoint=target, completion_window=window, metadata=pairs
@@ -109,7 +109,7 @@ def list_batches(
 ) -> None:
     """Show batches, the newest first."""
 
-    async def work(jobs: JobService) -> list[BatchRecord]:
+    async def work(jobs: BatchService) -> list[BatchRecord]:
         return await jobs.batches(TENANT, limit=limit)
 
     batches = _with_jobs(StoreFlags(data, database, config), work)
@@ -194,9 +194,9 @@ def adopt(data: DataOption = None, database: DatabaseOption = None, config: Conf
     """
     settings = settings_with(StoreFlags(data, database, config))
 
-    from batchwright.jobs.service.custody import Custody
-    from batchwright.jobs.service.opening import blobs_of, database_of
-    from batchwright.jobs.store import open_store, shown_url, store_exists
+    from batchwright.service.files.custody import Custody
+    from batchwright.service.files.paired_store import blobs_of, database_of
+    from batchwright.store import open_store, shown_url, store_exists
 
     async def main() -> tuple[int, int]:
         named = database_of(settings.database, settings.data)
@@ -225,7 +225,7 @@ def results(
     Of a batch that has not ended: those that there are, in the order in which they were finished.
     """
 
-    async def work(jobs: JobService) -> None:
+    async def work(jobs: BatchService) -> None:
         async with aclosing(_results(jobs, batch_id)) as pieces:
             if output is None:
                 async for piece in pieces:
@@ -246,8 +246,8 @@ def results(
     write_audit(settings_with(flags), "batch.results", batch_id)
 
 
-async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
-    from batchwright.jobs.store.records import ENDED
+async def _results(jobs: BatchService, batch_id: str) -> AsyncGenerator[bytes]:
+    from batchwright.store.records import ENDED
 
     batch = await jobs.batch(TENANT, batch_id)
     if batch.status in ENDED:
@@ -265,12 +265,12 @@ async def _results(jobs: JobService, batch_id: str) -> AsyncGenerator[bytes]:
 
 
 def _changed(
-    flags: StoreFlags, name: str, change: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool
+    flags: StoreFlags, name: str, change: Callable[[BatchService], Awaitable[BatchRecord]], as_json: bool
 ) -> None:
     """Show the batch after `change`. Raises `Conflict` when it had ended, and nothing was changed."""
-    from batchwright.jobs.store.records import ENDED
+    from batchwright.store.records import ENDED
 
-    async def work(jobs: JobService) -> BatchRecord:
+    async def work(jobs: BatchService) -> BatchRecord:
         batch = await change(jobs)
         if batch.status in ENDED:
             raise Conflict(f"batch {batch.id} has ended (it is {batch.status}): there is nothing to {name}")
@@ -280,7 +280,7 @@ def _changed(
 
 
 def _shown(
-    flags: StoreFlags, ask: Callable[[JobService], Awaitable[BatchRecord]], as_json: bool, action: str | None = None
+    flags: StoreFlags, ask: Callable[[BatchService], Awaitable[BatchRecord]], as_json: bool, action: str | None = None
 ) -> None:
     """`action`: what it has done to the batch, for the audit log."""
     batch = _with_jobs(flags, ask)
@@ -292,16 +292,16 @@ def _shown(
         print_batch(batch)
 
 
-def _with_jobs(flags: StoreFlags, work: Callable[[JobService], Awaitable[_T]], *, create: bool = False) -> _T:
+def _with_jobs(flags: StoreFlags, work: Callable[[BatchService], Awaitable[_T]], *, create: bool = False) -> _T:
     """What `work` returns. `create`: a store that is not there yet is made."""
     settings = settings_with(flags)
 
-    from batchwright.jobs.service.service import JobService
-    from batchwright.server.settings import limits_of
+    from batchwright.service.batches.batch_service import BatchService
+    from batchwright.service.settings import limits_of
 
     async def main() -> _T:
         async with open_local_files(settings, create=create) as (store, blobs):
-            return await work(JobService(store, blobs, limits=limits_of(settings)))
+            return await work(BatchService(store, blobs, limits=limits_of(settings)))
 
     return asyncio.run(main())
 

@@ -20,10 +20,17 @@ from batchwright.cli.store_options import (
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.service.checks import duration_seconds
-from batchwright.jobs.service.keys import DEFAULT_SCOPES, DEFAULT_TENANT, SCOPES, SEEN_WITHIN, ApiKeys, require_name
-from batchwright.jobs.store.records import ApiKey
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
+from batchwright.service.access.api_keys import (
+    DEFAULT_SCOPES,
+    DEFAULT_TENANT,
+    SCOPES,
+    SEEN_WITHIN,
+    ApiKeys,
+    require_name,
+)
+from batchwright.service.batches.batch_checks import duration_seconds
+from batchwright.store.records import ApiKey
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 _T = TypeVar("_T")

@@ -18,11 +18,11 @@ from batchwright.cli.store_options import (
 )
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.service.keys import require_name
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
+from batchwright.service.access.api_keys import require_name
 
 if TYPE_CHECKING:
-    from batchwright.jobs.store.interface import Store
+    from batchwright.store.store import Store
 
 app = typer.Typer(name="quotas", help="Say what tenants and keys may use at most.", no_args_is_help=True)
 

@@ -9,7 +9,7 @@ import typer
 from batchwright.cli.setting_flags import PASSED_ON, run_with_settings
 
 if TYPE_CHECKING:
-    from batchwright.server.settings import Settings
+    from batchwright.service.settings import Settings
 
 __all__ = ["HELP", "PASSED_ON", "serve_command"]
 

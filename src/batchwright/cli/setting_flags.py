@@ -31,14 +31,14 @@ def run_with_settings(
     `without`: settings that are no flags of this command. Raises `MissingExtra`, and `InputError` for a setting.
     """
     try:
-        from batchwright.server.settings import Settings
+        from batchwright.service.settings import Settings
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"{context.info_name} needs {error.name}; install it: pip install 'batchwright[server]'"
         ) from error
 
     def command(config: Path | None = None, **given: Any) -> None:
-        from batchwright.server.sources import load_settings
+        from batchwright.service.setting_sources import load_settings
 
         own = {flag.name: given.pop(flag.name) for flag in flags}
         run(load_settings(given, config=config), **own)
@@ -53,7 +53,7 @@ def run_with_settings(
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    from batchwright.server.settings import group_of, shown_default, type_name
+    from batchwright.service.settings import group_of, shown_default, type_name
 
     flag, kind = "--" + name.replace("_", "-"), type_name(field)
     default = shown_default(field)
@@ -69,7 +69,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _config_parameter() -> inspect.Parameter:
-    from batchwright.server.sources import CONFIG_VARIABLE, default_config
+    from batchwright.service.setting_sources import CONFIG_VARIABLE, default_config
 
     told = f"TOML file of settings, else the one that {CONFIG_VARIABLE} names, else {default_config()} if there is one."
     annotation = Annotated[

@@ -16,9 +16,9 @@ from batchwright.errors import BatchwrightError, InputError, MissingExtra
 if TYPE_CHECKING:
     from stamina.instrumentation import RetryDetails
 
-    from batchwright.jobs.service.blobs import Blobs
-    from batchwright.jobs.store.interface import Store
-    from batchwright.server.settings import Settings
+    from batchwright.service.files.blobs import Blobs
+    from batchwright.service.settings import Settings
+    from batchwright.store.store import Store
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ def settings_with(flags: StoreFlags, **more: object) -> Settings:
     try:
         from stamina.instrumentation import set_on_retry_hooks
 
-        from batchwright.server.sources import load_settings
+        from batchwright.service.setting_sources import load_settings
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"this command needs {error.name}, which comes with the extra: pip install 'batchwright[server]'"
@@ -90,7 +90,7 @@ def settings_with(flags: StoreFlags, **more: object) -> Settings:
 
 def write_audit(settings: Settings, action: str, what: str) -> None:
     """Write into the audit log that whoever works at this command line did `action` to `what`, an id or a name."""
-    from batchwright.jobs.service.audit import AuditLog, operator
+    from batchwright.service.access.audit import AuditLog, operator
 
     log = AuditLog(settings.data / "audit", retention=settings.audit_retention)
     try:
@@ -113,8 +113,8 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
     was named may be mistyped, and in a new store there is nothing to be found. Raises `StoreMismatch` where the data
     folder has files and there is no store, and `StoreUnavailable`.
     """
-    from batchwright.jobs.service.opening import database_of, require_database
-    from batchwright.jobs.store import open_store, shown_url
+    from batchwright.service.files.paired_store import database_of, require_database
+    from batchwright.store import open_store, shown_url
 
     database = database_of(settings.database, settings.data)
     is_new = not require_database(database, settings.data)
@@ -144,7 +144,7 @@ def with_local_store(
     `audit`: action and object of what was done, from what `work` returned. Raises as `open_local_store`, and
     `StoreMismatch` where the data folder is that of another store.
     """
-    from batchwright.jobs.service.opening import check_folder, database_of
+    from batchwright.service.files.paired_store import check_folder, database_of
 
     async def main() -> _T:
         async with open_local_store(settings, create=create) as store:
@@ -163,8 +163,8 @@ async def open_local_files(settings: Settings, *, create: bool = False) -> Async
 
     Raises `StoreMismatch` when they do not belong together.
     """
-    from batchwright.jobs.service.opening import database_of, joined
-    from batchwright.jobs.store import shown_url
+    from batchwright.service.files.paired_store import database_of, joined
+    from batchwright.store import shown_url
 
     async with open_local_store(settings, create=create) as store:
         yield store, await joined(store, settings.data, shown_url(database_of(settings.database, settings.data)))

@@ -17,11 +17,11 @@ from batchwright.cli.store_options import (
     with_local_store,
 )
 from batchwright.cli.tables import print_table
-from batchwright.jobs.service.keys import DEFAULT_TENANT
+from batchwright.service.access.api_keys import DEFAULT_TENANT
 
 if TYPE_CHECKING:
-    from batchwright.jobs.store.interface import Store
-    from batchwright.jobs.webhooks.service import Webhooks
+    from batchwright.service.webhooks.webhook_service import Webhooks
+    from batchwright.store.store import Store
 
 _T = TypeVar("_T")
 
@@ -195,9 +195,9 @@ def _with_webhooks(
     """What `work` returns; `create` and `audit` as for `with_local_store`."""
     settings = settings_with(flags, webhook_allow=webhook_allow)
     # Only now: what sends webhooks comes with the extra `server`, and the command line starts without it.
-    from batchwright.jobs.webhooks.allowed import AllowList
-    from batchwright.jobs.webhooks.sender import Sender
-    from batchwright.jobs.webhooks.service import Webhooks
+    from batchwright.service.webhooks.allowed import AllowList
+    from batchwright.service.webhooks.sender import Sender
+    from batchwright.service.webhooks.webhook_service import Webhooks
 
     async def sending(store: Store) -> _T:
         sender = Sender(AllowList.parse(settings.webhook_allow))

@@ -14,8 +14,8 @@ import typer
 from batchwright.cli.setting_flags import run_with_settings
 
 if TYPE_CHECKING:
-    from batchwright.server.services import Services
-    from batchwright.server.settings import Settings
+    from batchwright.service.composition import Services
+    from batchwright.service.settings import Settings
 
 HELP = "Compute batches without serving HTTP."
 _LONG_HELP = "\n\n".join((
@@ -49,8 +49,8 @@ def work_command(context: typer.Context) -> None:
 
 
 def _run(settings: Settings, *, until_idle: bool) -> None:
-    from batchwright.server.observability.logs import configure_logging
-    from batchwright.server.process_memory import return_large_blocks
+    from batchwright.service.observability.logs import configure_logging
+    from batchwright.service.process_memory import return_large_blocks
 
     configure_logging(settings.log_format, settings.log_level)
     return_large_blocks()
@@ -58,8 +58,8 @@ def _run(settings: Settings, *, until_idle: bool) -> None:
 
 
 async def _work(settings: Settings, until_idle: bool) -> None:
-    from batchwright.server.process_memory import exempt_loaded_objects
-    from batchwright.server.services import open_services
+    from batchwright.service.composition import open_services
+    from batchwright.service.process_memory import exempt_loaded_objects
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from batchwright.engine.engine import Engine
-from batchwright.engine.stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent

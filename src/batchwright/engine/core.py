@@ -16,9 +16,9 @@ import torch
 from batchwright.clock import Clock
 from batchwright.engine.batch import build_batch
 from batchwright.engine.bodies import ModelBody
+from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.sampling import Sampled, sample
-from batchwright.engine.stats import EngineStats
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,
@@ -346,7 +346,7 @@ class EngineCore:
         total, of_batches = plan.num_tokens, plan.num_batch_tokens
         stats.last_step_seconds = step_seconds
         stats.last_step_predicted = self.scheduler.measured(plan, step_seconds)
-        stats.step_margin = self.scheduler.pace.times.margin
+        stats.step_margin = self.scheduler.slo.times.margin
         stats.traffic["batch"].computed_tokens += of_batches
         stats.traffic["online"].computed_tokens += total - of_batches
         stats.steps += 1

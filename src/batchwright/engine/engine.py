@@ -11,15 +11,15 @@ from typing import Self
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies import load_body
 from batchwright.engine.core import EngineCore
-from batchwright.engine.memory import num_kv_blocks
+from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.kv_memory import num_kv_blocks
 from batchwright.engine.prompts import as_requests, refused
-from batchwright.engine.stats import EngineStats
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
-from batchwright.scheduling import Pace, Scheduler
+from batchwright.scheduling import Scheduler, SloController
 
 BLOCK_SIZE = 16
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -77,7 +77,7 @@ class Engine:
         clock: Clock | None = None,
     ) -> None:
         _require_generating(str(model))
-        pace = Pace(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
+        slo = SloController(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
         folder = resolve(str(model))
         self.model_name = str(model)
         loaded = load_body(
@@ -100,7 +100,7 @@ class Engine:
             promote_after=promote_after,
             batch_share=batch_share,
             draft_rows=loaded.free_rows if drafting else 0,
-            pace=pace,
+            slo=slo,
         )
         self._core: EngineCore | None = EngineCore(
             loaded,

@@ -8,7 +8,7 @@ from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.request import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
-    from batchwright.engine.stats import EngineStats
+    from batchwright.engine.engine_stats import EngineStats
 
 
 class Executor(Protocol):

@@ -8,15 +8,15 @@ from types import TracebackType
 
 from batchwright.clock import Clock
 from batchwright.errors import InputError, ResumeRefused
-from batchwright.jobs.ids import IdTable
+from batchwright.jobs.job_state import JobIdentity, StateFile
 from batchwright.jobs.lines import ID_FIELDS, LineParser
 from batchwright.jobs.resume import Finished, scan, write_in_order
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Source, open_source
 from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.jobs.spool import Spool, sha256_of
-from batchwright.jobs.state import JobIdentity, StateFile
 from batchwright.jobs.template import PromptTemplate
+from batchwright.lines.custom_ids import IdTable
 from batchwright.models.cache import sync
 
 

@@ -15,7 +15,7 @@ import msgspec
 from batchwright.jobs.loop import Tally
 
 if TYPE_CHECKING:
-    from batchwright.engine.stats import EngineStats
+    from batchwright.engine.engine_stats import EngineStats
 
 Percentiles = dict[str, float | None]
 _EMPTY: Percentiles = {"mean": None, "p50": None, "p90": None, "p99": None, "max": None}

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from batchwright.errors import ResumeRefused
-from batchwright.jobs.ids import IdTable
 from batchwright.jobs.results import LineFailure
+from batchwright.lines.custom_ids import IdTable
 from batchwright.models.cache import sync
 
 

@@ -19,7 +19,7 @@ from batchwright.models import DEFAULT_MODEL, fingerprint
 from batchwright.request import SamplingParams
 
 if TYPE_CHECKING:
-    from batchwright.engine.stats import EngineStats
+    from batchwright.engine.engine_stats import EngineStats
 
 _CHANGE_RESULTS = ("dtype", "quantization", "deterministic", "max_model_len")
 """Of the engine's options. The others decide only how fast, and where, so a job may be resumed with others."""
@@ -217,7 +217,7 @@ class _Run:
         model_seconds: float,
         interrupted: bool = False,
     ) -> RunReport:
-        from batchwright.engine.stats import EngineStats
+        from batchwright.engine.engine_stats import EngineStats
 
         report = RunReport.of_run(
             tally,

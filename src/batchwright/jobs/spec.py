@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.errors import InputError
+from batchwright.jobs.job_state import as_json
 from batchwright.jobs.sources import InputFormat, format_of
-from batchwright.jobs.state import as_json
 from batchwright.request import SamplingParams
 
 STREAM = "-"

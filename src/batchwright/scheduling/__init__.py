@@ -1,9 +1,9 @@
 """Which tokens of which sequences go into the next step. Decides, computes nothing."""
 
 from batchwright.scheduling.drafting import Drafter
-from batchwright.scheduling.pace import Pace
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.scheduler import Scheduler
 from batchwright.scheduling.sequence import Sequence, Status
+from batchwright.scheduling.slo import SloController
 
-__all__ = ["Chunk", "Drafter", "Pace", "Scheduler", "Sequence", "Status", "StepPlan"]
+__all__ = ["Chunk", "Drafter", "Scheduler", "Sequence", "SloController", "Status", "StepPlan"]

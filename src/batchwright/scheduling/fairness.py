@@ -26,9 +26,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from batchwright.request import Flow
-from batchwright.scheduling.pace import Pace, StepRoom
 from batchwright.scheduling.plan import Chunk
 from batchwright.scheduling.sequence import Sequence
+from batchwright.scheduling.slo import SloController, StepRoom
 
 _FEW_ROWS = 16
 """Decodes that cost a step little beside the weights that it reads anyway."""
@@ -232,7 +232,7 @@ class Precedence:
         return owner.crowd > self.fewest_of_owners or request.crowd > self.fewest_of_requests.get(owner, math.inf)
 
 
-def precedence(running: Items[Sequence], budget: int, pace: Pace) -> Precedence | None:
+def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Precedence | None:
     """What holds for a step of at most `budget` tokens; None where no newcomer is among `running`."""
     silent = [each for each in running if each.is_silent]
     if not silent:
@@ -248,7 +248,7 @@ def precedence(running: Items[Sequence], budget: int, pace: Pace) -> Precedence 
     found = Precedence(priority, fewest_of_owners, fewest_of_requests, StepRoom(0))
     own = _first_parts((each for each in newcomers if not found.gives_way(each)), budget)
     most = max(_FEW_ROWS, min(sum(each.count for each in own), budget // 2))
-    found.room = pace.room_beside(own, most)
+    found.room = slo.room_beside(own, most)
     found.has_heavier = any(map(found.gives_way, running))
     return found
 

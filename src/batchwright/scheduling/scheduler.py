@@ -10,8 +10,9 @@ Online sequences are planned first, then those of batches, each class of traffic
    cost of batch ones where it must.
 
 So batches fill what online traffic leaves of a step, and an online sequence waits for no batch longer than the step
-that is being computed. What is left may be less than the budget: `Pace` says how much time a step may take. Where it is
-less than the decodes of batches, those go first that have gone without for longest; they keep their blocks meanwhile.
+that is being computed. What is left may be less than the budget: `SloController` says how much time a step may take.
+Where it is less than the decodes of batches, those go first that have gone without for longest; they keep their blocks
+meanwhile.
 `BatchShare` is the one exception: what it owes to batches they get first.
 
 Who is admitted, and who gives up a place or blocks for another, is decided in `places.py`. Where sequences of several
@@ -37,11 +38,11 @@ from batchwright.request import Traffic
 from batchwright.scheduling import fairness
 from batchwright.scheduling.fairness import Precedence
 from batchwright.scheduling.filling import add_drafts
-from batchwright.scheduling.pace import Pace, StepRoom
 from batchwright.scheduling.places import Places
 from batchwright.scheduling.plan import Chunk, StepPlan
 from batchwright.scheduling.sequence import Sequence, Status
 from batchwright.scheduling.share import BatchShare
+from batchwright.scheduling.slo import SloController, StepRoom
 from batchwright.scheduling.timetable import Timetable
 
 _STEPS_BEFORE_REGROWTH = 64
@@ -54,7 +55,7 @@ class Scheduler:
 
     `promote_after` is in the unit of `now`; None turns promotion off. `batch_share` is the share of all tokens that
     batches get whatever online traffic there is, 0 ≤ share < 1. Steps of fewer than `draft_rows` tokens are filled up
-    to it with drafts. `pace` bounds the steps; without it, nothing does. Raises ValueError for a setting out of range.
+    to it with drafts. `slo` bounds the steps; without it, nothing does. Raises ValueError for a setting out of range.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Scheduler:
         promote_after: float | None = 60.0,
         batch_share: float = 0.0,
         draft_rows: int = 0,
-        pace: Pace | None = None,
+        slo: SloController | None = None,
     ) -> None:
         if max_batch_tokens < 1 or max_num_seqs < 1:
             raise ValueError(
@@ -76,7 +77,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_num_seqs = max_num_seqs
         self.draft_rows = draft_rows
-        self.pace = pace or Pace()
+        self.slo = slo or SloController()
         self.token_budget = max_batch_tokens
         """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
         self._places = Places(blocks, max_num_seqs, promote_after)
@@ -154,7 +155,7 @@ class Scheduler:
         if alone is not None:
             self._plan_alone(alone, plan)
             return plan
-        if self.pace.tpot is not None:
+        if self.slo.tpot is not None:
             self._note_first_tokens(now)
         owed, closed = self._seat_owed()
         left = self._plan_online(plan, self.token_budget - owed, closed=closed) + owed
@@ -190,7 +191,7 @@ class Scheduler:
 
     def measured(self, plan: StepPlan, seconds: float) -> float | None:
         """The step took `seconds`, from which later ones are predicted. What was predicted for it, None if nothing."""
-        return self.pace.observe(plan, seconds)
+        return self.slo.observe(plan, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
         """The step was not computed: take back what was offered to others, send new sequences back to the queue."""
@@ -267,7 +268,7 @@ class Scheduler:
             if contended:
                 self._places.place_fairly(plan, budget)
         online = self._places.online
-        first = fairness.precedence(online, budget, self.pace) if contended else None
+        first = fairness.precedence(online, budget, self.slo) if contended else None
         decodes = fairness.decodes(online, first) if contended else online
         planned = self._plan_online_decodes(decodes, plan, budget)
         left = budget - planned
@@ -276,7 +277,7 @@ class Scheduler:
         budget = min(left, self._most_of_prompts(planned)) if bounded else left
         left -= budget
         # Nor is a step to be much longer than the others.
-        room = self.pace.even_room(budget) if bounded else StepRoom(budget)
+        room = self.slo.even_room(budget) if bounded else StepRoom(budget)
         prompts = [each for each in self._places.online if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
@@ -366,8 +367,8 @@ class Scheduler:
         # One that waits though nothing online is computed waits for a place that a batch holds: a short step would make
         # it wait longer.
         waiting = self._places.waiting["online"].peek() if plan.chunks else None
-        limit = self.pace.limit(now, online, waiting, self.token_budget)
-        return self.pace.room(limit, plan.chunks, tokens, owed)
+        limit = self.slo.limit(now, online, waiting, self.token_budget)
+        return self.slo.room(limit, plan.chunks, tokens, owed)
 
     def _plan_batch(self, plan: StepPlan, room: StepRoom) -> None:
         if room.is_open:

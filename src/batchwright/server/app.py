@@ -8,28 +8,30 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from batchwright import __version__
-from batchwright.server import errors
-from batchwright.server.auth import Guard, is_loopback
-from batchwright.server.body_limits import BodyLimits, ByteBudget
-from batchwright.server.context import needs_key
-from batchwright.server.cors import Cors
 from batchwright.server.dashboard import page
-from batchwright.server.json_bodies import JsonThread
-from batchwright.server.methods import Options
-from batchwright.server.middleware import Bounds, Frame
-from batchwright.server.routes import admin, batches, files, health, models, online, simple, state
-from batchwright.server.services import Services
-from batchwright.server.trail import Trail
+from batchwright.server.dashboard.feed import Feeds
+from batchwright.server.http import error_answers
+from batchwright.server.http.audit_trail import AuditMiddleware
+from batchwright.server.http.auth import AuthMiddleware
+from batchwright.server.http.body_limits import BodyLimits, ByteBudget
+from batchwright.server.http.context import needs_key
+from batchwright.server.http.cors import CrossOriginMiddleware
+from batchwright.server.http.json_bodies import JsonThread
+from batchwright.server.http.methods import MethodMiddleware
+from batchwright.server.http.middleware import BodyMiddleware, RequestMiddleware
+from batchwright.server.routes import admin, batches, dashboard, files, health, models, online, simple_batches
+from batchwright.service.composition import Services
+from batchwright.service.settings import is_loopback
 
 _ROUTERS = (
     online.router,
     models.router,
     files.router,
     batches.router,
-    simple.router,
+    simple_batches.router,
     admin.router,
     health.router,
-    state.router,
+    dashboard.router,
     page.router,
 )
 _PUBLIC = (health.router, page.router)
@@ -39,8 +41,8 @@ _DESCRIPTION = (
     '`{"error": {"message", "type", "param", "code"}}`.'
 )
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": errors.Error, "description": "What was asked for cannot be done; the error says why."},
-    "5XX": {"model": errors.Error, "description": "The service cannot do it now."},
+    "4XX": {"model": error_answers.Error, "description": "What was asked for cannot be done; the error says why."},
+    "5XX": {"model": error_answers.Error, "description": "The service cannot do it now."},
 }
 _TELEMETRY: Any = {
     "tracing": True,
@@ -67,18 +69,22 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     settings = services.settings
+    app.state.feeds = Feeds(settings.max_page_streams, services.stopping)
     for router in _ROUTERS:
         app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
-    errors.install(app)
+    error_answers.install(app)
     # The one that is added last is the outermost.
     app.add_middleware(
-        Guard, keys=services.keys, loopback=is_loopback(settings.host), origins=frozenset(settings.cors_origins)
+        AuthMiddleware,
+        keys=services.keys,
+        loopback=is_loopback(settings.host),
+        origins=frozenset(settings.cors_origins),
     )
-    app.add_middleware(Trail, log=services.audit, clock=services.clock)
-    app.add_middleware(Options, routes=app.routes)
+    app.add_middleware(AuditMiddleware, log=services.audit, clock=services.clock)
+    app.add_middleware(MethodMiddleware, routes=app.routes)
     json_thread = app.state.json_thread = JsonThread()
     app.add_middleware(
-        Bounds,
+        BodyMiddleware,
         clock=services.clock,
         limits=BodyLimits.of(settings),
         budget=ByteBudget(settings.max_body_memory),
@@ -88,8 +94,8 @@ def create_app(services: Services) -> FastAPI:
         on_large_bodies_gone=json_thread.give_memory_back,
     )
     if settings.cors_origins:
-        app.add_middleware(Cors, origins=settings.cors_origins)
-    app.add_middleware(Frame, figures=services.http, clock=services.clock)
+        app.add_middleware(CrossOriginMiddleware, origins=settings.cors_origins)
+    app.add_middleware(RequestMiddleware, figures=services.http, clock=services.clock)
     return app
 
 

@@ -17,16 +17,15 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from batchwright.errors import InputError, RunFailed
 from batchwright.server.app import create_app
-from batchwright.server.auth import is_loopback
 from batchwright.server.connections.acceptor import Acceptor
-from batchwright.server.connections.patience import Timeouts
-from batchwright.server.connections.places import Places, default_places
+from batchwright.server.connections.connection_places import ConnectionPlaces, default_places
+from batchwright.server.connections.patience import ConnectionTimeouts
 from batchwright.server.connections.protocol import Connection
-from batchwright.server.observability.logs import configure_logging, logger
-from batchwright.server.process_memory import exempt_loaded_objects, return_large_blocks
-from batchwright.server.services import Services, open_services
-from batchwright.server.settings import Settings
-from batchwright.server.tls import tls_of
+from batchwright.server.http.tls import tls_of
+from batchwright.service.composition import Services, open_services
+from batchwright.service.observability.logs import configure_logging, logger
+from batchwright.service.process_memory import exempt_loaded_objects, return_large_blocks
+from batchwright.service.settings import Settings, is_loopback
 
 _LAST_SECONDS = 1
 """For answers to leave once nothing is computed any more."""
@@ -88,8 +87,10 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._until = math.inf
         settings = services.settings
-        self._timeouts = Timeouts(settings.header_timeout, settings.write_timeout)
-        self._places: Places[Connection] = Places(_places(settings), settings.max_connections_per_address)
+        self._timeouts = ConnectionTimeouts(settings.header_timeout, settings.write_timeout)
+        self._places: ConnectionPlaces[Connection] = ConnectionPlaces(
+            _places(settings), settings.max_connections_per_address
+        )
         self.acceptor = Acceptor(
             listener,
             self._connect,
@@ -138,7 +139,7 @@ class Server(uvicorn.Server):
             self.acceptor.sweep()
         late = self._services.clock.now() >= self._until
         if late:
-            # Each is answered by `middleware.Bounds`, and has until uvicorn's own timeout for that.
+            # Each is answered by `middleware.BodyMiddleware`, and has until uvicorn's own timeout for that.
             for task in self.server_state.tasks:
                 task.cancel()
         finished = self._services.draining and (self._services.online.inside == 0 or late)

@@ -14,12 +14,12 @@ from typing import Any
 from tests.server.fakes import StubInference
 
 from batchwright.clock import ManualClock
-from batchwright.jobs.service.worker import WorkerOptions
 from batchwright.server.connections.protocol import Connection
-from batchwright.server.observability.figures import END_REASONS
 from batchwright.server.process import Server, server_of
-from batchwright.server.services import Services, open_services
-from batchwright.server.settings import Settings, limits_of
+from batchwright.service.composition import Services, open_services
+from batchwright.service.observability.figures import END_REASONS
+from batchwright.service.settings import Settings, limits_of
+from batchwright.service.worker.worker import WorkerOptions
 
 
 @dataclass

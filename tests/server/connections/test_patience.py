@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.server.connections.patience import Overdue, Patience, Phase, Timeouts
+from batchwright.server.connections.patience import ConnectionTimeouts, Overdue, Patience, Phase
 
-_TIMEOUTS = Timeouts(header=15.0, write=60.0)
+_TIMEOUTS = ConnectionTimeouts(header=15.0, write=60.0)
 
 
 def _looked(patience: Patience, now: float, *, unsent: int = 0, more_comes: bool = False) -> Overdue | None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batchwright.server.connections.places import NoPlace, Places, default_places, origin_of
+from batchwright.server.connections.connection_places import ConnectionPlaces, NoPlace, default_places, origin_of
 
 _HOSTS = ("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2", "127.0.0.1")
 _MOST, _MOST_OF_ONE = 8, 3
@@ -18,7 +18,7 @@ class PlacesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: Places[int] = Places(_MOST, _MOST_OF_ONE)
+        self.places: ConnectionPlaces[int] = ConnectionPlaces(_MOST, _MOST_OF_ONE)
         self.address: dict[int, str] = {}
         self.idle: list[int] = []
         self.number = 0
@@ -103,8 +103,8 @@ def test_an_address_is_that_of_one_client(host: str, origin: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
 def test_this_machine_may_take_every_place_unless_a_number_says_otherwise(host: str) -> None:
-    told: Places[int] = Places(8, 2)
-    untold: Places[int] = Places(8)
+    told: ConnectionPlaces[int] = ConnectionPlaces(8, 2)
+    untold: ConnectionPlaces[int] = ConnectionPlaces(8)
     for number in range(8):
         assert untold.make_room(host) is None
         untold.add(number, host)
@@ -115,7 +115,7 @@ def test_this_machine_may_take_every_place_unless_a_number_says_otherwise(host: 
 
 
 def test_another_address_may_take_a_quarter() -> None:
-    places: Places[int] = Places(8)
+    places: ConnectionPlaces[int] = ConnectionPlaces(8)
     for number in range(2):
         assert places.make_room("10.0.0.1") is None
         places.add(number, "10.0.0.1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Literal, TypeAlias, get_args
 
-from batchwright.engine.attention.interface import AttentionBackend, AttentionShape, KVShape
+from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.reference import ReferenceAttention

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.interface import AttentionBackend, AttentionShape, KVShape, LayerCache
+from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape, LayerCache
 from batchwright.engine.batch import StepBatch
 from batchwright.engine.native import NativeKernels
 from batchwright.engine.native.kernels import BLOCK_SIZE, LANES
-from batchwright.engine.native.pages import prefer_huge_pages
+from batchwright.engine.native.large_pages import prefer_huge_pages
 
 
 class NativeAttention(AttentionBackend):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.interface import AttentionBackend, KVShape, LayerCache
+from batchwright.engine.attention.attention import AttentionBackend, KVShape, LayerCache
 from batchwright.engine.batch import StepBatch
-from batchwright.engine.native.pages import prefer_huge_pages
+from batchwright.engine.native.large_pages import prefer_huge_pages
 
 
-class StepPlan:
+class PagedPlan:
     """What a step's attention needs in every layer, worked out in the first."""
 
     def __init__(self, batch: StepBatch, block_size: int) -> None:
@@ -49,10 +49,10 @@ class PagedAttention(AttentionBackend):
         cache.keys.view(-1, head_dim).index_copy_(0, rows, key.reshape(-1, head_dim))
         cache.values.view(-1, head_dim).index_copy_(0, rows, value.reshape(-1, head_dim))
 
-    def plan(self, batch: StepBatch, block_size: int) -> StepPlan:
+    def plan(self, batch: StepBatch, block_size: int) -> PagedPlan:
         """The plan of `batch`, made when it has none."""
-        if not isinstance(batch.attention_plan, StepPlan):
-            batch.attention_plan = StepPlan(batch, block_size)
+        if not isinstance(batch.attention_plan, PagedPlan):
+            batch.attention_plan = PagedPlan(batch, block_size)
         return batch.attention_plan
 
 

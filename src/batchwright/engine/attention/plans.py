@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.paged import StepPlan, head_rows
+from batchwright.engine.attention.paged import PagedPlan, head_rows
 from batchwright.engine.batch import StepBatch
 
 _LEAST_FILL = 0.75
@@ -30,7 +30,7 @@ class Part:
     context: int
 
 
-class Group:
+class CallGroup:
     """Sequences whose keys are padded to the longest context, and whose queries to the greatest count.
 
     A sequence's queries are padded with repetitions of its last one: what is computed for them is the same again.
@@ -88,7 +88,7 @@ class Group:
         return self._bias[window, dtype]
 
 
-class GroupedPlan(StepPlan):
+class GroupedPlan(PagedPlan):
     """Sequences of like length side by side, decodes and prompts apart."""
 
     def __init__(self, batch: StepBatch, block_size: int) -> None:
@@ -98,7 +98,7 @@ class GroupedPlan(StepPlan):
             parts.append(Part(index, row, count, context))
             row += count
         most_keys = _MOST_KEYS_ON_CPU if batch.slots.device.type == "cpu" else _MOST_KEYS
-        self.groups = [Group(group, batch, block_size) for group in _of_like_length(parts, most_keys)]
+        self.groups = [CallGroup(group, batch, block_size) for group in _of_like_length(parts, most_keys)]
 
 
 def _of_like_length(parts: list[Part], most_keys: int) -> list[list[Part]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.interface import AttentionShape, LayerCache
+from batchwright.engine.attention.attention import AttentionShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention, gather, head_rows
 from batchwright.engine.batch import StepBatch
 

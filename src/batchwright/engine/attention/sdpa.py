@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.engine.attention.interface import AttentionShape, LayerCache
+from batchwright.engine.attention.attention import AttentionShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention, gather
-from batchwright.engine.attention.plans import Group, GroupedPlan
+from batchwright.engine.attention.plans import CallGroup, GroupedPlan
 from batchwright.engine.batch import StepBatch
 
 
@@ -29,7 +29,7 @@ class SdpaAttention(PagedAttention):
 
     def __init__(self) -> None:
         self._scratch: dict[torch.dtype, Tensor] = {}
-        self._views: WeakKeyDictionary[Group, dict[tuple[torch.Size, torch.dtype], _Gathered]] = WeakKeyDictionary()
+        self._views: WeakKeyDictionary[CallGroup, dict[tuple[torch.Size, torch.dtype], _Gathered]] = WeakKeyDictionary()
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
         plan = self.plan(batch, cache.keys.shape[2])
@@ -45,13 +45,13 @@ class SdpaAttention(PagedAttention):
             batch.attention_plan = GroupedPlan(batch, block_size)
         return batch.attention_plan
 
-    def _attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
+    def _attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: CallGroup) -> Tensor:
         """Attention of the group's queries [n · count, heads · dim], its shape."""
         if group.count == 1 and query.device.type == "cpu":
             return self._decode(query, cache, shape, group)
         return _gathered_attention(query, cache, shape, group)
 
-    def _decode(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
+    def _decode(self, query: Tensor, cache: LayerCache, shape: AttentionShape, group: CallGroup) -> Tensor:
         """One query for each sequence. The heads that share a key head become query rows of it: their mask is alike."""
         _, kv_heads, _, head_dim = cache.keys.shape
         gathered, blocks, hidden = self._gathered(cache, group), group.blocks(kv_heads), group.hidden(shape.window)
@@ -66,7 +66,7 @@ class SdpaAttention(PagedAttention):
         scores.unflatten(0, (-1, kv_heads)).masked_fill_(hidden, -torch.inf)
         return torch.bmm(scores.softmax(-1), gathered.values_by_head).view(query.shape)
 
-    def _gathered(self, cache: LayerCache, group: Group) -> _Gathered:
+    def _gathered(self, cache: LayerCache, group: CallGroup) -> _Gathered:
         """Layers alike share one, for the step that `group` belongs to."""
         views = self._views.setdefault(group, {})
         key = (cache.keys.shape, cache.keys.dtype)
@@ -74,7 +74,7 @@ class SdpaAttention(PagedAttention):
             views[key] = _Gathered.over(self._memory(cache, group), cache, group)
         return views[key]
 
-    def _memory(self, cache: LayerCache, group: Group) -> Tensor:
+    def _memory(self, cache: LayerCache, group: CallGroup) -> Tensor:
         """[2, size]. It is kept from step to step: the system takes long to hand out fresh pages."""
         size, dtype = group.blocks(cache.keys.shape[1]).numel() * cache.keys[0, 0].numel(), cache.keys.dtype
         if dtype not in self._scratch or self._scratch[dtype].shape[1] < size:
@@ -101,7 +101,7 @@ class _Gathered:
     ignored: Tensor
 
     @classmethod
-    def over(cls, memory: Tensor, cache: LayerCache, group: Group) -> _Gathered:
+    def over(cls, memory: Tensor, cache: LayerCache, group: CallGroup) -> _Gathered:
         """`memory` [2, size] takes the keys and the values."""
         _, kv_heads, block_size, head_dim = cache.keys.shape
         keys, values = memory
@@ -116,7 +116,7 @@ class _Gathered:
         )
 
 
-def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape, group: Group) -> Tensor:
+def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape, group: CallGroup) -> Tensor:
     """Through torch's own attention, or step by step where that cannot do it."""
     _, kv_heads, _, head_dim = cache.keys.shape
     blocks, padding = group.blocks(kv_heads), group.padding(kv_heads)
@@ -131,7 +131,7 @@ def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape,
     return _attention(q, k, v, shape, group).transpose(1, 2).reshape(query.shape)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, group: Group) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, group: CallGroup) -> Tensor:
     """q [n, heads, rows, dim] over k, v [n, kv_heads, keys, dim]."""
     if shape.softcap is None:
         bias = group.bias(shape.window, q.dtype)

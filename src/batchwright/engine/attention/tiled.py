@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.interface import AttentionShape, KVShape, LayerCache
-from batchwright.engine.attention.kernels import INTERPRETED, attend_tiles, merge_partials
+from batchwright.engine.attention.attention import AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.tiled_plan import DeviceTiling, TiledPlan
 from batchwright.engine.attention.tiles import FIELDS, TileShape
+from batchwright.engine.attention.triton_kernels import INTERPRETED, attend_tiles, merge_partials
 from batchwright.engine.batch import StepBatch
 
 _NARROW_ROWS = 16

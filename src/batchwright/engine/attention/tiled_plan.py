@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.paged import StepPlan
+from batchwright.engine.attention.paged import PagedPlan
 from batchwright.engine.attention.tiles import FIELDS, TileShape, Tiling, tile
 from batchwright.engine.batch import StepBatch
 
@@ -65,7 +65,7 @@ class TilingRoom:
         return True
 
 
-class TiledPlan(StepPlan):
+class TiledPlan(PagedPlan):
     """The tiles of a step, made for each kind of layer once."""
 
     def __init__(self, batch: StepBatch, block_size: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.interface import AttentionBackend, AttentionShape, KVShape, LayerCache
+from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.reference import ReferenceAttention
 from batchwright.engine.batch import StepBatch

@@ -16,8 +16,8 @@ from batchwright.engine.bodies.ops import HeadShape
 from batchwright.engine.bodies.screening import screen_for, screened_bytes
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
-from batchwright.engine.native.packing import PANEL, PackedLinear, interleaved, pack, packed_bytes
-from batchwright.engine.native.pages import Arena
+from batchwright.engine.native.large_pages import Arena
+from batchwright.engine.native.weight_panels import PANEL, PackedLinear, interleaved, pack, packed_bytes
 
 _MOST_HEAD_DIM = 512
 """Sums of head_dim products of 16 with 8 bits must fit 32 bits."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.engine.native.packing import quantize_rows
+from batchwright.engine.native.weight_panels import quantize_rows
 
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] → [rows, out]."""

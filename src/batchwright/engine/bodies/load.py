@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
+from batchwright.engine.bodies.config_file import stated_config
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
-from batchwright.engine.bodies.stated import stated_config
-from batchwright.engine.bodies.transformers import TransformersBody
+from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
 from batchwright.errors import UnsupportedModel
 

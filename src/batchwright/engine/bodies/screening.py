@@ -9,8 +9,8 @@ from batchwright.engine.bodies.layers import Projection
 from batchwright.engine.bodies.rotation import hadamard
 from batchwright.engine.native.decoder import DecoderScreen
 from batchwright.engine.native.kernels import LANES
-from batchwright.engine.native.packing import pack_rounded, packed_bytes, padded, quantize_rows
-from batchwright.engine.native.pages import Arena
+from batchwright.engine.native.large_pages import Arena
+from batchwright.engine.native.weight_panels import pack_rounded, packed_bytes, padded, quantize_rows
 
 _MOST_MIXED = 8
 """Vectors that are turned together: more spread outliers no better, and take longer."""

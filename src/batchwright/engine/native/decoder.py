@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.batch import StepBatch
-from batchwright.engine.native.packing import PANEL, PackedLinear
+from batchwright.engine.native.weight_panels import PANEL, PackedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from batchwright.clock import Clock
-from batchwright.server.connections.answers import closing_answer
-from batchwright.server.connections.places import NoPlace, Places
+from batchwright.server.connections.connection_places import ConnectionPlaces, NoPlace
 from batchwright.server.connections.protocol import Connection
-from batchwright.server.errors import RETRY_AFTER, HttpError
-from batchwright.server.observability.figures import ConnectionFigures
-from batchwright.server.observability.logs import logger
+from batchwright.server.connections.refusals import closing_answer
+from batchwright.server.http.error_answers import RETRY_AFTER, HttpError
+from batchwright.service.observability.figures import ConnectionFigures
+from batchwright.service.observability.logs import logger
 
 _BACKLOG = 2048
 _TURN = 64
@@ -47,7 +47,7 @@ class Acceptor:
         listener: socket.socket,
         connect: Callable[[Callable[[Connection], None]], Connection],
         *,
-        places: Places[Connection],
+        places: ConnectionPlaces[Connection],
         clock: Clock,
         figures: ConnectionFigures,
         handshake_timeout: float,

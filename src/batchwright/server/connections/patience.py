@@ -28,7 +28,7 @@ class Overdue(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class ConnectionTimeouts:
     """Seconds."""
 
     header: float
@@ -40,7 +40,7 @@ class Timeouts:
 class Patience:
     """The times of one connection."""
 
-    def __init__(self, timeouts: Timeouts, now: float) -> None:
+    def __init__(self, timeouts: ConnectionTimeouts, now: float) -> None:
         self._timeouts = timeouts
         self.phase = Phase.HEAD
         self._since = now

@@ -11,11 +11,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from batchwright.clock import Clock
-from batchwright.server.connections.answers import closing_answer
+from batchwright.server.connections.connection_places import ConnectionPlaces
 from batchwright.server.connections.framing import StrictConnection
-from batchwright.server.connections.patience import Overdue, Patience, Phase, Timeouts
-from batchwright.server.connections.places import Places
-from batchwright.server.errors import HttpError
+from batchwright.server.connections.patience import ConnectionTimeouts, Overdue, Patience, Phase
+from batchwright.server.connections.refusals import closing_answer
+from batchwright.server.http.error_answers import HttpError
 
 MAX_HEAD_BYTES = 16 * 1024
 """Of a request's head."""
@@ -32,8 +32,8 @@ class Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         *,
-        timeouts: Timeouts,
-        places: Places[Connection],
+        timeouts: ConnectionTimeouts,
+        places: ConnectionPlaces[Connection],
         clock: Clock,
         on_close: Callable[[Connection], None],
     ) -> None:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
 
-from batchwright.server.dashboard.state import DashboardState
-from batchwright.server.errors import RETRY_AFTER, HttpError, as_http, log_failure
-from batchwright.server.sse import event
+from batchwright.server.dashboard.dashboard_state import DashboardState
+from batchwright.server.http.error_answers import RETRY_AFTER, HttpError, as_http, log_failure
+from batchwright.server.http.sse import event
 
 PERIOD = 1.0
 _PART_OF_ONE_TENANT = 4

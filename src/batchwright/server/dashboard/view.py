@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from batchwright import __version__
-from batchwright.jobs.service.worker import process_name
-from batchwright.jobs.store.records import ENDED, ApiKey, BatchProblem, BatchRecord, BatchStatus
+from batchwright.histograms import Recent
 from batchwright.limiting.rates import KINDS
-from batchwright.metrics import Recent
 from batchwright.request import Traffic
-from batchwright.server.dashboard.state import (
+from batchwright.server.dashboard.dashboard_state import (
     ClassState,
     DashboardState,
     EngineState,
@@ -21,11 +19,13 @@ from batchwright.server.dashboard.state import (
     JobCounts,
     Percentiles,
     QuotaState,
-    Rates,
     ServerState,
 )
-from batchwright.server.observability.engines import dispatch_reasons, engine_stats
-from batchwright.server.services import Services
+from batchwright.service.composition import Services
+from batchwright.service.observability.activity import Rates
+from batchwright.service.observability.engines import dispatch_reasons, engine_stats
+from batchwright.service.worker.worker import process_name
+from batchwright.store.records import ENDED, ApiKey, BatchProblem, BatchRecord, BatchStatus
 
 _JOBS = 50
 _UNENDED: tuple[BatchStatus, ...] = ("in_progress", "validating", "finalizing", "cancelling")

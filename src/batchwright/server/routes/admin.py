@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from batchwright.errors import NotFound
-from batchwright.jobs.service.keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAULT_TENANT, require_name
-from batchwright.jobs.store.records import ApiKey, KeyScope
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
-from batchwright.server.context import ServicesOf, needs
-from batchwright.server.json_bodies import JsonRoute
-from batchwright.server.trail import Deed, audited
+from batchwright.server.http.audit_trail import Deed, audited
+from batchwright.server.http.context import ServicesOf, needs
+from batchwright.server.http.json_bodies import JsonRoute
+from batchwright.service.access.api_keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAULT_TENANT, require_name
+from batchwright.store.records import ApiKey, KeyScope
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")], route_class=JsonRoute)

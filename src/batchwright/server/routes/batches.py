@@ -8,14 +8,14 @@ from fastapi import APIRouter, Header, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from batchwright.jobs.store.records import BatchRecord
-from batchwright.server.context import Key, ServicesOf, Tenant, needs
-from batchwright.server.json_bodies import JsonRoute
-from batchwright.server.objects import BatchObject, Page
-from batchwright.server.routes.bodies import BatchCreate, BatchRetry
-from batchwright.server.routes.ids import After, BatchId
-from batchwright.server.services import Services
-from batchwright.server.trail import Deed, audited
+from batchwright.server.http.audit_trail import Deed, audited
+from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
+from batchwright.server.http.json_bodies import JsonRoute
+from batchwright.server.routes.batch_bodies import BatchCreate, BatchRetry
+from batchwright.server.routes.path_ids import After, BatchId
+from batchwright.service.batches.api_objects import BatchObject, Page
+from batchwright.service.composition import Services
+from batchwright.store.records import BatchRecord
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")], route_class=JsonRoute)
 

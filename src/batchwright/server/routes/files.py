@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.store.records import Purpose
-from batchwright.server.context import Key, ServicesOf, Tenant, needs
-from batchwright.server.multipart import Form
-from batchwright.server.objects import FileDeleted, FileObject, Page
-from batchwright.server.routes.ids import After, FileId
-from batchwright.server.sse import ByteStream
-from batchwright.server.trail import Deed, audited
+from batchwright.server.http.audit_trail import Deed, audited
+from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
+from batchwright.server.http.multipart import Form
+from batchwright.server.http.sse import ByteStream
+from batchwright.server.routes.path_ids import After, FileId
+from batchwright.service.batches.api_objects import FileDeleted, FileObject, Page
+from batchwright.store.records import Purpose
 
 router = APIRouter(tags=["Files"], dependencies=[needs("batches")])
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright import __version__
-from batchwright.server.context import ServicesOf, needs, needs_key
-from batchwright.server.errors import RETRY_AFTER, HttpError
-from batchwright.server.observability.metrics import CONTENT_TYPE, exposition
+from batchwright.server.http.context import ServicesOf, needs, needs_key
+from batchwright.server.http.error_answers import RETRY_AFTER, HttpError
+from batchwright.service.observability.scrape import CONTENT_TYPE, exposition
 
 router = APIRouter(tags=["Operation"])
 

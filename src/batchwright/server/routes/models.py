@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from batchwright.errors import ModelNotFound
-from batchwright.server.context import ServicesOf
-from batchwright.server.services import Services
+from batchwright.server.http.context import ServicesOf
+from batchwright.service.composition import Services
 
 router = APIRouter(tags=["Online"])
 

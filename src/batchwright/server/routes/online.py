@@ -10,13 +10,14 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from batchwright.backends.inference import Call
-from batchwright.jobs.service.keys import bounded_priority
-from batchwright.jobs.store.records import ApiKey
+from batchwright.inference.closing import closing
+from batchwright.inference.inference import Call
 from batchwright.request import Flow
-from batchwright.server.context import FlowOf, Key, RequestId, ServicesOf, needs
-from batchwright.server.json_bodies import JsonRoute
-from batchwright.server.routes.answers import (
+from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs
+from batchwright.server.http.json_bodies import JsonRoute
+from batchwright.server.http.rate_limits import within_quotas
+from batchwright.server.http.sse import EventStream, first_of, while_connected
+from batchwright.server.routes.openapi_answers import (
     ChatBody,
     ChatCompletion,
     Completion,
@@ -24,9 +25,9 @@ from batchwright.server.routes.answers import (
     Embeddings,
     EmbeddingsBody,
 )
-from batchwright.server.services import Services
-from batchwright.server.sse import EventStream, first_of, while_connected
-from batchwright.server.streams import closing
+from batchwright.service.access.api_keys import bounded_priority
+from batchwright.service.composition import Services
+from batchwright.store.records import ApiKey
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 
@@ -80,14 +81,14 @@ async def _answer(
     call = Call(endpoint, bounded, request_id, flow=flow)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, _streamed(services, request, call)))
-    async with services.quotas.admitted(request, call) as used:
+    async with within_quotas(services, request, call) as used:
         answer = await while_connected(request.receive, services.online.answer(replace(call, used=used)))
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def _streamed(services: Services, request: Request, call: Call) -> AsyncIterator[dict[str, Any]]:
     async with (
-        services.quotas.admitted(request, call) as used,
+        within_quotas(services, request, call) as used,
         closing(services.online.stream(replace(call, used=used))) as bodies,
     ):
         async for body in bodies:

@@ -1,1 +1,0 @@
-"""What turns a batch into outputs: embeddings by an encoder, static generation by transformers."""

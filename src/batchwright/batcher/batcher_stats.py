@@ -1,0 +1,176 @@
+"""What a batcher did, and why: the figures behind "why didn't it batch?"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from batchwright.histograms import Histogram
+from batchwright.policies import Reason
+
+_WHY: dict[str, str] = {
+    Reason.FULL: "nothing more would have fitted",
+    Reason.IDLE: "the model was free, and nothing is held back from a free model",
+    Reason.MAX_WAIT: "the oldest had waited as long as it may",
+    Reason.WINDOW: "the window had ended",
+    Reason.DEADLINE: "a deadline would have been missed by waiting longer",
+    Reason.DRAIN: "the batcher was closing",
+    Reason.RETRY: "parts of batches that failed, to find the request that is to blame",
+}
+
+
+@dataclass(slots=True)
+class BatcherStats:
+    """Counted since the batcher was made. Requests are counted once, where they end; times are milliseconds."""
+
+    waiting: int = 0
+    """Now, in the queue."""
+    running: int = 0
+    """Now, in the model, or to be computed again because their batch failed."""
+    requests: int = 0
+    """Taken into the queue."""
+    succeeded: int = 0
+    failed: int = 0
+    """Answered with an error of the model, or because the batcher was closed; over an engine, refused by it too."""
+    expired: int = 0
+    """Their deadline passed while they waited or were computed."""
+    cancelled: int = 0
+    """Their callers went away."""
+    overloaded: int = 0
+    """Not taken: the queue was full."""
+    refused: int = 0
+    """Not taken: they were certain to miss their deadline."""
+    too_large: int = 0
+    """Not taken: no batch can hold them."""
+    batches: int = 0
+    """Dispatched."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Batches by why they were dispatched when they were."""
+    items_by_reason: dict[str, int] = field(default_factory=dict)
+    """Requests in those batches."""
+    splits: int = 0
+    """Batches that failed and were computed again in parts."""
+    out_of_memory: int = 0
+    """Batches, and halves of them, for which memory ran out."""
+    memory_limit_mb: float | None = None
+    """What a batch may take of memory now, where the policy fits batches into it."""
+    items: int = 0
+    """Requests in dispatched batches."""
+    tokens: int = 0
+    """Lengths of the requests that the model computed, without padding. Those it gave an error for count nowhere."""
+    cells: int = 0
+    """The same with padding: for each batch the longest of them times their number."""
+    generated_tokens: int = 0
+    """By the model's tokenizer; 0 when it has none."""
+    model_seconds: float = 0.0
+    """In the model, for batches that succeeded."""
+    queue_ms: Histogram = field(default_factory=Histogram)
+    """From submission to dispatch, of dispatched requests."""
+    model_ms: Histogram = field(default_factory=Histogram)
+    """Of a batch in the model."""
+    latency_ms: Histogram = field(default_factory=Histogram)
+    """From submission to the answer, of requests that succeeded."""
+
+    def count_batch(self, reason: str, size: int) -> None:
+        """A batch of `size` requests was dispatched."""
+        self.batches += 1
+        self.items += size
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.items_by_reason[reason] = self.items_by_reason.get(reason, 0) + size
+
+    def count_starts(self, arrivals: list[float], now: float) -> None:
+        """Requests that came at these times were dispatched."""
+        _add_times(self.queue_ms, arrivals, now)
+
+    def count_successes(self, arrivals: list[float], now: float) -> None:
+        """Requests that came at these times have their answers."""
+        self.succeeded += len(arrivals)
+        _add_times(self.latency_ms, arrivals, now)
+
+    @property
+    def sizes_by_reason(self) -> dict[str, float]:
+        """Mean number of requests in the batches of each reason."""
+        return {reason: self.items_by_reason.get(reason, 0) / count for reason, count in self.reasons.items()}
+
+    @property
+    def occupancy(self) -> float:
+        """Mean number of requests in a batch."""
+        return self.items / self.batches if self.batches else 0.0
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Lengths over padded lengths: 1.0 means that nothing was spent on padding."""
+        return self.tokens / self.cells if self.cells else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Lengths computed and tokens generated for each second in the model."""
+        return (self.tokens + self.generated_tokens) / self.model_seconds if self.model_seconds else 0.0
+
+    def summary(self) -> str:
+        """A few lines for a reader who asks "why didn't it batch?"; also what `print` shows."""
+        return "\n".join([self._ends(), *self._dispatches(), *self._costs(), *self._troubles()])
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def _ends(self) -> str:
+        counts = {"succeeded": self.succeeded, "failed": self.failed, "late": self.expired, "cancelled": self.cancelled}
+        counts |= {"waiting": self.waiting, "running": self.running}
+        return f"{self.requests} requests: {_listed(counts) or 'none has come yet'}"
+
+    def _dispatches(self) -> list[str]:
+        if not self.batches:
+            return ["no batch has been dispatched"]
+        sizes = self.sizes_by_reason
+        because = ", dispatched because" if sizes else ""
+        lines = [f"{self.batches} batches, {self.occupancy:.1f} requests each{because}"]
+        for reason, count in sorted(self.reasons.items(), key=lambda each: -each[1]):
+            why = f" ({_WHY[reason]})" if reason in _WHY else ""
+            lines.append(f"  {count / self.batches:4.0%} {reason}: {sizes[reason]:.1f} requests each{why}")
+        return lines
+
+    def _costs(self) -> list[str]:
+        lines = []
+        if self.cells:
+            lines.append(f"padding: {1 - self.padding_efficiency:.0%} of the padded tokens")
+        if self.queue_ms.count:
+            lines.append(f"waited in the queue: {_times(self.queue_ms)}")
+        if self.model_ms.count:
+            lines.append(f"a batch in the model: {_times(self.model_ms)}, {self.tokens_per_second:,.0f} tokens/s")
+        return lines
+
+    def _troubles(self) -> list[str]:
+        lines = []
+        refused = _listed(
+            {"queue full": self.overloaded, "certain to be late": self.refused, "too large": self.too_large}
+        )
+        if refused:
+            lines.append(f"not taken: {refused}")
+        again = _listed({"divided after a failure": self.splits, "out of memory": self.out_of_memory})
+        if again:
+            lines.append(f"batches tried again: {again}")
+        if self.memory_limit_mb is not None:
+            lines.append(f"memory for a batch: {self.memory_limit_mb:.6g} MB now")
+        return lines
+
+
+def _add_times(histogram: Histogram, arrivals: list[float], now: float) -> None:
+    if len(set(arrivals)) == 1:
+        # They came in one turn of the event loop.
+        histogram.add((now - arrivals[0]) * 1e3, len(arrivals))
+    else:
+        histogram.add_all([(now - arrival) * 1e3 for arrival in arrivals])
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def _times(histogram: Histogram) -> str:
+    median, most = (histogram.percentile(q) or 0.0 for q in (50, 99))
+    return f"median {_ms(median)}, 99% within {_ms(most)}"
+
+
+def _ms(value: float) -> str:
+    # What percentiles are good for: three digits.
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

@@ -1,0 +1,1 @@
+"""Sentence embeddings: encoders whose batches are computed without padding."""

@@ -1,0 +1,128 @@
+"""BERT and RoBERTa encoders over flat rows of cells: q, k and v in one product, nothing computed for padding's sake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchwright.encoder.layouts import Cells
+from batchwright.encoder.packed_attention import choose_attention
+from batchwright.encoder.products import ACTIVATIONS, Product
+from batchwright.engine.bodies.weights import Weights
+
+_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
+"""By model type, what stands before the encoder's tensors where a head for another task was saved with it."""
+_WORDS = "embeddings.word_embeddings.weight"
+
+
+@dataclass(slots=True)
+class _Norm:
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(slots=True)
+class _Layer:
+    qkv: Product
+    output: Product
+    attention_norm: _Norm
+    up: Product
+    down: Product
+    norm: _Norm
+
+
+class BertBody:
+    """`config` is the transformers config of a model for which `unsuitable` returned None."""
+
+    name = "fused"
+    packs = True
+
+    def __init__(self, config: Any, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self.dim: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self._offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
+        self.max_positions: int = config.max_position_embeddings - self._offset
+        self._device = device
+        tensors = _Tensors(weights, "" if weights.has(_WORDS) else _PREFIXES[config.model_type], config)
+        self._words = tensors.take(_WORDS)
+        # All tokens are of the first type.
+        positions = tensors.take("embeddings.position_embeddings.weight").float()
+        self._positions = (positions + tensors.take("embeddings.token_type_embeddings.weight")[0].float()).to(dtype)
+        self._embedding_norm = tensors.norm("embeddings.LayerNorm")
+        self._layers = [tensors.layer(index) for index in range(config.num_hidden_layers)]
+        heads = config.num_attention_heads
+        self._attention = choose_attention(heads, self.dim // heads, dtype, device)
+
+    @property
+    def description(self) -> str:
+        """Which implementations run."""
+        return f"fused body, {self._attention.name} attention"
+
+    def forward(self, cells: Cells) -> Tensor:
+        """Last hidden states [cells, dim]; of no meaning at padding."""
+        ids, positions = torch.from_numpy(cells.ids), torch.from_numpy(cells.positions)
+        starts, lengths = torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths)
+        x = self._words[ids.to(self._device)] + self._positions[positions.to(self._device) + self._offset]
+        x = self._embedding_norm(x)
+        for layer in self._layers:
+            attended = self._attention.attend(layer.qkv(x), starts, lengths)
+            x = layer.attention_norm(layer.output.plus(attended, x))
+            x = layer.norm(layer.down.plus(layer.up(x), x))
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The pieces of a checkpoint whose names begin with `prefix`."""
+
+    weights: Weights
+    prefix: str
+    config: Any
+
+    def layer(self, index: int) -> _Layer:
+        at = f"encoder.layer.{index}."
+        attention = at + "attention."
+        return _Layer(
+            qkv=self.product([f"{attention}self.{name}" for name in ("query", "key", "value")]),
+            output=self.product([attention + "output.dense"]),
+            attention_norm=self.norm(attention + "output.LayerNorm"),
+            up=self.product([at + "intermediate.dense"], self.config.hidden_act),
+            down=self.product([at + "output.dense"]),
+            norm=self.norm(at + "output.LayerNorm"),
+        )
+
+    def product(self, names: list[str], activation: str | None = None) -> Product:
+        weight, bias = (torch.cat([self.take(f"{name}.{kind}") for name in names]) for kind in ("weight", "bias"))
+        return Product(weight, bias, activation)
+
+    def norm(self, name: str) -> _Norm:
+        return _Norm(self.take(name + ".weight"), self.take(name + ".bias"), float(self.config.layer_norm_eps))
+
+    def take(self, name: str) -> Tensor:
+        return self.weights.take(self.prefix + name)
+
+
+def unsuitable(config: Any, weights: Weights) -> str | None:
+    """Why the fused body cannot run a model with this transformers config and these weights, or None if it can."""
+    if config.model_type not in _PREFIXES:
+        return f"model_type {config.model_type!r} is not of the BERT family"
+    if config.hidden_act not in ACTIVATIONS:
+        return f"hidden_act {config.hidden_act!r} is none of {', '.join(sorted(ACTIVATIONS))}"
+    if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
+        return "its positions are relative"
+    if getattr(config, "is_decoder", False):
+        return "it is a decoder"
+    if getattr(config, "quantization_config", None) is not None:
+        return "the weights are quantized"
+    norm = "embeddings.LayerNorm.weight"  # old checkpoints call it gamma
+    if not (weights.has(norm) or weights.has(_PREFIXES[config.model_type] + norm)):
+        return "its tensors have other names"
+    return None

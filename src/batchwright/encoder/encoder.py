@@ -1,0 +1,208 @@
+"""`Encoder`: sentence embeddings, with no padding, as a model for a batcher or for a whole list of texts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from batchwright.encoder import layouts
+from batchwright.encoder.encoder_body import load_encoder_body
+from batchwright.encoder.lanes import Lanes
+from batchwright.encoder.layouts import LAYOUTS, Cells, Layout
+from batchwright.encoder.sentence import normalized, pool, read_settings
+from batchwright.encoder.texts import TextTokenizer
+from batchwright.engine.bodies.load import choose_device, choose_dtype
+from batchwright.errors import InvalidRequest
+from batchwright.models import resolve
+from batchwright.padding.rectangle import Ids
+
+Vectors = npt.NDArray[np.float32]
+
+_ROOM = {"cpu": 1024, "cuda": 16384}
+"""Tokens in a row: on a CPU what leaves its intermediate results in a core's cache, on a GPU what fills it."""
+_LEAST_ROOM = 256
+"""Less is not worth a lane of its own: all threads compute it together."""
+_SLACK = 1.05
+"""How much longer rows are than equal shares, so that the last texts find room in them."""
+_WINDOW = 16384
+"""Texts of which the tokens are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStats:
+    """What an `Encoder` has computed until now."""
+
+    texts: int = 0
+    tokens: int = 0
+    cells: int = 0
+    """Tokens and padding: what was computed."""
+    truncated: int = 0
+    """Texts cut to the longest that the model takes; 0 without `truncate`."""
+
+
+class Encoder:
+    """Embeds texts: all-MiniLM-L6-v2 by default.
+
+        Encoder().encode(["Why is the sky blue?", "Rayleigh scattering."])  # [2, 384] float32
+        Batcher(Encoder())                                                  # the same, request by request
+
+    `model` is a built-in name, a folder in transformers or sentence-transformers format, or a hub id. Pooling,
+    normalization and the longest text are taken from its `modules.json` where it has one. Texts that a model wants
+    prefixed ("query: ...") must be given with their prefix.
+
+    - `dtype`: float32, whose vectors can be compared with those that other programs made from the same model;
+      bfloat16 is about twice as fast, and differs in the third digit; float16; auto.
+    - `device`: auto, cpu, cuda or cuda:N.
+    - `layout`: "packed" puts texts end to end with attention kept apart; "padded" pads a batch to its longest;
+      "bucketed" to a few lengths that are fitted to the batch. They give the same vectors; packed computes least.
+    - `max_length`: tokens of the longest text, special ones included (default: what the model was made for).
+    - `truncate`: cut longer texts, and count them in `stats.truncated`, instead of refusing them.
+    - `normalize`: vectors of length 1; None as the model says.
+
+    May be used from several threads. Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model,
+    ValueError for a setting.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "minilm",
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        layout: Layout = "packed",
+        max_length: int | None = None,
+        truncate: bool = False,
+        normalize: bool | None = None,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout={layout!r}: must be one of {', '.join(LAYOUTS)}")
+        where = choose_device(device)
+        kind = choose_dtype(dtype, where)
+        folder = resolve(str(model))
+        settings = read_settings(folder)
+        self._body = load_encoder_body(folder, layout, kind, where)
+        self.max_length = _checked_length(max_length, settings.max_length, self._body.max_positions)
+        self.tokenizer = TextTokenizer(
+            folder, self._body.vocab_size, self.max_length, truncate=truncate, lower_case=settings.lower_case
+        )
+        self.model_name = str(model)
+        self.layout = layout
+        self.dim = self._body.dim * len(settings.pooling)
+        self.description = f"{self._body.description}, {layout}, {str(kind).removeprefix('torch.')} on {where}"
+        self._pooling = settings.pooling
+        self._normalize = settings.normalize if normalize is None else normalize
+        self.device_type = where.type
+        """cpu or cuda."""
+        self._room = _ROOM[where.type]
+        # transformers' own code would only get in its own way, with all its small steps, in several threads at once.
+        self._lanes = Lanes.open() if where.type == "cpu" and self._body.name == "fused" else None
+        self._stats = EncoderStats()
+        self._counting = threading.Lock()
+
+    @property
+    def stats(self) -> EncoderStats:
+        """Figures since it was made."""
+        return replace(self._stats, truncated=self.tokenizer.truncated)
+
+    def generate_batch(self, prompts: list[Any]) -> list[Vectors | InvalidRequest]:
+        """The vector [dim] of each prompt, text or a list of token ids, computed as one batch in the layout.
+
+        A prompt that cannot be computed gives an `InvalidRequest` in its place, one that is too long a
+        `ContextLengthExceeded`.
+        """
+        encoded = self.tokenizer.encode_many(prompts)
+        good = [at for at, ids in enumerate(encoded) if not isinstance(ids, InvalidRequest)]
+        sequences = [ids for ids in encoded if not isinstance(ids, InvalidRequest)]
+        outputs: list[Any] = list(encoded)
+        for at, vector in zip(good, self._embed(sequences, self._one_batch(sequences)), strict=True):
+            outputs[at] = vector
+        return outputs
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Vectors [len(texts), dim] float32 in the order of `texts`, batched for speed.
+
+        Raises `InvalidRequest`, naming the position, for a text that cannot be computed (`ContextLengthExceeded` for
+        one that is too long), and ValueError for a single text in place of a list.
+        """
+        if isinstance(texts, str):
+            raise ValueError("texts is a single text: give a list, encode([text])")
+        vectors = np.empty((len(texts), self.dim), np.float32)
+        for first in range(0, len(texts), _WINDOW):
+            encoded = self.tokenizer.encode_many(texts[first : first + _WINDOW])
+            sequences: list[Ids] = []
+            for at, ids in enumerate(encoded, first):
+                if isinstance(ids, InvalidRequest):
+                    raise type(ids)(f"texts[{at}]: {ids}", param=f"texts[{at}]") from ids
+                sequences.append(ids)
+            vectors[first : first + len(sequences)] = self._embed(sequences, self._many_batches(sequences))
+        return vectors
+
+    def _one_batch(self, sequences: list[Ids]) -> list[Cells]:
+        if not sequences:
+            return []
+        if self.layout == "packed":
+            return layouts.packed(sequences, self._row_room(sequences))
+        rectangles = layouts.padded if self.layout == "padded" else layouts.bucketed
+        return rectangles(sequences, self.tokenizer.pad_token_id)
+
+    def _many_batches(self, sequences: list[Ids]) -> list[Cells]:
+        if self.layout == "packed":
+            return self._one_batch(sequences)
+        most = self._room if self._lanes is None else max(_LEAST_ROOM, self._row_room(sequences))
+        return [
+            replace(cells, indices=[members[index] for index in cells.indices])
+            for members in layouts.batches(sequences, most)
+            for cells in self._one_batch([sequences[index] for index in members])
+        ]
+
+    def _row_room(self, sequences: list[Ids]) -> int:
+        """Tokens in a row, so that each lane has as much to do."""
+        if self._lanes is None:
+            return self._room
+        share = sum(map(len, sequences)) / self._lanes.count * _SLACK
+        return max(_LEAST_ROOM, min(self._room, int(share) + 1))
+
+    def _embed(self, sequences: list[Ids], batch: list[Cells]) -> Vectors:
+        vectors = np.empty((len(sequences), self.dim), np.float32)
+
+        def compute(cells: Cells) -> None:
+            vectors[cells.indices] = self._vectors(cells)
+
+        if self._lanes is None or len(batch) == 1:
+            for cells in batch:
+                compute(cells)
+        else:
+            self._lanes.map(compute, batch)
+        with self._counting:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                texts=stats.texts + len(sequences),
+                tokens=stats.tokens + sum(map(len, sequences)),
+                cells=stats.cells + sum(len(cells.ids) for cells in batch),
+            )
+        return vectors
+
+    @torch.inference_mode()
+    def _vectors(self, cells: Cells) -> Vectors:
+        starts, lengths = (torch.from_numpy(part.astype(np.int64)) for part in (cells.starts, cells.lengths))
+        vectors = pool(self._body.forward(cells), starts, lengths, self._pooling)
+        result: Vectors = (normalized(vectors) if self._normalize else vectors).cpu().numpy()
+        return result
+
+
+def _checked_length(given: int | None, made_for: int | None, positions: int) -> int:
+    if given is None:
+        return min(made_for or positions, positions)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(f"max_length={given!r}: must be a whole number, 1 or more")
+    if given > positions:
+        raise ValueError(f"max_length={given}: this model has {positions} positions")
+    return given

@@ -1,0 +1,107 @@
+"""Any encoder of transformers, computed by its own code: padded, or packed behind a block-diagonal mask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from batchwright.encoder.layouts import Cells
+from batchwright.engine.quiet_loading import no_progress_bars
+from batchwright.errors import UnsupportedModel
+
+_WINDOWS = ("sliding_window", "local_attention", "attention_window", "layer_types")
+"""Config fields of models some of whose layers see a part of the sequence: one mask for all of them is wrong."""
+
+
+class WrappedBody:
+    """Raises `UnsupportedModel` when transformers cannot load the folder as an encoder."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+        from transformers import AutoModel
+
+        self._architecture = str((getattr(config, "architectures", None) or [config.model_type])[0])
+        if getattr(config, "is_encoder_decoder", False):
+            raise UnsupportedModel(f"{self._architecture} has a decoder beside its encoder")
+        try:
+            with no_progress_bars():
+                model, found = AutoModel.from_pretrained(
+                    folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                )
+        except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
+            raise UnsupportedModel(f"transformers cannot load {self._architecture} as an encoder: {error}") from error
+        # The pooler is for another task than ours; anything else would be random.
+        if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
+            raise UnsupportedModel(
+                f"{folder} has no weights for {missing[0]} and {len(missing) - 1} others of its encoder"
+            )
+        self._model: Any = model.to(device).eval()
+        self._device, self._dtype = device, dtype
+        self.dim: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 2**20
+        self._windowed = next((name for name in _WINDOWS if getattr(config, name, None)), None)
+
+    @property
+    def description(self) -> str:
+        """Which implementations run."""
+        return "transformers body"
+
+    def forward(self, cells: Cells) -> Tensor:
+        """Last hidden states [cells, dim]; of no meaning at padding."""
+        inputs = self._packed(cells) if cells.width is None else self._padded(cells, cells.width)
+        hidden: Tensor = self._model(**inputs).last_hidden_state
+        return hidden.reshape(-1, self.dim)
+
+    def require_packing(self, probe: Cells) -> None:
+        """Compute `probe` packed and one by one. Raises `UnsupportedModel` when that is not the same."""
+        try:
+            if self._windowed is not None:
+                raise UnsupportedModel(f"{self._windowed} is set, and one mask does not serve all layers")
+            together = self.forward(probe).float()
+            alone = torch.cat([self.forward(one).float() for one in _single(probe)])
+            error = float((together - alone).norm() / alone.norm())
+            if not error < (1e-4 if self._dtype is torch.float32 else 0.1):
+                raise UnsupportedModel(f"its packed output differs by {error:.2g} (relative norm)")
+        except Exception as error:  # the model's code was not made for this; any error says so
+            raise UnsupportedModel(
+                f"{self._architecture} cannot compute sequences packed in one row ({error}): use layout='bucketed' or "
+                "layout='padded'"
+            ) from error
+
+    def _padded(self, cells: Cells, width: int) -> dict[str, Tensor]:
+        ids = torch.from_numpy(cells.ids).view(-1, width)
+        mask = torch.arange(width) < torch.from_numpy(cells.lengths)[:, None]
+        return {"input_ids": ids.to(self._device), "attention_mask": mask.long().to(self._device)}
+
+    def _packed(self, cells: Cells) -> dict[str, Tensor]:
+        owner = torch.from_numpy(np.repeat(np.arange(len(cells.lengths)), cells.lengths)).to(self._device)
+        mask = torch.zeros(len(owner), len(owner), dtype=self._dtype, device=self._device)
+        mask.masked_fill_(owner[:, None] != owner, torch.finfo(self._dtype).min)
+        return {
+            "input_ids": torch.from_numpy(cells.ids)[None].to(self._device),
+            "position_ids": torch.from_numpy(cells.positions)[None].to(self._device),
+            "attention_mask": mask[None, None],
+        }
+
+
+def _single(cells: Cells) -> list[Cells]:
+    """Each sequence as a rectangle of its own."""
+    ends = cells.starts + cells.lengths
+    return [
+        Cells(
+            ids=cells.ids[start:end],
+            positions=cells.positions[start:end],
+            starts=np.zeros(1, np.int32),
+            lengths=np.array([end - start], np.int32),
+            indices=[0],
+            width=int(end - start),
+        )
+        for start, end in zip(cells.starts.tolist(), ends.tolist(), strict=True)
+    ]

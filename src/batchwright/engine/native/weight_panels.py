@@ -1,0 +1,85 @@
+"""Weights in the layout of `product.h`: panels of 32 columns, unit after unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchwright.engine.native.large_pages import Arena
+
+PANEL = 32
+_HALF = PANEL // 2
+LEVELS = 127
+"""Greatest magnitude of an int8 value: the scale is symmetric, so -128 is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight [outputs, inputs] for the compiled products; what is of outputs is padded with zeros to whole panels."""
+
+    panels: Tensor
+    """[panels, units of inputs, 32, values in a unit], bfloat16 or int8."""
+    bias: Tensor | None
+    """float32."""
+    scales: Tensor | None
+    """int8: float32, of each output."""
+    sums: Tensor | None
+    """int8: int32, 128 times the sum of each output's weights."""
+    inputs: int
+    outputs: int
+
+
+def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) -> PackedLinear:
+    """Pack `weight` [outputs, inputs], bfloat16, as it is or in int8. `inputs` must be a multiple of 4."""
+    outputs, inputs = weight.shape
+    wide_bias = None if bias is None else padded(bias.float())
+    if not quantized:
+        return PackedLinear(_panels(weight, 2, arena), wide_bias, None, None, inputs, outputs)
+    return pack_rounded(*quantize_rows(weight), wide_bias, arena)
+
+
+def pack_rounded(whole: Tensor, scales: Tensor, bias: Tensor | None, arena: Arena) -> PackedLinear:
+    """Pack what `quantize_rows` made of a weight; `bias` is float32 [outputs, padded to panels]."""
+    outputs, inputs = whole.shape
+    sums = whole.sum(1, dtype=torch.int32) * 128
+    return PackedLinear(_panels(whole, 4, arena), bias, padded(scales), padded(sums), inputs, outputs)
+
+
+def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
+    """What `pack` takes of the arena."""
+    outputs, inputs = weight.shape
+    return -(-outputs // PANEL) * PANEL * inputs * (1 if quantized else 2)
+
+
+def interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    """`gate` and `up` [outputs, inputs] in turns of 16 rows, so that each panel holds both for 16 outputs."""
+    inputs = gate.shape[1]
+    pairs = torch.stack((gate.view(-1, _HALF, inputs), up.view(-1, _HALF, inputs)), dim=1)
+    return pairs.view(-1, inputs)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x` [rows, dim] as int8 with a scale [rows], float32: x ≈ whole · scale, the greatest of a row being ±127."""
+    wide = x.float()
+    scales = wide.abs().amax(1) / LEVELS
+    inverse = torch.where(scales > 0, 1 / scales, torch.zeros_like(scales))
+    return (wide * inverse[:, None]).round().to(torch.int8), scales
+
+
+def padded(x: Tensor) -> Tensor:
+    """`x` [outputs, ...] with zeros up to whole panels."""
+    missing = -x.shape[0] % PANEL
+    if not missing:
+        return x.contiguous()
+    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing))
+
+
+def _panels(weight: Tensor, per_unit: int, arena: Arena) -> Tensor:
+    # Units are copied as whole numbers of 4 bytes, which is several times as fast.
+    units = padded(weight).view(torch.int32)
+    panels = units.view(-1, PANEL, units.shape[1]).transpose(1, 2)
+    packed = arena.empty(tuple(panels.shape), torch.int32).copy_(panels)
+    return packed.view(weight.dtype).view(*panels.shape, per_unit)

@@ -1,0 +1,194 @@
+"""Static padded generation: transformers' `generate` over one batch that begins and ends together.
+
+What `Engine` does better, and the plain way of doing it: rows are padded on the left to the longest prompt, and the
+batch runs until its last row has ended. `generate` computes the logits; which token each row takes from them, and when
+it ends, is decided by the engine's own sampling, so that every request has its own parameters in a batch with others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.engine.bodies.load import choose_device, choose_dtype
+from batchwright.engine.generation import Generation, RequestState
+from batchwright.engine.quiet_loading import no_progress_bars
+from batchwright.engine.sampling import sample
+from batchwright.engine.tokenizer import Tokenizer
+from batchwright.errors import (
+    BatchwrightError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    NonFiniteLogits,
+    UnsupportedModel,
+)
+from batchwright.models import DEFAULT_MODEL, resolve
+from batchwright.padding import PaddingConfig, PaddingOptimizer
+from batchwright.request import InferenceRequest, InferenceResponse, SamplingParams
+from batchwright.scheduling import Sequence as TokenSequence
+
+Answer = InferenceResponse | BatchwrightError
+
+
+class StaticGenerator:
+    """Text from any causal language model of transformers, a whole batch at a time.
+
+        Batcher(StaticGenerator(), policy=...)
+
+    `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `dtype` is auto, float32,
+    bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. `max_model_len` bounds prompt and output together (default:
+    what the model was made for).
+
+    May be used from several threads, one batch at a time. Raises `ModelNotFound`, `UnsupportedModel` or
+    `DownloadError` for the model, ValueError for a setting.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        from transformers import GenerationConfig
+
+        self._device = choose_device(device)
+        folder = resolve(str(model))
+        self._model = _load(folder, choose_dtype(dtype, self._device), self._device)
+        # A model's own defaults for sampling would go where a request is silent, beside what the request says.
+        make: Any = GenerationConfig
+        self._model.generation_config = make(pad_token_id=0)
+        config = self._model.config.get_text_config()
+        made_for = getattr(config, "max_position_embeddings", None) or 2**20
+        if max_model_len is not None and not 1 <= max_model_len <= made_for:
+            raise ValueError(f"max_model_len={max_model_len}: must be 1 to {made_for}, what this model takes at most")
+        self.max_model_len: int = max_model_len or made_for
+        self.tokenizer = Tokenizer(folder, config.vocab_size)
+        self.model_name = str(model)
+        self._clock = clock or MonotonicClock()
+        self._one_at_a_time = threading.Lock()
+
+    def generate_batch(
+        self, prompts: list[Any], requests: Sequence[InferenceRequest | SamplingParams | None] | None = None
+    ) -> list[Answer]:
+        """An answer for each prompt: text, token ids or chat messages, with the parameters of its request.
+
+        `requests` has an entry for each prompt, None for the default parameters, and may be left out. A prompt that
+        cannot be computed, or whose logits are not finite, gives an error in its place. Raises ValueError when there
+        are not as many requests as prompts.
+        """
+        if requests is not None and len(requests) != len(prompts):
+            raise ValueError(f"requests: {len(requests)} for {len(prompts)} prompts; give one for each")
+        with self._one_at_a_time:
+            began = self._clock.now()
+            states = [
+                self._begin(prompt, request, began)
+                for prompt, request in zip(prompts, requests or [None] * len(prompts), strict=True)
+            ]
+            rows = [row for state in states if isinstance(state, RequestState) for row in state.generations]
+            if rows:
+                self._run(rows)
+            now = self._clock.now()
+        return [_answer(state, now) if isinstance(state, RequestState) else state for state in states]
+
+    def _begin(
+        self, prompt: Any, request: InferenceRequest | SamplingParams | None, now: float
+    ) -> RequestState | InvalidRequest:
+        try:
+            if not isinstance(request, InferenceRequest):
+                request = InferenceRequest.of(prompt, request or SamplingParams())
+            ids = self.tokenizer.encode(prompt)
+        except InvalidRequest as error:
+            return error
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this prompt alone
+            return InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt")
+        total = len(ids) + request.max_tokens
+        if total > self.max_model_len:
+            return ContextLengthExceeded(
+                f"prompt of {len(ids)} tokens and max_tokens={request.max_tokens} are {total}: the model takes "
+                f"{self.max_model_len}, shorten the prompt or lower max_tokens"
+            )
+        state = RequestState(request, len(ids), now, streams=False, first_step_at=now)
+        for index in range(request.n):
+            sequence = TokenSequence(tokens=list(ids), num_prompt=len(ids), max_total=total)
+            state.generations.append(Generation(state, index, sequence, self.tokenizer, incremental=False))
+        return state
+
+    @torch.inference_mode()
+    def _run(self, rows: list[Generation]) -> None:
+        prompts = [row.sequence.tokens for row in rows]
+        longest = max(map(len, prompts))
+        padding = PaddingOptimizer(PaddingConfig(padding_side="left", max_length=longest))
+        ids, mask = (torch.from_numpy(part).to(self._device) for part in padding.pad_batch(prompts))
+        chooser = _Chooser(rows, self._clock)
+        self._model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=False,  # of the scores that the chooser leaves, the likeliest is its choice
+            max_new_tokens=max(row.owner.request.max_tokens for row in rows),
+            logits_processor=[chooser.choose],
+            stopping_criteria=[chooser.ended],
+        )
+
+
+class _Chooser:
+    """Each row's next token and end, where `generate` lets others decide about them."""
+
+    def __init__(self, rows: list[Generation], clock: Clock) -> None:
+        self._rows, self._clock = rows, clock
+
+    def choose(self, _: Tensor, scores: Tensor) -> Tensor:
+        """`scores` [rows, vocab] float32 → 0 for the token that each row takes, and -inf for all others."""
+        live = [at for at, row in enumerate(self._rows) if not _is_over(row)]
+        states = [self._rows[at].sampling for at in live]
+        outcomes = sample(scores[live] if len(live) < len(self._rows) else scores, states)
+        tokens = np.zeros(len(self._rows), np.int64)
+        for at, outcome in zip(live, outcomes, strict=True):
+            row = self._rows[at]
+            if outcome.token is None:
+                row.owner.error = NonFiniteLogits("the model produced NaN or infinite logits for this request")
+                continue
+            tokens[at] = outcome.token
+            if row.owner.first_token_at is None:
+                row.owner.first_token_at = self._clock.now()
+            row.accept(outcome)
+        chosen = torch.full_like(scores, -torch.inf)
+        return chosen.scatter_(1, torch.from_numpy(tokens).to(scores.device)[:, None], 0.0)
+
+    def ended(self, ids: Tensor, _: Any, **__: Any) -> Tensor:
+        """[rows] bool: which take no more tokens."""
+        return torch.tensor([_is_over(row) for row in self._rows], device=ids.device)
+
+
+def _is_over(row: Generation) -> bool:
+    return row.finish_reason is not None or row.owner.error is not None
+
+
+def _answer(state: RequestState, now: float) -> Answer:
+    return state.error if state.error is not None else state.response(now)
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        load: Any = AutoModelForCausalLM.from_pretrained
+        with no_progress_bars():
+            model, found = load(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
+    except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
+        raise UnsupportedModel(f"transformers cannot load {folder} as a causal language model: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise UnsupportedModel(
+            f"{folder} is no causal language model: it has no weights for {missing[0]} and {len(missing) - 1} others"
+        )
+    return model.to(device).eval()

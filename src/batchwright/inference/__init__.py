@@ -1,0 +1,1 @@
+"""What computes requests: bodies of OpenAI requests in, bodies of OpenAI responses out."""

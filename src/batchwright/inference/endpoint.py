@@ -1,0 +1,324 @@
+"""`EndpointInference`: calls computed by an OpenAI-compatible endpoint elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+import stamina
+
+from batchwright.errors import (
+    DeadlineExceeded,
+    EndpointError,
+    EndpointUnreachable,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+)
+from batchwright.inference.calls import InFlight, chosen_model, time_left
+from batchwright.inference.endpoint_client import EndpointClient
+from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
+from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
+from batchwright.inference.inference import Call
+from batchwright.request import Traffic
+from batchwright.wire.bounds import require_sizes
+from batchwright.wire.fields import deadline_seconds, priority_of
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model, require_few_completions
+
+_T = TypeVar("_T")
+
+_AHEAD = 1.25
+"""Batch lines held for each call that the endpoint is given at once, the next ones being fetched meanwhile."""
+_OURS = ("deadline", "deadline_ms", "priority")
+"""Fields that endpoints elsewhere do not know."""
+_LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data"}
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""What a proxy answers in the name of an endpoint that it does not reach."""
+_PROBE_SECONDS = 10.0
+_LONGEST_PAUSE = 600.0
+_FOREVER = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a call is tried, and how long is waited before the next try, in seconds."""
+
+    attempts: int
+    wait_initial: float
+    wait_max: float
+
+
+RETRIES: Mapping[Traffic, Retries] = {"online": Retries(3, 0.25, 2.0), "batch": Retries(30, 1.0, 60.0)}
+"""Online somebody waits; a line of a batch outlasts half an hour of refusals. While the endpoint does not answer at
+all, the line goes back to whoever keeps it."""
+
+
+class EndpointInference:
+    """Hands calls on to an endpoint elsewhere, at most `max_concurrency` at once, online ones first.
+
+    - `base_url`: as for the official client, `https://host/v1`; `api_key`: its own key, if it wants one.
+    - `models`: the names under which its models are asked for here, each with the name that it has there. None: names
+      are handed on as they are; `discover` asks which there are.
+    - `timeout`: seconds in which nothing comes, after which a try is given up.
+    - `max_waiting`: online calls that wait for their turn; more are refused with `Overloaded`.
+
+    What it answers with 408, 409, 429 or a failure of its own, and what it does not answer, is tried again (`retries`);
+    when it is overloaded it gets fewer calls at once for a while. While it is known not to answer at all it is given
+    none: calls raise `EndpointDown` until a probe is answered. Raises ValueError for a setting.
+    """
+
+    endpoints = frozenset(_LIST_OF)
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        models: Mapping[str, str] | None = None,
+        *,
+        max_concurrency: int = 64,
+        timeout: float = 600.0,
+        max_waiting: int = 1000,
+        retries: Mapping[Traffic, Retries] = RETRIES,
+    ) -> None:
+        self._limit = AimdLimit(max_concurrency)
+        self._gate = Gate(self._limit)
+        self._client = EndpointClient(base_url, api_key, timeout=timeout, connections=max_concurrency)
+        self._watch = EndpointWatch(self._probe)
+        self._theirs = dict(models or {})
+        self._asks_for_models = False
+        """Whether the models are those that the endpoint lists."""
+        self._max_waiting = max_waiting
+        self._retries = retries
+        self._held = InFlight()
+        self._closed = False
+
+    @property
+    def models(self) -> Sequence[str]:
+        return tuple(self._theirs)
+
+    @property
+    def room(self) -> int:
+        """`wants`, and below zero where it holds more batch lines than it would like to."""
+        places = 0 if self._watch.down else int(self._limit.value * _AHEAD) - self._held.total
+        return max(places, -self._held.batch)
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.room)
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no call can be computed now, in words that tell callers nothing of the endpoint; None when it can."""
+        return SILENCE if self._watch.down else None
+
+    async def discover(self) -> None:
+        """Ask the endpoint for its models, if none were given.
+
+        One that does not answer is asked again in the background, and until then there are no models. Raises
+        `EndpointError` for an answer that is no list of models.
+        """
+        if self._theirs:
+            return
+        self._asks_for_models = True
+        try:
+            await self._watch.look()
+        except EndpointError as error:
+            if not _is_outage(error):
+                raise
+            self._watch.suspect()
+
+    async def _probe(self) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                listed = (await self._client.get("/models")).get("data")
+        except TimeoutError:
+            raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
+        except EndpointError as error:
+            if _is_outage(error) or not self._theirs:
+                raise
+            return  # it has no list of models, and answers
+        if self._asks_for_models:
+            entries = listed if isinstance(listed, list) else []
+            names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
+            found = {name: name for name in names if isinstance(name, str) and name}
+            if not found:
+                raise EndpointError(f"{self._client.url}/models lists no models: name those that it has")
+            self._theirs = found
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        path, body, until = self._prepared(call, stream=False)
+        with self._held.hold(call.traffic):
+            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, body)))
+        return self._ours(call, answer)
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        path, body, until = self._prepared(call, stream=True)
+        with self._held.hold(call.traffic):
+            opened = await _within(until, self._retried(call, lambda: self._opened(call, path, body)))
+            async with opened.held:
+                chunk: dict[str, Any] | None = opened.first
+                while chunk is not None:
+                    yield self._ours(call, chunk)
+                    # Each by itself: who iterates may be another task than before, and a timeout belongs to a task.
+                    chunk = await _within(until, anext(opened.chunks, None))
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._watch.close()
+        await self._client.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the endpoint is not asked any more: the service is closing")
+        self._watch.require_answering()
+
+    def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
+        """Where to, what (as JSON), and until when by the time of the event loop."""
+        self._require_open()
+        if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
+        require_sizes(call.body)
+        if call.endpoint != EMBEDDINGS_URL:
+            require_few_completions(call.body)
+        left = time_left(call, deadline_seconds(call.body))
+        until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
+        body = {name: value for name, value in call.body.items() if name not in _OURS}
+        model = read_model(call.body)
+        if self._theirs:
+            body["model"] = self._theirs[chosen_model(model, tuple(self._theirs))]
+        if stream:
+            body["stream"] = True
+        try:
+            return call.endpoint.removeprefix("/v1"), msgspec.json.encode(body), until
+        except (ValueError, OverflowError, TypeError, RecursionError) as error:
+            raise InvalidRequest(f"the body has no form as JSON: {error}") from error
+
+    def _enter(self, call: Call) -> AbstractAsyncContextManager[int]:
+        owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
+        return self._gate.enter(call.traffic, owner, weight=weight, priority=priority_of(call.body))
+
+    async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
+        async with self._enter(call) as began:
+            self._require_open()
+            answer = await self._noticed(began, self._client.post(path, body))
+        if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
+            raise EndpointError(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
+        return answer
+
+    async def _opened(self, call: Call, path: str, body: bytes) -> _Opened:
+        async with AsyncExitStack() as held:
+            began = await held.enter_async_context(self._enter(call))
+            self._require_open()
+            chunks = await held.enter_async_context(aclosing(self._client.stream(path, body)))
+            first = await self._noticed(began, anext(chunks, None))
+            if first is None:
+                raise EndpointError(f"{self._client.url} ended its stream without a chunk")
+            return _Opened(held.pop_all(), first, chunks)
+
+    async def _noticed(self, began: int, answer: Awaitable[_T]) -> _T:
+        """`answer`, from which the limit learns."""
+        try:
+            result = await answer
+        except EndpointError as error:
+            if error.status in (429, 503):
+                self._limit.overloaded(began)
+            if _is_outage(error):
+                self._watch.suspect()
+            raise
+        self._limit.succeeded()
+        self._watch.answered()
+        return result
+
+    async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
+        """What a try gives; a place is held while trying, and not between tries."""
+        retries, failures, tell = self._retries[call.traffic], count(), call.pauses or _nobody
+
+        def pause(error: Exception) -> bool | float:
+            found = pause_before_retry(error, call.traffic, retries, next(failures))
+            tell(found is not False)
+            return found
+
+        try:
+            # Nearly all calls succeed at once, and what tries again costs a third of what such a call does.
+            return await attempt_once()
+        except Exception as error:
+            failure = error
+        async for attempt in stamina.retry_context(
+            on=pause,
+            attempts=retries.attempts,
+            timeout=None,
+            wait_initial=retries.wait_initial,
+            wait_max=retries.wait_max,
+            wait_jitter=retries.wait_initial,
+        ):
+            with attempt:
+                if attempt.num == 1:
+                    raise failure
+                tell(False)
+                return await attempt_once()
+        raise failure
+
+    def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
+        """With the model under the name that it was asked for by."""
+        if self._theirs and "model" in answer:
+            # Not checked again: the endpoint may have come back with other models since.
+            answer["model"] = read_model(call.body) or self.models[0]
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A stream whose first chunk has come."""
+
+    held: AsyncExitStack
+    """What it holds until it ends: its place and its connection."""
+    first: dict[str, Any]
+    chunks: AsyncGenerator[dict[str, Any]]
+
+
+def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, failures: int) -> bool | float:
+    """Seconds to wait before the next try where the endpoint named them, else whether to try again at all.
+
+    `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all
+    tries would be over soon. More than `retries.wait_max` is not waited for online; the caller is told it instead.
+    """
+    if isinstance(error, EndpointUnreachable):
+        return True
+    if not isinstance(error, EndpointError) or error.status is None:
+        return False
+    if error.status not in (408, 409, 429) and error.status < 500:
+        return False
+    if (error.body or {}).get("code") == "insufficient_quota":
+        return False  # paying helps, waiting does not
+    if error.retry_after is None:
+        return True
+    if traffic == "online" and error.retry_after > retries.wait_max:
+        return False
+    least = min(retries.wait_max, retries.wait_initial * 2.0 ** (failures - 1)) if failures else 0.0
+    return min(max(error.retry_after, least), _LONGEST_PAUSE)
+
+
+def _is_outage(error: EndpointError) -> bool:
+    """Whether the endpoint may be away altogether."""
+    return isinstance(error, EndpointUnreachable) or error.status in _GATEWAY_STATUSES
+
+
+def _nobody(pausing: bool) -> None:
+    """Who is told where a call does not say."""
+
+
+async def _within(until: float | None, work: Awaitable[_T]) -> _T:
+    """`work`, until then by the time of the event loop. Raises `DeadlineExceeded`."""
+    limit = asyncio.timeout_at(until)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError as error:
+        if limit.expired():
+            raise DeadlineExceeded("the time for this request passed before the endpoint answered") from error
+        raise

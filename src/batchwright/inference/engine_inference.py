@@ -1,0 +1,141 @@
+"""`EngineInference`: chats and completions, computed by the engine in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from batchwright.engine.async_engine import AsyncEngine
+from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.inference.calls import InFlight, all_of, chosen_model, merged, time_left
+from batchwright.inference.inference import Call
+from batchwright.inference.traffic_threads import TrafficThreads
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
+from batchwright.wire.responses import Chunks, Head, completion_body
+
+_WANTED = 2
+"""Sequences held for each place in the engine, so that none stays empty while the next lines are fetched."""
+
+
+class EngineInference:
+    """Serves one generating model.
+
+    The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
+    first stands in answers to bodies that name none (default: the engine's own name).
+    `system_fingerprint` stands in answers.
+    """
+
+    endpoints = frozenset({CHAT_URL, COMPLETION_URL})
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        names: Sequence[str] = (),
+        *,
+        unix_time: Callable[[], float] = time.time,
+        system_fingerprint: str | None = None,
+    ) -> None:
+        self.engine = engine
+        self._fingerprint = system_fingerprint
+        self._names = tuple(names) or (engine.model_name,)
+        self._unix_time = unix_time
+        self._places = engine.stats.max_num_seqs
+        self._context = min(engine.max_model_len, engine.stats.kv_blocks * engine.stats.block_size)
+        self._threads = TrafficThreads()
+        self._held = InFlight()
+
+    @property
+    def models(self) -> Sequence[str]:
+        return self._names
+
+    @property
+    def room(self) -> int:
+        """`wants`, and below zero where it holds more batch lines than it would like to.
+
+        Online requests lower it, but not below a line for each place: they may not keep out what batches are owed.
+        """
+        return max(_WANTED * self._places - self._held.total, self._places - self._held.batch)
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.room)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        head = self._head(call, body)
+        with self._held.hold(call.traffic, len(body.prompts) * body.n):
+            requests = await self._requests(call, body)
+            responses = await all_of([self._computed(request) for request in requests])
+        return completion_body(head, responses)
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        head = self._head(call, body)
+        chunks = Chunks(head, include_usage=body.include_usage)
+        usages: list[Usage] = []
+        with self._held.hold(call.traffic, len(body.prompts) * body.n):
+            requests = await self._requests(call, body)
+            async with aclosing(merged([self._events(request) for request in requests])) as events:
+                async for position, event in events:
+                    index = position * body.n + event.index
+                    for chunk in chunks.text(
+                        index, event.text, logprobs=event.logprobs, finish_reason=event.finish_reason
+                    ):
+                        yield chunk
+                    if event.response is not None:
+                        usages.append(event.response.usage)
+        for chunk in chunks.usage(usages):
+            yield chunk
+
+    async def close(self) -> None:
+        self._threads.close()
+        await self.engine.close()
+
+    def _head(self, call: Call, body: GenerationBody) -> Head:
+        model = chosen_model(body.model, self._names)
+        key, created = call.request_id.removeprefix("req_"), int(self._unix_time())
+        return Head(key, created, model, body.chat, body.n, self._fingerprint)
+
+    async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
+        """With ids of their own, since a line may be computed anew before its first try has left the engine."""
+        left = time_left(call, body.deadline)
+        # One at a time: between them prompts of other requests have their turn on the thread.
+        encoded = [await self._threads.run(call.traffic, self._encoded, prompt) for prompt in body.prompts]
+        return [
+            InferenceRequest.of(
+                ids,
+                body.params(self._context - len(ids)),
+                priority=body.priority,
+                deadline=left,
+                traffic=call.traffic,
+                flow=call.flow,
+            )
+            for ids in encoded
+        ]
+
+    def _encoded(self, prompt: Prompt) -> list[int]:
+        try:
+            return self.engine.tokenizer.encode(prompt)
+        except BatchwrightError:
+            raise
+        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+            raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+
+    async def _computed(self, request: InferenceRequest) -> InferenceResponse:
+        return self._accepted(await self.engine.generate(request))
+
+    async def _events(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
+        async with aclosing(self.engine.stream(request)) as events:
+            async for event in events:
+                if event.response is not None:
+                    self._accepted(event.response)
+                yield event
+
+    def _accepted(self, response: InferenceResponse) -> InferenceResponse:
+        """Raises its error, if it has one."""
+        if response.error is not None:
+            raise response.error
+        return response

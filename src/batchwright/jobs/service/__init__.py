@@ -1,1 +1,0 @@
-"""Batches from upload to output file: blobs, intake, workers, finishing, progress."""

@@ -1,0 +1,1 @@
+"""Lines of input and output, whoever computes them."""

@@ -1,0 +1,287 @@
+"""How much a step may carry for batches without an online request feeling it.
+
+An SLO bounds two times: to an online request's first token (`ttft`), and from one of its tokens to the next, on average
+over the request (`tpot`). A step delays every online sequence by as long as it takes, so the SLO bounds the seconds of
+a step, and a learned model of step times turns these into tokens:
+
+    seconds = α + β · prefill tokens + γ · prefill (token, key) pairs + δ · decode rows + ε · keys that these read
+
+- **While online sequences decode**, a step may take `tpot`. One that is behind asks for less, so that it makes up for
+  what it lost within its next tokens; one that is ahead asks for no more. By its end each wants to be ahead by what a
+  bad step would cost it, for instance one with the prompts of several others: 99% of the recent ones cost less.
+- **While one waits for its first token**, the steps until then may take what is left of its `ttft`.
+- **At any time** one may arrive in the middle of a step. It waits for the end of this one, then for its own: a step may
+  take half of `ttft`.
+- **The margins** are learned: what 95% of the recent steps stayed within, as a ratio to their prediction, and what
+  95% of the means over as many steps as a sequence has to catch up in did. The first is for waits that are over with a
+  step, the second for `tpot`. On a quiet machine they are a few percent, on a busy one more.
+- **Nothing is believed that was not seen**: no step is planned of more than twice the tokens of the largest since the
+  model was last learned anew.
+
+Online tokens are never held back for a batch, and a step without any carries at least one batch token, whatever the
+SLO: so one that cannot be kept stops no batch that has the engine to itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from batchwright.fitting import FadedFit
+from batchwright.scheduling.plan import Chunk, StepPlan
+from batchwright.scheduling.sequence import Sequence
+
+_CONFIDENCE = 0.95
+_BAD_STEP = 0.99
+_REMEMBERED = 256
+"""Recent steps that the margins are taken from."""
+_MEMORY = 400
+"""Steps that the model looks back."""
+_CATCH_UP = 8
+"""Tokens within which a sequence that is behind makes up for it."""
+_LEAST_PART = 4
+_FIRST_TOKENS = 16
+"""Of the first step of all, of which nothing is known."""
+
+
+@dataclass(slots=True)
+class StepShape:
+    """What the time of a step depends on."""
+
+    prefill_tokens: int = 0
+    prefill_pairs: int = 0
+    """(token, key) pairs of prefill chunks: what their attention costs."""
+    decode_rows: int = 0
+    """Chunks of a single token."""
+    decode_keys: int = 0
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> StepShape:
+        tokens = pairs = rows = keys = 0
+        for chunk in chunks:
+            count = chunk.count
+            if count == 1:
+                rows += 1
+                keys += chunk.start + 1
+            else:
+                tokens += count
+                pairs += _pairs(chunk.start, count)
+        return cls(tokens, pairs, rows, keys)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefill_tokens + self.decode_rows
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        return (1.0, self.prefill_tokens, self.prefill_pairs, self.decode_rows, self.decode_keys)
+
+
+class _Spread:
+    """What the share `level` of the last values stay within, at least `least`."""
+
+    def __init__(self, level: float, least: float) -> None:
+        self._level = level
+        self._least = least
+        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self._fresh = 0
+        self.most = least
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._fresh += 1
+        # While there are few each may say something else; later one more says little.
+        if self._fresh * 8 >= len(self._values) or self._fresh >= 8:
+            self._fresh = 0
+            ordered = sorted(self._values)
+            self.most = max(self._least, ordered[min(len(ordered) - 1, int(self._level * len(ordered)))])
+
+
+class StepTimes:
+    """Predicts the seconds of a step from those of the steps before."""
+
+    def __init__(self) -> None:
+        self._fit = FadedFit(5, _MEMORY)
+        self._of_steps = _Spread(_CONFIDENCE, 1.0)
+        self._of_runs = _Spread(_CONFIDENCE, 1.0)
+        self._run: deque[float] = deque(maxlen=_CATCH_UP)
+        self._seen: tuple[float, ...] = (0.0,) * 5
+        """Most of each feature."""
+        self.largest = 0
+        """Most tokens of a step that was measured, since what was known was last let go."""
+
+    def observe(self, shape: StepShape, seconds: float) -> float | None:
+        """Such a step took `seconds`. What was predicted for it, None when nothing was known."""
+        predicted = self.predict(shape)
+        if predicted is not None and predicted > 0.0:
+            self._of_steps.add(seconds / predicted)
+            self._run.append(seconds / predicted)
+            self._of_runs.add(sum(self._run) / len(self._run))
+        features = shape.features
+        # A law for decodes says nothing of the first prompt; but the keys, which grow with every step, are no news.
+        is_new = any(feature > 2.0 * seen for feature, seen in zip(features, self._seen, strict=True))
+        self._fit.observe(features, seconds, is_larger=is_new or shape.num_tokens > self.largest)
+        if self._fit.observations == 1:
+            self._seen, self.largest = features, shape.num_tokens
+        else:
+            self._seen = tuple(map(max, self._seen, features))
+            self.largest = max(self.largest, shape.num_tokens)
+        return predicted
+
+    def predict(self, shape: StepShape) -> float | None:
+        """Seconds; None when nothing is known."""
+        return self._fit.predict(shape.features)
+
+    @property
+    def margin(self) -> float:
+        """Seconds over predicted seconds that most steps stay within, at least 1."""
+        return self._of_steps.most
+
+    @property
+    def margin_of_runs(self) -> float:
+        """The same for the mean over as many steps as a sequence has to catch up in."""
+        return self._of_runs.most
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds for a step, a prefill token, a prefill pair, a decode row, a key; all 0 when nothing is known."""
+        return self._fit.coefficients
+
+
+@dataclass(slots=True)
+class StepRoom:
+    """What may still be taken of one step: tokens, and predicted seconds.
+
+    `owed` tokens may be taken though they cost more seconds than there are.
+    """
+
+    tokens: int
+    owed: int = 0
+    seconds: float = math.inf
+    costs: tuple[float, ...] = field(default=(0.0,) * 5)
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens > 0 and (self.seconds > 0.0 or self.owed > 0)
+
+    def fits_rows(self, rows: int, keys: int) -> bool:
+        """Whether that many decodes fit, which read so many keys together."""
+        return rows <= self.tokens and self.costs[3] * rows + self.costs[4] * keys <= self.seconds
+
+    def fits_row(self, keys: int) -> bool:
+        return self.tokens > 0 and (self.owed > 0 or self._row(keys) <= self.seconds)
+
+    def take_row(self, keys: int) -> None:
+        self._take(1, self._row(keys))
+
+    def most_prompt(self, start: int, wanted: int) -> int:
+        """How many of `wanted` prompt tokens from position `start` fit."""
+        most = min(wanted, self.tokens)
+        count = min(most, self._affordable(start))
+        if count < 2:
+            count = min(most, int(self._row(start + 1) <= self.seconds))
+        return max(count, min(most, self.owed))
+
+    def take_prompt(self, start: int, count: int) -> None:
+        if count == 1:
+            return self.take_row(start + 1)
+        return self._take(count, self.costs[1] * count + self.costs[2] * _pairs(start, count))
+
+    def _take(self, tokens: int, seconds: float) -> None:
+        self.tokens -= tokens
+        self.owed = max(0, self.owed - tokens)
+        self.seconds -= seconds
+
+    def _row(self, keys: int) -> float:
+        return self.costs[3] + self.costs[4] * keys
+
+    def _affordable(self, start: int) -> int:
+        """Most prompt tokens n with β n + γ (n start + n (n + 1) / 2) ≤ seconds."""
+        if self.seconds <= 0.0:
+            return 0
+        if self.seconds == math.inf:
+            return self.tokens
+        half = self.costs[2] / 2
+        linear = self.costs[1] + self.costs[2] * (start + 0.5)
+        root = linear + math.sqrt(linear * linear + 4 * half * self.seconds)
+        count = 2 * self.seconds / root if root > 0.0 else math.inf
+        return int(min(count, self.tokens))
+
+
+class SloController:
+    """Keeps the SLO `ttft` and `tpot` (units of `now`, seconds; None: no bound). Raises ValueError unless positive."""
+
+    def __init__(self, *, ttft: float | None = None, tpot: float | None = None) -> None:
+        for name, value in (("ttft", ttft), ("tpot", tpot)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"{name}={value}: must be more than 0, or None for no bound")
+        self.ttft = ttft
+        self.tpot = tpot
+        self.times = StepTimes()
+        self._beyond = _Spread(_BAD_STEP, 0.0)
+        """Seconds by which steps with online sequences went beyond `tpot`."""
+
+    def observe(self, plan: StepPlan, seconds: float) -> float | None:
+        """The step took `seconds`. What was predicted for it, None when nothing was known."""
+        if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
+            self._beyond.add(seconds - self.tpot)
+        return self.times.observe(StepShape.of(plan.chunks), seconds)
+
+    def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
+        """Predicted seconds that the step may have, for the sake of `online` that run and the first that waits."""
+        if self.ttft is None and self.tpot is None:
+            return math.inf
+        wait, next_ = math.inf if self.ttft is None else self.ttft / 2, math.inf
+        for sequence in (*online, *(() if waiting is None else (waiting,))):
+            if sequence.num_generated:
+                if self.tpot is not None:
+                    next_ = min(next_, self._until_next(sequence, now, self.tpot))
+            elif self.ttft is not None:
+                steps = max(1, math.ceil(sequence.remaining / budget))
+                wait = min(wait, (sequence.arrived_at + self.ttft - now) / steps)
+        return min(wait / self.times.margin, next_ / self.times.margin_of_runs)
+
+    def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> StepRoom:
+        """For batches in a step that computes `online` chunks in any case, and may have `limit` predicted seconds."""
+        if self.ttft is None and self.tpot is None:
+            return StepRoom(tokens, owed)
+        shape = StepShape.of(online)
+        most = max(_FIRST_TOKENS, 2 * self.times.largest) - shape.num_tokens
+        if not shape.num_tokens:
+            owed = max(owed, 1)
+        taken = self.times.predict(shape) or 0.0
+        seconds = limit - taken
+        return StepRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
+
+    def room_beside(self, newcomers: Iterable[Chunk], tokens: int) -> StepRoom:
+        """For `tokens` of others in a step that computes `newcomers`: they may take half as long as it would alone.
+
+        One of them may in any case, or they would stand still beside newcomers in every step.
+        """
+        seconds = self.times.predict(StepShape.of(newcomers))
+        return StepRoom(tokens) if not seconds else StepRoom(tokens, 1, seconds / 2, self.times.coefficients)
+
+    def even_room(self, tokens: int) -> StepRoom:
+        """For prompts, as long as `tokens` of them without a context before them take: the deeper they are, the fewer.
+
+        But no fewer than a quarter, since each step reads the weights.
+        """
+        costs = self.times.coefficients
+        seconds = costs[1] * tokens + costs[2] * _pairs(0, tokens)
+        return StepRoom(tokens, tokens // _LEAST_PART, seconds, costs) if seconds > 0.0 else StepRoom(tokens)
+
+    def _until_next(self, sequence: Sequence, now: float, tpot: float) -> float:
+        """Seconds that the next token of a sequence may take."""
+        if sequence.first_token_at is None:
+            return tpot
+        behind = now - sequence.first_token_at - (sequence.num_generated - 1) * tpot
+        left = max(1, sequence.max_total - len(sequence.tokens))
+        at_once = behind / min(_CATCH_UP, left)
+        by_its_end = (behind + self._beyond.most) / max(_CATCH_UP, left)
+        return tpot - max(0.0, at_once, by_its_end)
+
+
+def _pairs(start: int, count: int) -> int:
+    return count * start + count * (count + 1) // 2

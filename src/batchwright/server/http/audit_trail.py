@@ -1,0 +1,122 @@
+"""What goes into the audit log of each request: routes say what they do, and this writes down what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from batchwright.clock import Clock
+from batchwright.limiting.sparing import Sparing
+from batchwright.server.http.error_answers import as_http
+from batchwright.server.http.middleware import HUNG_UP
+from batchwright.service.access.audit import AuditLog
+
+_DEED = "deed"
+_REFUSALS = 10
+"""Of an address in a minute that are written down; of more only their number is."""
+_PATH = 200
+
+
+@dataclass(slots=True)
+class Deed:
+    """What a request does, for the audit log."""
+
+    action: str
+    object: str | None = None
+    """The id of what it is done to; of what is made a route says it."""
+
+
+def audited(action: str, of: str | None = None) -> Any:
+    """A dependency of routes that change state or read contents: its value is the `Deed`.
+
+    `of`: the parameter of the path that has the id of the object.
+    """
+
+    async def note(request: Request) -> Deed:
+        deed = Deed(action, None if of is None else request.path_params.get(of))
+        setattr(request.state, _DEED, deed)
+        return deed
+
+    return Depends(note)
+
+
+def not_audited(request: Request) -> None:
+    """There was nothing in it that is worth a line."""
+    delattr(request.state, _DEED)
+
+
+class AuditMiddleware:
+    """Around `auth.AuthMiddleware`: writes down what was done, and what was refused for want of a key or a right."""
+
+    def __init__(self, app: ASGIApp, *, log: AuditLog, clock: Clock) -> None:
+        self._app = app
+        self._log = log
+        self._clock = clock
+        self._sparing = Sparing(_REFUSALS, 60.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = HUNG_UP
+
+        async def sender(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sender)
+        except ClientDisconnect:
+            # That is also how the contents that a HEAD does not want are broken off.
+            if scope["method"] != "HEAD":
+                status = HUNG_UP
+            raise
+        except Exception as error:
+            status = as_http(error).status
+            raise
+        finally:
+            self._note(scope, status)
+
+    def _note(self, scope: Scope, status: int) -> None:
+        deed: Deed | None = scope["state"].get(_DEED)
+        if deed is not None:
+            whose = deed.object and deed.object[:_PATH]
+            self._log.record(deed.action, _outcome(status), object=whose, **_who(scope, status))
+        elif status in (401, 403):
+            address = _address(scope)
+            let_through, suppressed = self._sparing.take(address or "", self._clock.now())
+            if suppressed:
+                self._log.record("access.refused", "refused", suppressed=suppressed)
+            if let_through:
+                where = f"{scope['method']} {scope['path']}"[:_PATH]
+                self._log.record("access.refused", "refused", object=where, **_who(scope, status))
+
+
+def _outcome(status: int) -> str:
+    if status < 400:
+        return "done"
+    return "refused" if status < 499 else "failed"
+
+
+def _who(scope: Scope, status: int) -> dict[str, Any]:
+    state = scope["state"]
+    key = state.get("key")
+    return {
+        "status": status,
+        "tenant": state.get("tenant"),
+        "key": None if key is None else key.id,
+        "key_name": None if key is None else key.name,
+        "address": _address(scope),
+        "request_id": state.get("request_id"),
+    }
+
+
+def _address(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None

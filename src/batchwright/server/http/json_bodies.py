@@ -1,0 +1,110 @@
+"""JSON bodies from bytes to values: small ones on the event loop, large ones on a thread, so that nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope
+
+from batchwright.server.http.body_limits import SMALL
+from batchwright.server.http.context import ScopeCheck
+from batchwright.server.http.error_answers import HttpError
+from batchwright.service.process_memory import return_free_pages
+from batchwright.wire.json_bounds import JsonScan
+
+_T = TypeVar("_T")
+
+_BOM = b"\xef\xbb\xbf"
+_IS_THERE = b"\0"
+
+
+def read_json(content: bytes | bytearray, model: type[BaseModel] | None) -> Any:
+    """The value of a JSON text; with `model` as an instance of it.
+
+    Raises `HttpError` for what is not JSON, and `RequestValidationError`.
+    """
+    try:
+        value = msgspec.json.decode(memoryview(content)[len(_BOM) :] if content.startswith(_BOM) else content)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body must be JSON: {error}", code="invalid_json") from error
+    if model is None:
+        return value
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found]) from error
+
+
+class JsonThread:
+    """One thread for large bodies, as parsing holds the interpreter's lock: two would not be done sooner."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batchwright-json")
+
+    async def run(self, function: Callable[[], _T]) -> _T:
+        """What `function` gives, or raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    def give_memory_back(self) -> None:
+        """Have the allocator return what large bodies have left free. It is done when no body waits."""
+        self._thread.submit(return_free_pages)
+
+
+class JsonRequest(Request):
+    """A request whose JSON body is kept once, and no longer than it takes to parse it.
+
+    `model`: what the body is validated against where it is parsed. FastAPI does that on the event loop.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, model: type[BaseModel] | None) -> None:
+        super().__init__(scope, receive)
+        self._model = model
+        self._content = bytearray()
+
+    async def body(self) -> bytes:
+        """Read the body. FastAPI, which keeps what this returns until the answer, is only told that there is one.
+
+        Raises `InvalidRequest` as soon as it is too complex: the rest of it is not kept.
+        """
+        scan = JsonScan()
+        async for chunk in self.stream():
+            scan.feed(chunk)
+            self._content += chunk
+        return _IS_THERE if self._content else b""
+
+    async def json(self) -> Any:
+        """Raises as `read_json`."""
+        content, self._content = self._content, bytearray()
+        read = partial(read_json, content, self._model)
+        if len(content) <= SMALL:
+            return read()
+        thread: JsonThread = self.app.state.json_thread
+        return await thread.run(read)
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, if it has one, is JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        kind = None if self.body_field is None else self.body_field.field_info.annotation
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+        checks = [each.dependency for each in self.dependencies if isinstance(each.dependency, ScopeCheck)]
+
+        async def handle_json(request: Request) -> Response:
+            # FastAPI looks at dependencies when it has read the body, which nobody without the right need send.
+            for check in checks:
+                check.require(request)
+            return await handle(JsonRequest(request.scope, request.receive, model))
+
+        return handle_json

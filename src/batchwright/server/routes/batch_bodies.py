@@ -1,0 +1,109 @@
+"""Bodies that make batches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from batchwright.store.records import Endpoint
+from batchwright.wire import bounds
+from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
+
+_NO_NUL = r"^[^\x00]*$"
+
+
+def _number(value: object) -> object:
+    """pydantic would take a text and true for numbers."""
+    if isinstance(value, (bool, str)):
+        raise PydanticCustomError("number_type", "Input should be a number")
+    return value
+
+
+_IsNumber = BeforeValidator(_number)
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_METADATA_KEY, pattern=_NO_NUL)],
+        Annotated[str, StringConstraints(max_length=bounds.MAX_METADATA_VALUE, pattern=_NO_NUL)],
+    ],
+    Field(max_length=bounds.MAX_METADATA),
+    # pydantic would have keys with NUL take any value.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": bounds.MAX_METADATA,
+            "propertyNames": {"minLength": 1, "maxLength": bounds.MAX_METADATA_KEY, "pattern": _NO_NUL},
+            "additionalProperties": {"type": "string", "maxLength": bounds.MAX_METADATA_VALUE, "pattern": _NO_NUL},
+        }
+    ),
+]
+Model = Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_MODEL, pattern=_NO_NUL)]
+Prompt = Annotated[str, StringConstraints(max_length=bounds.MAX_TEXT)]
+Window = Annotated[
+    str,
+    StringConstraints(max_length=16),
+    Field(
+        description='"24h"; other durations of up to 30 days in s, m, h or d are honoured too: "90m", "7d".',
+        examples=["24h"],
+        json_schema_extra={
+            "pattern": "^(([1-9]|[12][0-9]|30)d"
+            "|([1-9][0-9]?|[1-6][0-9]{2}|7[01][0-9]|720)h"
+            "|([1-9][0-9]{0,3}|[1-3][0-9]{4}|4[0-2][0-9]{3}|43[01][0-9]{2}|43200)m"
+            "|([1-9][0-9]{0,5}|1[0-9]{6}|2[0-4][0-9]{5}|25[0-8][0-9]{4}|259[01][0-9]{3}|2592000)s)$"
+        },
+    ),
+]
+
+
+class OutputExpiresAfter(BaseModel):
+    """When the output files expire."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
+
+
+class BatchCreate(BaseModel):
+    """A batch of the lines of an uploaded file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+    endpoint: Endpoint
+    completion_window: Window
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+
+class BatchRetry(BaseModel):
+    """How the lines that did not succeed are tried again."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    completion_window: Window | None = None
+    """Left out: that of the old batch."""
+
+
+class SimpleBatch(BaseModel):
+    """Prompts, all with the same parameters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=bounds.MAX_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] = 256
+    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] = 0.7
+    model: Model | None = None
+    priority: Annotated[
+        int, Field(ge=RANGES["priority"][0], le=RANGES["priority"][1], description="Lower is sooner."), _IsNumber
+    ] = DEFAULT_PRIORITY
+
+
+class SimpleBatchAsync(SimpleBatch):
+    """Prompts to be computed as a durable job."""
+
+    callback_url: (
+        Annotated[str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})] | None
+    ) = None
+    """Told of the end, with a signature as webhooks have it. Its host must have global addresses only."""

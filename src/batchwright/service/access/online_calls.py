@@ -1,0 +1,61 @@
+"""Online calls: let in as far as there is room, bounded in their priority, and none once the service is stopping."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from batchwright.clock import Clock
+from batchwright.errors import ServiceStopping
+from batchwright.inference.closing import closing
+from batchwright.inference.inference import Call
+from batchwright.limiting.admission import AdmissionController, Size
+from batchwright.limiting.estimates import completions_of_request, prompt_tokens_of_request, sequences_of_request
+from batchwright.request import Flow
+from batchwright.service.observability.measured import MeasuredInference
+
+
+class OnlineCalls:
+    """Computes the calls that `admission` lets in; the others are refused instead of letting all of them be late."""
+
+    def __init__(self, inference: MeasuredInference, admission: AdmissionController, clock: Clock) -> None:
+        self.closed = False
+        """Set when the service stops: calls inside are answered, those that come are refused."""
+        self.inside = 0
+        self.admission = admission
+        self._inference = inference
+        self._clock = clock
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        """As `Inference.answer`. Raises `Overloaded`, and `ServiceStopping` when the service is stopping."""
+        with self.admitted([call]):
+            return await self._inference.answer(call)
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        """As `Inference.stream`; raises as `answer`."""
+        with self.admitted([call]):
+            async with closing(self._inference.stream(call)) as bodies:
+                async for body in bodies:
+                    yield body
+
+    @contextmanager
+    def admitted(self, calls: list[Call]) -> Iterator[None]:
+        """Hold what these calls, which are of one request, take of the capacity. Raises as `answer`."""
+        if self.closed:
+            raise ServiceStopping
+        flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)
+        size = sum(map(_size, calls), Size(0, 0))
+        self.admission.admit(flow, size, self._clock.now())
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+            self.admission.release(flow, size, self._clock.now())
+
+
+def _size(call: Call) -> Size:
+    asked = call.endpoint, call.body
+    # Each completion of a prompt holds its tokens.
+    return Size(sequences_of_request(*asked), prompt_tokens_of_request(*asked) * completions_of_request(*asked))

@@ -1,0 +1,124 @@
+"""What the processes of one store tell each other: what was used of quotas, and what they do now.
+
+They do once a second, and for each request with a quota as long as there are others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from batchwright.errors import StoreUnavailable
+from batchwright.service.access.online_quotas import OnlineQuotas
+from batchwright.service.observability.logs import logger
+from batchwright.store.records import Peer
+from batchwright.store.store import Store
+
+_PERIOD = 1.0
+_PATIENCE = 3.0
+_PATIENCE_OF_REQUESTS = 0.5
+"""Seconds that a request waits for the store; then it is decided by what is known here."""
+
+
+class Peers:
+    """Keeps this process and the other ones informed of each other."""
+
+    def __init__(
+        self, store: Store, quotas: OnlineQuotas, worker: Callable[[], str], snapshot: Callable[[], dict[str, Any]]
+    ) -> None:
+        """`worker`: the id of this process's worker, empty while it has none. `snapshot`: what the others are told."""
+        self.others: list[tuple[Peer, dict[str, Any]]] = []
+        """The other processes, with what they last told."""
+        self._store = store
+        self._quotas = quotas
+        self._worker = worker
+        self._snapshot = snapshot
+        self._published = ""
+        self._away = False
+        self._current: asyncio.Task[None] | None = None
+        """The exchange that was begun last."""
+        self._next: asyncio.Task[None] | None = None
+        """The one that begins when that is over."""
+
+    async def run(self) -> None:
+        """Exchange until cancelled. While the database is away everything goes on with what is known."""
+        try:
+            while True:
+                await asyncio.shield(self._joined())
+                await asyncio.sleep(_PERIOD)
+        finally:
+            under_way = [each for each in (self._current, self._next) if each is not None]
+            for each in under_way:
+                each.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def agree(self) -> None:
+        """Return when an exchange that began after this call is over, if there are other processes.
+
+        While the database is away, at once; where it does not answer, after half a second.
+        """
+        if self.others and not self._away:
+            await asyncio.wait([self._joined()], timeout=_PATIENCE_OF_REQUESTS)
+
+    def tell(self) -> None:
+        """Begin an exchange soon, if there are other processes."""
+        if self.others and not self._away:
+            self._joined()
+
+    def _joined(self) -> asyncio.Task[None]:
+        """The exchange that begins next; all who ask until then have the same one."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._begin(self._current), name="exchange with peers")
+        return self._next
+
+    async def _begin(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._current, self._next = self._next, None
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self.exchange()
+            self._away = False
+        except (StoreUnavailable, TimeoutError) as error:
+            if not self._away:
+                logger.warning("peers: quotas are not shared with other servers for now", error=str(error))
+            self._away = True
+        except Exception as error:  # such as what another version has written: it must not end the exchange
+            logger.error("peers: the exchange with other servers failed", exc_info=error)
+
+    async def exchange(self) -> None:
+        """Once. Raises `StoreUnavailable`."""
+        await self._quotas.share()
+        worker = self._worker()
+        found = await self._found(worker)
+        # One that is alone need not write down what nobody reads; but what it wrote before is to be read no more.
+        if not self._published and worker and any(peer.worker != worker for peer in found):
+            found = await self._told(worker)
+        elif self._published and all(peer.worker == worker for peer in found):
+            found = await self._store.publish(worker, "{}")
+            self._published = ""
+        self.others = [(peer, _read(peer.snapshot)) for peer in found if peer.worker != worker]
+        inside: Counter[str] = Counter()
+        for _, told in self.others:
+            inside.update(told.get("inside", {}))
+        self._quotas.limiter.learn_inside(inside)
+
+    async def _found(self, worker: str) -> list[Peer]:
+        return await (self._told(worker) if self._published and worker else self._store.peers())
+
+    async def _told(self, worker: str) -> list[Peer]:
+        """All processes, once they can read what this one does."""
+        snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
+        if worker + snapshot == self._published:
+            return await self._store.peers()
+        found = await self._store.publish(worker, snapshot)
+        self._published = worker + snapshot
+        return found
+
+
+def _read(snapshot: str | None) -> dict[str, Any]:
+    told = {} if snapshot is None else json.loads(snapshot)
+    return told if isinstance(told, dict) else {}

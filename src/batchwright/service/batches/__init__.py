@@ -1,0 +1,1 @@
+"""Batches as their owners see them: creation, progress, results."""

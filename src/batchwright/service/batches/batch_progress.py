@@ -1,0 +1,102 @@
+"""How far a batch is, how fast it goes, and when it will be done. Pure: time comes in as an argument."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from batchwright.store.records import ENDED, BatchRecord
+
+_MEMORY = 120.0
+"""Seconds over which the rate is averaged."""
+_LEAST_SECONDS = 1.0
+"""Of watching, before a rate means anything."""
+_MOST_BATCHES = 1000
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEstimate:
+    """Where a batch stands."""
+
+    total: int
+    completed: int
+    failed: int
+    fraction: float
+    """Finished lines over all lines, 0..1; 1 once the batch has ended."""
+    lines_per_second: float | None
+    """None: unknown yet."""
+    eta_seconds: float | None
+    """Until its last line, at this rate; None: unknown, paused, or standing still."""
+
+
+class BatchRate:
+    """The rate at which lines of one batch are committed, newer ones counting more.
+
+    Only time during which it was watched and ran counts: neither a pause nor a restart slows it.
+    """
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._done = 0
+        self._lines = 0.0
+        self._seconds = 0.0
+
+    def observe(self, now: float, done: int, *, running: bool = True) -> None:
+        """At `now`, `done` lines were finished. `running`: it may go on until the next observation."""
+        if self._at is not None and now > self._at and done >= self._done:
+            elapsed = now - self._at
+            keep = math.exp(-elapsed / _MEMORY)
+            self._lines = self._lines * keep + done - self._done
+            self._seconds = self._seconds * keep + elapsed
+        self._at = now if running else None
+        self._done = done
+
+    @property
+    def rate(self) -> float | None:
+        """Lines a second; None while that cannot be told."""
+        return self._lines / self._seconds if self._seconds >= _LEAST_SECONDS and self._lines > 0 else None
+
+
+class BatchRates:
+    """The rates of the batches of late: of what was read of them, and of what a worker in this process commits."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, BatchRate] = {}
+        self._committed: dict[str, tuple[BatchRate, int]] = {}
+
+    def committed(self, batch_id: str, lines: int, now: float) -> None:
+        """A worker in this process committed `lines` more."""
+        rate, done = self._committed.pop(batch_id, (BatchRate(), 0))
+        rate.observe(now, done + lines)
+        self._committed[batch_id] = (rate, done + lines)
+        _drop_oldest(self._committed)
+
+    def progress(self, batch: BatchRecord, now: float) -> ProgressEstimate:
+        """Where `batch` stands, as it was read at `now`."""
+        counts = batch.counts
+        done = counts.completed + counts.failed
+        ended = batch.status in ENDED
+        runs = batch.status == "in_progress" and batch.ending is None and not batch.paused
+        rate = self._rate(batch.id, done, runs, now)
+        fraction = 1.0 if ended else done / counts.total if counts.total else 0.0
+        eta = 0.0 if ended or batch.ending is not None else (counts.total - done) / rate if rate else None
+        return ProgressEstimate(counts.total, counts.completed, counts.failed, fraction, rate, eta)
+
+    def _rate(self, batch_id: str, done: int, runs: bool, now: float) -> float | None:
+        rate = self._seen.pop(batch_id, None) or BatchRate()
+        rate.observe(now, done, running=runs)
+        if not runs:
+            self._committed.pop(batch_id, None)
+        self._seen[batch_id] = rate
+        _drop_oldest(self._seen)
+        own, _ = self._committed.get(batch_id, (rate, 0))
+        # What is committed here is a part of the whole, and is known sooner.
+        rates = [each.rate for each in (rate, own) if each.rate is not None]
+        return max(rates) if runs and rates else None
+
+
+def _drop_oldest(batches: dict[str, _T]) -> None:
+    if len(batches) > _MOST_BATCHES:
+        del batches[next(iter(batches))]

@@ -1,0 +1,387 @@
+"""What can be asked of files and batches: the one door of HTTP and of the command line. It makes no decisions of time:
+workers (`worker.py`) do the work, in this process or in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
+from batchwright.limiting.estimates import tokens_of_bytes
+from batchwright.service.batches import batch_checks, simple_batches
+from batchwright.service.batches.batch_progress import BatchRates, ProgressEstimate
+from batchwright.service.batches.simple_batches import Prompts, SimpleOutput
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.limits import Limits
+from batchwright.service.new_ids import new_id
+from batchwright.service.off_loop import off_loop
+from batchwright.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.store.store import Store
+
+_PAGE_LINES = 256
+_T = TypeVar("_T")
+
+
+class BatchService:
+    """Files and batches of all tenants, each method for one.
+
+    All raise `StoreUnavailable` when the database does not answer or a disk is full, and `NotFound` for an id that does
+    not exist or is another tenant's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        *,
+        limits: Limits | None = None,
+        rates: BatchRates | None = None,
+        clock: Clock | None = None,
+        unix_time: Callable[[], float] = time.time,
+        on_work: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`rates`: those that the worker of this process is given too, if it has one. `on_work` is called when there is
+        something for workers: `Worker.wake`.
+        """
+        self._store = store
+        self._blobs = blobs
+        self._limits = limits or Limits()
+        self._rates = rates or BatchRates()
+        self._clock = clock or MonotonicClock()
+        self._unix_time = unix_time
+        self._on_work = on_work
+
+    # Files.
+
+    async def upload(
+        self,
+        tenant: str,
+        filename: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        purpose: str = "batch",
+        expires_after: float | Callable[[], float | None] | None = None,
+        key: ApiKey | None = None,
+    ) -> FileRecord:
+        """Take in an input file as it arrives.
+
+        `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
+        say it last. `key`: the one with which it came.
+
+        Raises `QuotaExceeded` where there is no room for it, and `InvalidRequest`, whose code is `file_too_large` past
+        a limit and `upload_too_slow` when the upload stalls; nothing is left of it then, nor when `chunks` raises or
+        the caller is cancelled.
+        """
+        if purpose != "batch":
+            raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose")
+        if not callable(expires_after):
+            batch_checks.expiry_of(expires_after, "expires_after")
+        filename = batch_checks.filename_of(filename)
+        await self._require_room()
+        file_id = new_id("file-")
+        async with self._blobs.upload(file_id, chunks, self._limits) as blob:
+            asked = expires_after() if callable(expires_after) else expires_after
+            age = batch_checks.expiry_of(asked, "expires_after")
+            await off_loop(blob.keep)
+            now = self._unix_time()
+            file = FileRecord(
+                id=file_id,
+                tenant=tenant,
+                filename=filename,
+                purpose="batch",
+                bytes=blob.size,
+                created_at=now,
+                expires_at=now + (self._limits.file_age if age is None else age),
+                lines=blob.lines,
+                key_id=None if key is None else key.id,
+            )
+            await self._add_file(file)
+        return file
+
+    async def _add_file(self, file: FileRecord) -> None:
+        try:
+            await self._store.add_file(file, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._blobs.remove([file.id])
+            raise
+        except StoreUnavailable:
+            # A database that went away just then may have added it after all. What cannot be asked is swept later.
+            with suppress(StoreUnavailable):
+                if not await self._store.known_files([file.id]):
+                    await self._blobs.remove([file.id])
+            raise
+
+    async def file(self, tenant: str, file_id: str) -> FileRecord:
+        return _found(await self._store.file(tenant, file_id), "file", file_id)
+
+    async def files(
+        self,
+        tenant: str,
+        *,
+        limit: int = 10_000,
+        purpose: Purpose | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+    ) -> list[FileRecord]:
+        """A page, by time of creation. `after`: the last id of the page before; `NotFound` for another one."""
+        return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Raises `Conflict` for the input of a batch that has not ended."""
+        if not await self._store.delete_file(tenant, file_id):
+            raise _missing("file", file_id)
+        self._on_work()
+
+    async def content(
+        self, tenant: str, file_id: str, start: int = 0, stop: int | None = None
+    ) -> tuple[FileRecord, AsyncGenerator[bytes]]:
+        """A file and its bytes from `start` to before `stop`, in pieces. Close the generator when leaving it early."""
+        file = await self.file(tenant, file_id)
+        if not await self._blobs.exists(file_id):
+            raise _missing("content of file", file_id)
+        return file, self._blobs.read(file_id, start, stop)
+
+    # Batches.
+
+    async def create_batch(
+        self,
+        tenant: str,
+        *,
+        input_file_id: str,
+        endpoint: str,
+        completion_window: str = "24h",
+        metadata: Mapping[str, str] | None = None,
+        output_expires_after: float | None = None,
+        idempotency_key: str | None = None,
+        callback_url: str | None = None,
+        key: ApiKey | None = None,
+    ) -> BatchRecord:
+        """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
+
+        `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`, also for a key that was
+        used to ask for something else.
+        `key`: the one with which it is asked for.
+        """
+        batch = self._new_batch(
+            tenant,
+            input_file_id,
+            batch_checks.endpoint_of(endpoint),
+            completion_window,
+            metadata=batch_checks.metadata_of(metadata),
+            output_expires_after=batch_checks.expiry_of(output_expires_after, "output_expires_after"),
+            idempotency_key=batch_checks.idempotency_key_of(idempotency_key),
+            callback_url=callback_url,
+            key=key,
+        )
+        await self._require_room()
+        file = await self._store.file(tenant, input_file_id)
+        # One that is gone may have been there when a batch was made with this key.
+        if file is not None and file.purpose != "batch":
+            raise InvalidRequest(
+                f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'",
+                param="input_file_id",
+            )
+        if file is not None:
+            batch = await self._measured(batch, file)
+        made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
+        batch_checks.require_same(made, batch)
+        self._on_work()
+        return made
+
+    async def create_simple(
+        self,
+        tenant: str,
+        prompts: Prompts,
+        *,
+        callback_url: str | None = None,
+        idempotency_key: str | None = None,
+        key: ApiKey | None = None,
+    ) -> BatchRecord:
+        """Make a batch of prompts; otherwise as `create_batch`."""
+        prompts.check(self._limits)
+        idempotency_key = batch_checks.idempotency_key_of(idempotency_key)
+        batch_id = new_id("batch_")
+        async with aclosing(simple_batches.input_of(prompts)) as chunks:
+            file = await self.upload(tenant, f"{batch_id}_prompts.jsonl", chunks, key=key)
+        batch = self._new_batch(
+            tenant,
+            file.id,
+            simple_batches.ENDPOINT,
+            "24h",
+            batch_id=batch_id,
+            simple=True,
+            idempotency_key=idempotency_key,
+            callback_url=callback_url,
+            key=key,
+        )
+        batch = await self._measured(batch, file)
+        try:
+            made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
+        except QuotaExceeded:
+            await self._store.delete_file(tenant, file.id)
+            raise
+        if made.id != batch_id:
+            same = await self._blobs.same(made.input_file_id, file.id)
+            await self._store.delete_file(tenant, file.id)
+            batch_checks.require_same(made, replace(batch, input_file_id=made.input_file_id) if same else batch)
+        self._on_work()
+        return made
+
+    async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
+        return _found(await self._store.batch(tenant, batch_id), "batch", batch_id)
+
+    async def batches(
+        self,
+        tenant: str,
+        *,
+        limit: int = 20,
+        after: str | None = None,
+        simple: bool = False,
+        status: BatchStatus | None = None,
+    ) -> list[BatchRecord]:
+        """A page, the newest first. `after`: the last id of the page before; `NotFound` for another one."""
+        return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
+
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
+        """What is committed stays; lines being computed are dropped. Nothing changes for a batch that ends or ended."""
+        batch = _found(await self._store.request_cancel(tenant, batch_id), "batch", batch_id)
+        self._on_work()
+        return batch
+
+    async def pause(self, tenant: str, batch_id: str) -> BatchRecord:
+        """No further lines are begun until `resume`. The completion window goes on."""
+        return _found(await self._store.set_paused(tenant, batch_id, True), "batch", batch_id)
+
+    async def resume(self, tenant: str, batch_id: str) -> BatchRecord:
+        batch = _found(await self._store.set_paused(tenant, batch_id, False), "batch", batch_id)
+        self._on_work()
+        return batch
+
+    async def retry(
+        self,
+        tenant: str,
+        batch_id: str,
+        *,
+        completion_window: str | None = None,
+        idempotency_key: str | None = None,
+        key: ApiKey | None = None,
+    ) -> BatchRecord:
+        """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
+
+        Raises `Conflict` when the batch has not ended, or has no such lines, or lost them with its output files.
+        """
+        old = await self.batch(tenant, batch_id)
+        new = self._new_batch(
+            tenant,
+            old.input_file_id,
+            old.endpoint,
+            completion_window or old.completion_window,
+            metadata=old.metadata,
+            output_expires_after=old.output_expires_after,
+            callback_url=old.callback_url,
+            simple=old.simple,
+            idempotency_key=batch_checks.idempotency_key_of(idempotency_key),
+            key=key,
+        )
+        await self._require_room()
+        made = await self._store.retry_batch(tenant, batch_id, new, defaults=self._limits.default_quotas)
+        batch_checks.require_same(made, replace(new, parent_id=batch_id))
+        self._on_work()
+        return made
+
+    async def results(self, tenant: str, batch_id: str, *, after: int = 0, limit: int = 100) -> list[StoredLine]:
+        """Finished lines of a batch, running or not, in the order in which they were finished.
+
+        `after`: the `sequence` of the last one of the page before. At most `limit`, and fewer where they are large.
+        Raises `NotFound` also when they were removed, with the output files.
+        """
+        return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
+
+    async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput] | None:
+        """What came of each prompt of a simple batch, in their order; None: removed, with its files."""
+        batch = await self.batch(tenant, batch_id)
+        if not batch.simple:
+            raise _missing("simple batch", batch_id)
+        outputs: list[SimpleOutput] = []
+        after = 0
+        while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
+            after = page[-1].number
+            outputs += [simple_batches.output_of(line, batch.status) for line in page]
+        if len(outputs) < batch.counts.total:
+            return None
+        return outputs
+
+    def progress(self, batch: BatchRecord) -> ProgressEstimate:
+        """Where a batch stands that was read just now, how fast it goes, and when it will be done."""
+        return self._rates.progress(batch, self._clock.now())
+
+    async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
+        """By status; `simple`: only those, or only the others."""
+        return await self._store.count_batches(tenant, simple=simple)
+
+    async def _require_room(self) -> None:
+        """Raises `StoreUnavailable`: batches that run must not find the disk full of what came later."""
+        await off_loop(self._blobs.require_room, self._limits.min_free_disk)
+
+    async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
+        """`batch`, with what its input is for quotas."""
+        lines = file.lines
+        if lines is None:
+            lines = await off_loop(self._count_lines, file.id)
+        return replace(batch, enqueued_lines=lines, enqueued_tokens=tokens_of_bytes(file.bytes))
+
+    def _count_lines(self, file_id: str) -> int:
+        """Of a file that came before its lines were counted; 0 where its content is gone, of which its batch tells."""
+        try:
+            with self._blobs.open(file_id) as content:
+                return sum(1 for _ in content)
+        except NotFound:
+            return 0
+
+    def _new_batch(
+        self,
+        tenant: str,
+        input_file_id: str,
+        endpoint: Endpoint,
+        completion_window: str,
+        *,
+        batch_id: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        output_expires_after: float | None = None,
+        idempotency_key: str | None = None,
+        callback_url: str | None = None,
+        simple: bool = False,
+        key: ApiKey | None = None,
+    ) -> BatchRecord:
+        now = self._unix_time()
+        return BatchRecord(
+            id=batch_id or new_id("batch_"),
+            tenant=tenant,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=completion_window,
+            created_at=now,
+            expires_at=now + batch_checks.window_seconds(completion_window, self._limits.max_completion_window),
+            metadata=metadata or {},
+            output_expires_after=output_expires_after,
+            idempotency_key=idempotency_key,
+            callback_url=callback_url,
+            simple=simple,
+            key_id=None if key is None else key.id,
+            best_priority=None if key is None else key.best_priority,
+        )
+
+
+def _missing(what: str, its_id: str) -> NotFound:
+    return NotFound(f"no {what} {its_id!r}")
+
+
+def _found(record: _T | None, what: str, its_id: str) -> _T:
+    if record is None:
+        raise _missing(what, its_id)
+    return record

@@ -1,0 +1,92 @@
+"""Simple batches: prompts in, texts out. They are batches of completions, whose input file the service writes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from batchwright.errors import InvalidRequest
+from batchwright.service.limits import Limits
+from batchwright.service.worker.output_lines import UNFINISHED
+from batchwright.store.records import BatchRecord, BatchStatus, Endpoint, StoredLine
+from batchwright.wire.requests import read_generation
+
+ENDPOINT: Endpoint = "/v1/completions"
+SimpleStatus: TypeAlias = Literal["pending", "processing", "completed", "failed", "cancelled"]
+_STATUSES: dict[BatchStatus, SimpleStatus] = {
+    "validating": "pending",
+    "failed": "failed",
+    "in_progress": "processing",
+    "finalizing": "processing",
+    "completed": "completed",
+    "expired": "failed",
+    "cancelling": "cancelled",
+    "cancelled": "cancelled",
+}
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """What a simple batch computes."""
+
+    prompts: Sequence[str]
+    max_tokens: int = 256
+    temperature: float = 0.7
+    model: str | None = None
+    priority: int | None = None
+
+    def bodies(self) -> list[dict[str, Any]]:
+        """Of the completions, in order."""
+        given: dict[str, Any] = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "model": self.model,
+            "priority": self.priority,
+        }
+        rest = {name: value for name, value in given.items() if value is not None}
+        return [{"prompt": prompt, **rest} for prompt in self.prompts]
+
+    def check(self, limits: Limits) -> None:
+        """Raises `InvalidRequest` for what could never be computed, whatever the model."""
+        if not 0 < len(self.prompts) <= limits.max_prompts:
+            raise InvalidRequest(
+                f"prompts has {len(self.prompts):,} entries: it must have 1 to {limits.max_prompts:,}", param="prompts"
+            )
+        read_generation(self.bodies()[0], chat=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleOutput:
+    """What came of one prompt."""
+
+    text: str | None
+    """None: it failed."""
+    code: str | None = None
+    message: str | None = None
+
+
+async def input_of(prompts: Prompts) -> AsyncGenerator[bytes]:
+    """The input file, line by line; the custom_id of a prompt is its place, from 0."""
+    for place, body in enumerate(prompts.bodies()):
+        line = {"custom_id": str(place), "method": "POST", "url": ENDPOINT, "body": body}
+        yield _encode(line) + b"\n"
+
+
+def status_of(batch: BatchRecord) -> SimpleStatus:
+    """In the words of the simple endpoints."""
+    return _STATUSES[batch.status]
+
+
+def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
+    """Of a prompt, from its line and the status of its batch."""
+    if line.output is None:
+        return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"])
+    found = msgspec.json.decode(line.output)
+    if line.state == "succeeded":
+        return SimpleOutput(found["response"]["body"]["choices"][0]["text"])
+    error: Mapping[str, Any] = found["error"] or found["response"]["body"]["error"]
+    return SimpleOutput(None, error["code"], error["message"])

@@ -1,0 +1,298 @@
+"""The bytes of files, on disk: `<folder>/<aa>/<file id>`, where `aa` are the first two hex digits of the id.
+
+A blob is written to a temporary file beside it, made durable, and renamed; so what has the name of a blob is whole.
+Its writer holds a lock on it until the record of the file is in the store. Then it takes away the permission to write:
+this marks the blob as one that a database has, or had, a record of. What nobody holds and no record names is seen to by
+`sweeper.py`, which may set it aside in `<folder>/quarantine`; a blob that is asked for comes back from there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import filecmp
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from batchwright.crash_points import crash_point
+from batchwright.errors import InputBroken, NotFound, StoreUnavailable
+from batchwright.service.batches.upload_meter import UploadMeter
+from batchwright.service.files.durable import (
+    TEMPORARY,
+    disk_errors,
+    give_to_owner,
+    make_folder,
+    move_file,
+    remove_files,
+    sync_folder,
+)
+from batchwright.service.limits import Limits
+from batchwright.service.off_loop import off_loop
+
+_ID = re.compile(r"file-([0-9a-f]{2})[0-9a-f]{22}")
+_TEMPORARY_NAME = re.compile(rf"{_ID.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")
+_QUARANTINE = "quarantine"
+_GROUP = 256
+_WRITE_BYTES = 2**20
+_READ_BYTES = 2**20
+
+_RECORDED = stat.S_IRUSR
+"""The permissions of a blob that has, or had, a record. Copies that keep permissions keep this."""
+
+Span = tuple[int, int]
+"""Offset and length, in bytes."""
+
+
+class BlobWriter:
+    """A blob being written. Its methods block: call them in a thread (`off_loop`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary: Path | None = None
+        self._descriptor = -1
+        self.size = 0
+        self.lines: int | None = None
+        """Of an upload, once it has come."""
+
+    def open(self) -> None:
+        """Make the temporary file and take its lock."""
+        make_folder(self._path.parent)
+        while True:
+            path = self._path.with_name(f"{self._path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._temporary = path
+            give_to_owner(self._descriptor, path.parent)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            # A sweep may have taken it for a left-over between the two calls.
+            if os.fstat(self._descriptor).st_nlink:
+                return
+            self._temporary = None
+            self.close()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self.size += len(data)
+
+    def keep(self) -> None:
+        """Give it its name, durably. The lock stays held."""
+        assert self._temporary is not None
+        os.fsync(self._descriptor)
+        crash_point("blobs.before_rename")
+        self._temporary.rename(self._path)
+        self._temporary = None
+        crash_point("blobs.after_rename")
+        sync_folder(self._path.parent)
+
+    def mark_recorded(self) -> None:
+        """Note on the blob that it has a record. Does nothing without `keep`."""
+        if self._temporary is None and self._descriptor >= 0:
+            with suppress(OSError):  # a hint; the next sweep gives it again
+                os.fchmod(self._descriptor, _RECORDED)
+
+    def close(self) -> None:
+        """Let go of the lock; without `keep`, nothing is left."""
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Blobs:
+    """The blobs of one data folder. Several processes may use it at once."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: for blobs alone; it is made with the first one."""
+        self.folder = folder
+        self.quarantine = folder / _QUARANTINE
+
+    def path(self, file_id: str) -> Path:
+        """Where the bytes of a file lie. Raises `NotFound` for what is no id, so that no path is made of it."""
+        match = _ID.fullmatch(file_id)
+        if match is None:
+            raise NotFound(f"no file {file_id!r}")
+        return self.folder / match[1] / file_id
+
+    @asynccontextmanager
+    async def create(self, file_id: str) -> AsyncIterator[BlobWriter]:
+        """A new blob, which replaces one of the same id. Kept only by `keep`; add its record before leaving.
+
+        Raises `StoreUnavailable` for a full disk.
+        """
+        writer = BlobWriter(self.path(file_id))
+        with disk_errors():
+            try:
+                await off_loop(writer.open)
+                yield writer
+                writer.mark_recorded()
+            finally:
+                writer.close()
+
+    @asynccontextmanager
+    async def upload(self, file_id: str, chunks: AsyncIterable[bytes], limits: Limits) -> AsyncIterator[BlobWriter]:
+        """An input file that has arrived in full: `keep` it, then add its record.
+
+        Nothing is left of an upload that breaks off. Raises `InvalidRequest` (code `file_too_large`) past a limit,
+        `StoreUnavailable` for a full disk, and whatever `chunks` raises.
+        """
+        async with self.create(file_id) as writer:
+            gauge = UploadMeter(limits)
+            buffer = bytearray()
+            async for chunk in chunks:
+                gauge.take(chunk)
+                buffer += chunk
+                if len(buffer) >= _WRITE_BYTES:
+                    await off_loop(writer.write, buffer)
+                    buffer.clear()
+            await off_loop(writer.write, buffer)
+            writer.lines = gauge.lines
+            yield writer
+
+    def open(self, file_id: str) -> BinaryIO:
+        """For reading, in a thread. Raises `NotFound`."""
+        path = self.path(file_id)
+        try:
+            self._bring_back(path)
+            return path.open("rb")
+        except FileNotFoundError:
+            raise NotFound(f"no content of file {file_id!r}: it was deleted, or its blob was lost") from None
+
+    async def exists(self, file_id: str) -> bool:
+        """Whether there is such a blob."""
+        path = self.path(file_id)
+        return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
+
+    async def same(self, old_id: str, new_id: str) -> bool:
+        """Whether two blobs have the same bytes. What is gone cannot be told apart, and counts as the same."""
+        try:
+            return await off_loop(filecmp.cmp, self.path(old_id), self.path(new_id), False)
+        except FileNotFoundError:
+            return True
+
+    async def read(self, file_id: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
+        """The bytes from `start` to before `stop` (None: the end), in pieces. Raises `NotFound`."""
+        with await off_loop(self.open, file_id) as file:
+            offset = start
+            while stop is None or offset < stop:
+                count = _READ_BYTES if stop is None else min(_READ_BYTES, stop - offset)
+                piece = await off_loop(_pread, file, offset, count)
+                if not piece:
+                    return
+                offset += len(piece)
+                yield piece
+
+    async def read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
+        """The bytes of each span, in the order of `spans`; those next to each other are read in one go.
+
+        Raises `NotFound`, and `InputBroken` when the file ends before a span does.
+        """
+        return await off_loop(self._read_spans, file_id, spans)
+
+    def _read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
+        pieces = []
+        with self.open(file_id) as file:
+            for start, members in _together(spans):
+                stop = members[-1][0] + members[-1][1]
+                content = _pread(file, start, stop - start)
+                if len(content) < stop - start:
+                    raise InputBroken(f"file {file_id} has no {stop} bytes any more: its blob was damaged")
+                pieces += [content[offset - start : offset - start + length] for offset, length in members]
+        return pieces
+
+    async def remove(self, file_ids: Iterable[str]) -> None:
+        """Remove these blobs, durably, wherever they are. One that is not there is well."""
+        paths = [path for file_id in file_ids for path in (self.path(file_id), self.quarantine / file_id)]
+        await off_loop(remove_files, paths)
+
+    def _bring_back(self, path: Path) -> None:
+        """Take a blob out of the quarantine if that is where it is."""
+        if not path.exists() and (self.quarantine / path.name).exists():
+            move_file(self.quarantine / path.name, path)
+
+    # For those who look after all blobs. These block.
+
+    def all_blobs(self) -> Iterator[list[Path]]:
+        """Every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
+        for folder in [*self._folders(), self.quarantine]:
+            yield from _groups(folder, _ID)
+
+    def temporaries(self) -> Iterator[list[Path]]:
+        """Files that are being written, or were when their writer died, in groups."""
+        for folder in self._folders():
+            yield from _groups(folder, _TEMPORARY_NAME)
+
+    def _folders(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9a-f][0-9a-f]"))
+
+    def require_room(self, least: int) -> None:
+        """Raises `StoreUnavailable` when the disk has less than `least` bytes free."""
+        folder = next(each for each in (self.folder, *self.folder.parents) if each.exists())
+        free = shutil.disk_usage(folder).free
+        if free < least:
+            raise StoreUnavailable(
+                f"the disk of {self.folder} has {free:,} bytes free, and min_free_disk is {least:,}: make room on it",
+                told="the disk of the service is almost full: its operator must make room",
+            )
+
+
+def was_recorded(path: Path) -> bool:
+    """Whether a database had a record of this blob at some time. Raises `FileNotFoundError`."""
+    return not path.stat().st_mode & stat.S_IWUSR
+
+
+def mark_recorded(path: Path) -> None:
+    """Note on a blob that a database has a record of it, where the file system can. Does nothing when it is gone."""
+    with suppress(OSError):
+        if not was_recorded(path):
+            path.chmod(_RECORDED)
+
+
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether both files are there and have the same contents."""
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except FileNotFoundError:
+        return False
+
+
+def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
+    """The files of a folder whose name matches, a few hundred at a time."""
+    try:
+        found = [Path(entry) for entry in os.scandir(folder) if name.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return
+    yield from (found[start : start + _GROUP] for start in range(0, len(found), _GROUP))
+
+
+def _pread(file: BinaryIO, offset: int, count: int) -> bytes:
+    """Up to `count` bytes; fewer only at the end."""
+    content = os.pread(file.fileno(), count, offset)
+    while content and len(content) < count:
+        more = os.pread(file.fileno(), count - len(content), offset + len(content))
+        if not more:
+            break
+        content += more
+    return content
+
+
+def _together(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
+    """Runs of spans that follow each other in the file with nothing but an end of line between, up to a size."""
+    run: list[Span] = []
+    for offset, length in spans:
+        if run:
+            end = run[-1][0] + run[-1][1]
+            if not (end <= offset <= end + 2 and offset + length - run[0][0] <= _READ_BYTES):
+                yield run[0][0], run
+                run = []
+        run.append((offset, length))
+    if run:
+        yield run[0][0], run

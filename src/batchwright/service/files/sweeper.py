@@ -1,0 +1,182 @@
+"""Looks after files that no record names, as `retention.py` decides.
+
+One process at a time does it for a folder, the one that holds a lock: only between two sweeps of one process does it
+know how much time has passed.
+
+A temporary file is another matter: no record of any database ever names one, and its writer holds a lock on it from
+before it is there until it is renamed. So one that is not locked is nobody's, and it is removed at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from batchwright.service.files.blobs import Blobs, mark_recorded, same_bytes, was_recorded
+from batchwright.service.files.custody import Custody
+from batchwright.service.files.durable import lock_file, lock_unheld, move_file, remove_files, replace_file
+from batchwright.service.files.retention import Sighting, Watch, judge
+from batchwright.service.off_loop import off_loop
+from batchwright.store.store import Store
+
+_NAME = "sightings.json"
+_LOCK = "sweeper.lock"
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep did, in files."""
+
+    temporary: int = 0
+    """Removed."""
+    quarantined: int = 0
+    restored: int = 0
+    removed: int = 0
+    """From the quarantine."""
+    estranged: bool = False
+    """Files were only brought back: the store is a copy, or the folder is."""
+
+
+class Sweeper:
+    """Of one process. Call `close` at its end, so that another one can go on."""
+
+    def __init__(self, store: Store, blobs: Blobs, custody: Custody) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._custody = custody
+        self._lock: BinaryIO | None = None
+        self._swept_at: float | None = None
+        self._watches: dict[str, Watch] = {}
+
+    async def sweep(self, now: float) -> Swept:
+        """See to all files. `now`: monotonic seconds.
+
+        Raises `StoreUnavailable` when the store does not answer or is damaged; nothing is removed then.
+        """
+        swept = Swept(temporary=await off_loop(self._remove_temporaries))
+        if not await off_loop(self._is_in_charge):
+            swept.estranged = not await self._custody.renew()
+            return swept
+        await self._store.verify()
+        swept.estranged = not await self._custody.renew()
+        elapsed = 0.0 if self._swept_at is None else now - self._swept_at
+        watches: dict[str, Watch] = {}
+        for group in await off_loop(lambda: [*self._blobs.all_blobs()]):
+            watches |= await self._see_to(group, elapsed, swept)
+        if swept.estranged:
+            # What it does not know may be what it has lost.
+            self._swept_at = None
+            return swept
+        if watches != self._watches:
+            await off_loop(self._write, watches)
+        self._watches, self._swept_at = watches, now
+        return swept
+
+    def close(self) -> None:
+        """Let another process take over."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        self._swept_at = None
+
+    async def _see_to(self, group: Sequence[Path], elapsed: float, swept: Swept) -> dict[str, Watch]:
+        known = await self._store.known_files([path.name for path in group])
+        await off_loop(self._keep, [path for path in group if path.name in known], swept)
+        suspects = [path for path in group if path.name not in known]
+        if not suspects or swept.estranged:
+            return {}
+        with ExitStack() as held:
+            unheld = await off_loop(lock_unheld, suspects, held)
+            # Asked again under the locks: a writer adds the record before it lets go.
+            known = await self._store.known_files([path.name for path in unheld])
+            return await off_loop(self._judge, unheld, known, elapsed, swept)
+
+    def _keep(self, paths: Sequence[Path], swept: Swept) -> None:
+        for path in paths:
+            mark_recorded(path)
+            if self._is_quarantined(path):
+                self._restore(path, swept)
+
+    def _restore(self, path: Path, swept: Swept) -> None:
+        """From the quarantine to its place; what is there already is not kept twice."""
+        place = self._blobs.path(path.name)
+        if move_file(path, place):
+            swept.restored += 1
+        elif same_bytes(path, place):
+            remove_files([path])
+
+    def _judge(self, paths: Sequence[Path], known: set[str], elapsed: float, swept: Swept) -> dict[str, Watch]:
+        """Carry out what is decided about each, and say how they are watched from now on."""
+        watches = {}
+        for path in paths:
+            try:
+                seen = Sighting(
+                    stamp=str(path.stat().st_mtime_ns),
+                    quarantined=self._is_quarantined(path),
+                    recorded=path.name in known,
+                    ever_recorded=was_recorded(path),
+                )
+            except FileNotFoundError:
+                continue
+            verdict, watch = judge(seen, self._watches.get(self._key(path)), elapsed)
+            place = path
+            match verdict:
+                case "restore":
+                    self._keep([path], swept)
+                case "quarantine":
+                    place = self._set_aside(path)
+                    swept.quarantined += 1
+                case "remove":
+                    remove_files([path])
+                    swept.removed += 1
+            if watch is not None:
+                watches[self._key(place)] = watch
+        return watches
+
+    def _set_aside(self, path: Path) -> Path:
+        target = self._blobs.quarantine / path.name
+        move_file(path, target, replace=True)
+        return target
+
+    def _is_quarantined(self, path: Path) -> bool:
+        return path.parent == self._blobs.quarantine
+
+    def _key(self, path: Path) -> str:
+        return path.relative_to(self._blobs.folder).as_posix()
+
+    def _remove_temporaries(self) -> int:
+        removed = 0
+        for group in self._blobs.temporaries():
+            with ExitStack() as held:
+                nobodys = lock_unheld(group, held)
+                remove_files(nobodys)
+            removed += len(nobodys)
+        return removed
+
+    def _is_in_charge(self) -> bool:
+        if self._lock is not None:
+            return True
+        lock = lock_file(self._blobs.folder / _LOCK)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._lock, self._swept_at, self._watches = lock, None, self._read()
+        return True
+
+    def _read(self) -> dict[str, Watch]:
+        """What a process before this one has seen. Whatever cannot be read is watched from the start."""
+        try:
+            return msgspec.json.decode((self._blobs.folder / _NAME).read_bytes(), type=dict[str, Watch])
+        except (OSError, ValueError):
+            return {}
+
+    def _write(self, watches: dict[str, Watch]) -> None:
+        replace_file(self._blobs.folder / _NAME, msgspec.json.encode(watches))

@@ -1,0 +1,157 @@
+"""What happens now: a sample every second, from which rates and curves are made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from batchwright.clock import Clock
+from batchwright.request import Traffic
+from batchwright.service.observability.engines import engine_stats
+from batchwright.service.observability.measured import MeasuredInference
+
+PERIOD = 1.0
+HISTORY = 120
+"""Samples that are kept."""
+WINDOW = 10
+"""Samples over which a rate is taken."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens a second over the last ten seconds."""
+
+    prompt: float = 0.0
+    generated: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A second of the past, for a curve."""
+
+    at: float
+    """Unix seconds."""
+    prompt_tokens_per_second: float
+    generated_tokens_per_second: float
+    online: int
+    """Online requests waiting or running."""
+    batch: int
+    """Batch lines waiting in the engine or running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Counted since the process started."""
+
+    prompt: int
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The counters at one moment."""
+
+    at: float
+    """Seconds of the clock."""
+    unix: float
+    tokens: Mapping[Traffic, Tokens]
+    in_flight: Mapping[Traffic, int]
+    steps: int
+    occupancy_sum: int
+
+
+class Live:
+    """The last two minutes of this process."""
+
+    def __init__(self, inference: MeasuredInference, clock: Clock, unix_time: Callable[[], float] = time.time) -> None:
+        self._inference = inference
+        self._clock = clock
+        self._unix_time = unix_time
+        self._samples: deque[Sample] = deque([self._sample()], maxlen=HISTORY + 1)
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD)
+            self.tick()
+
+    def tick(self) -> None:
+        """Take one."""
+        self._samples.append(self._sample())
+
+    def rates(self, traffic: Traffic) -> Rates:
+        """Tokens a second of late."""
+        first, last = self._window()
+        return _rates(first, last, traffic)
+
+    @property
+    def occupancy(self) -> float | None:
+        """Mean number of sequences in the steps of late; None when there was none."""
+        first, last = self._window()
+        steps = last.steps - first.steps
+        return (last.occupancy_sum - first.occupancy_sum) / steps if steps > 0 else None
+
+    def snapshot(self, lines: int) -> dict[str, Any]:
+        """What other processes show of this one, `lines` of which are being computed."""
+        rates = [self.rates(traffic) for traffic in ("online", "batch")]
+        return {
+            "online": self._inference.figures["online"].in_flight,
+            "lines": lines,
+            "prompt": round(sum(each.prompt for each in rates), 1),
+            "generated": round(sum(each.generated for each in rates), 1),
+        }
+
+    def history(self) -> list[Point]:
+        """A point for each second, oldest first."""
+        samples = list(self._samples)
+        return [_point(before, after) for before, after in pairwise(samples)]
+
+    def _window(self) -> tuple[Sample, Sample]:
+        return self._samples[max(0, len(self._samples) - 1 - WINDOW)], self._samples[-1]
+
+    def _sample(self) -> Sample:
+        figures = self._inference.figures
+        engine = engine_stats(self._inference.inner)
+        # The engine counts tokens when they are computed; a call is counted when it is answered.
+        tokens = {
+            name: Tokens(each.prompt_tokens, each.generated_tokens)
+            if engine is None
+            else Tokens(
+                engine.traffic[name].prompt_tokens + each.embedded_tokens, engine.traffic[name].generated_tokens
+            )
+            for name, each in figures.items()
+        }
+        return Sample(
+            at=self._clock.now(),
+            unix=self._unix_time(),
+            tokens=tokens,
+            in_flight={name: each.in_flight for name, each in figures.items()},
+            steps=0 if engine is None else engine.steps,
+            occupancy_sum=0 if engine is None else engine.occupancy_sum,
+        )
+
+
+def _rates(first: Sample, last: Sample, traffic: Traffic) -> Rates:
+    seconds = last.at - first.at
+    if seconds <= 0:
+        return Rates()
+    before, after = first.tokens[traffic], last.tokens[traffic]
+    return Rates(
+        prompt=(after.prompt - before.prompt) / seconds, generated=(after.generated - before.generated) / seconds
+    )
+
+
+def _point(before: Sample, after: Sample) -> Point:
+    rates = [_rates(before, after, name) for name in after.tokens]
+    return Point(
+        at=after.unix,
+        prompt_tokens_per_second=sum(each.prompt for each in rates),
+        generated_tokens_per_second=sum(each.generated for each in rates),
+        online=after.in_flight["online"],
+        batch=after.in_flight["batch"],
+    )

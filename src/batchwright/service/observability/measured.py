@@ -1,0 +1,129 @@
+"""An `Inference` that counts what passes through it, for both classes of traffic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from batchwright.clock import Clock
+from batchwright.histograms import Histogram, Recent
+from batchwright.inference.closing import closing
+from batchwright.inference.inference import Call, Inference, why_not_ready
+from batchwright.request import Traffic
+from batchwright.service.observability.figures import CallFigures
+from batchwright.service.observability.traces import Tracing
+
+
+class MeasuredInference:
+    """Hands calls on to `inner`, and counts them.
+
+    A stream whose client wants no usage is asked for it all the same, since its tokens are counted by that.
+    """
+
+    def __init__(self, inner: Inference, clock: Clock, tracing: Tracing) -> None:
+        self.inner = inner
+        self.figures: Mapping[Traffic, CallFigures] = {"online": CallFigures(), "batch": CallFigures()}
+        self._clock = clock
+        self._tracing = tracing
+
+    @property
+    def models(self) -> Sequence[str]:
+        return self.inner.models
+
+    @property
+    def wants(self) -> int:
+        return self.inner.wants
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no call can be computed now; None when it can."""
+        return why_not_ready(self.inner)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        with self._counted(call) as figures:
+            body = await self.inner.answer(call)
+            _count_tokens(figures, body.get("usage"), call)
+            return body
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        asked = _asks_for_usage(call.body)
+        if not asked:
+            options = call.body.get("stream_options") or {}
+            body = {**call.body, "stream_options": {**options, "include_usage": True}}
+            call = replace(call, body=body)
+        with self._counted(call) as figures:
+            started, first, last, usage = self._clock.now(), None, 0.0, None
+            try:
+                async with closing(self.inner.stream(call)) as bodies:
+                    async for body in bodies:
+                        usage = body.get("usage") or usage
+                        if _has_text(body):
+                            last = self._clock.now()
+                            if first is None:
+                                first = last
+                                _add(figures.ttft_ms, figures.recent_ttft_ms, (first - started) * 1e3)
+                        if asked:
+                            yield body
+                        elif body.get("choices"):
+                            yield {name: value for name, value in body.items() if name != "usage"}
+            finally:
+                generated = _count_tokens(figures, usage, call)
+                if first is not None and generated > 1:
+                    _add(figures.tpot_ms, figures.recent_tpot_ms, (last - first) * 1e3 / (generated - 1))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    @contextmanager
+    def _counted(self, call: Call) -> Iterator[CallFigures]:
+        figures = self.figures[call.traffic]
+        started = self._clock.now()
+        figures.in_flight += 1
+        try:
+            with self._tracing.span("inference", endpoint=call.endpoint, traffic=call.traffic):
+                yield figures
+        except (asyncio.CancelledError, GeneratorExit):
+            figures.cancelled += 1
+            raise
+        except Exception:
+            figures.failed += 1
+            raise
+        else:
+            figures.answered += 1
+            _add(figures.latency_ms, figures.recent_latency_ms, (self._clock.now() - started) * 1e3)
+        finally:
+            figures.in_flight -= 1
+
+
+def _add(histogram: Histogram, recent: Recent, value: float) -> None:
+    histogram.add(value)
+    recent.add(value)
+
+
+def _asks_for_usage(body: Mapping[str, Any]) -> bool:
+    """Also where `stream_options` are no object: whoever reads the body refuses them."""
+    options = body.get("stream_options")
+    return options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
+
+
+def _has_text(body: Mapping[str, Any]) -> bool:
+    """Whether a chunk brings text: the first one of a chat only says whose turn it is."""
+    choices = body.get("choices") or ()
+    return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
+
+
+def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
+    """The tokens generated."""
+    if not isinstance(usage, Mapping):
+        return 0
+    prompt, generated = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    figures.prompt_tokens += prompt
+    figures.embedded_tokens += prompt if "completion_tokens" not in usage else 0
+    figures.cached_tokens += int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    figures.generated_tokens += generated
+    if call.used is not None:
+        call.used(prompt + generated)
+    return generated

@@ -1,0 +1,427 @@
+"""Settings of the service: this model is what the flags, the environment, the TOML file and docs/settings.md come from.
+
+A flag goes before the environment, the environment before the file, the file before the default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from urllib.parse import urlsplit
+
+from platformdirs import user_data_path
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from batchwright.inference.endpoint_address import endpoint_url
+from batchwright.limiting.quotas import Quotas
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.policies.suspects import MAX_CRASHES
+from batchwright.service.limits import Limits
+from batchwright.wire.bounds import MAX_PROMPTS
+
+ENV_PREFIX = "BATCHWRIGHT_"
+DEFAULT_EMBEDDING_MODEL = next(name for name, model in BUILTIN.items() if model.kind is Kind.EMBED)
+
+LogFormat = Literal["auto", "console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _no_blank(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value
+
+
+def _split(value: object) -> object:
+    """The environment and a flag give a list as text, with commas."""
+    return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
+
+def _are_origins(values: tuple[str, ...]) -> tuple[str, ...]:
+    """As browsers send them in `Origin`, which has no path and no default port."""
+    for value in values:
+        parts = urlsplit(value)
+        if value != "*" and (parts.scheme not in ("http", "https") or value != f"{parts.scheme}://{parts.netloc}"):
+            raise ValueError(f"{value!r} is no origin: write scheme and host, such as https://chat.example.com")
+    return tuple(value.lower() for value in values)
+
+
+def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
+    names = [value.partition("=")[0].strip() for value in values]
+    for value, name in zip(values, names, strict=True):
+        if not name or not value.partition("=")[2].strip():
+            raise ValueError(f"{value!r} is no alias: write NAME=MODEL")
+        if names.count(name) > 1:
+            raise ValueError(f"the alias {name!r} is given twice")
+    return values
+
+
+Text = Annotated[str, AfterValidator(_no_blank)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
+Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
+Wait = Annotated[float, Field(gt=0.0, le=86_400.0)]
+Count = Annotated[int, Field(ge=1)]
+Size = Annotated[ByteSize, Field(ge=1)]
+SizeOrNone = Annotated[ByteSize, Field(ge=0)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_origins)]
+Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_aliases)]
+
+
+def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
+    """A field with its place on the page of settings."""
+    return Field(default, description=told, json_schema_extra={"group": group}, **more)
+
+
+def default_data() -> Path:
+    """The platform's folder for data of this user's programs."""
+    return user_data_path("batchwright", appauthor=False)
+
+
+class Settings(BaseSettings):
+    """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False, hide_input_in_errors=True
+    )
+
+    host: Text = _setting(
+        "Address",
+        "127.0.0.1",
+        "Address to listen on. One that is not loopback needs an API key in the store first: batchwright keys create",
+    )
+    port: int = _setting("Address", 8000, "Port to listen on; 0: any that is free.", ge=0, le=65_535)
+    cors_origins: Origins = _setting(
+        "Address",
+        (),
+        "Origins of web pages that may use the service from a browser, with commas: https://chat.example.com. An "
+        "asterisk stands for all, and counts only where requests need a key.",
+    )
+
+    tls_cert: Path | None = _setting(
+        "Address",
+        None,
+        "PEM file of the certificate and its chain: serve https. Read again at SIGHUP. Default: plain HTTP.",
+    )
+    tls_key: Path | None = _setting("Address", None, "PEM file of the key of tls_cert, without a password.")
+
+    max_connections: Count | None = _setting(
+        "Connections",
+        None,
+        "Most connections at once. Beyond, the oldest one without a request is closed; where each has one, new ones "
+        "are answered with 503. Default: three quarters of the descriptors (ulimit -n) that are not reserved.",
+    )
+    max_connections_per_address: Count | None = _setting(
+        "Connections",
+        None,
+        "Most of them from one address (of IPv6, from one /64 network). Default: a quarter of them, and no limit for "
+        "this machine, where a proxy may stand.",
+    )
+    header_timeout: Wait = _setting(
+        "Connections", 15.0, "Seconds for the whole head of a request, and for a TLS handshake."
+    )
+    idle_timeout: Wait = _setting(
+        "Connections", 75.0, "Seconds for which a connection is kept open after an answer, for a next request."
+    )
+    write_timeout: Wait = _setting(
+        "Connections",
+        60.0,
+        "Seconds for which a client may read nothing of what waits for it; then its connection is cut, and its request "
+        "cancelled.",
+    )
+    min_upload_rate: Size = _setting(
+        "Connections",
+        ByteSize(1000),
+        "Bytes a second that a body must bring on average, beyond upload_timeout; one that is slower is given up.",
+    )
+    max_page_streams: Count = _setting(
+        "Connections",
+        256,
+        "Most dashboards that are kept up to date at once, a quarter of them for one tenant; others get 429 or 503.",
+    )
+
+    model: Text = _setting(
+        "Model", DEFAULT_MODEL, "Generates: a built-in name, a local folder, a GGUF file or a hub id."
+    )
+    embedding_model: str = _setting(
+        "Model", DEFAULT_EMBEDDING_MODEL, "Answers /v1/embeddings, given likewise; an empty text: none."
+    )
+    backend: Text = _setting(
+        "Model",
+        "engine",
+        'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
+        "http://10.0.0.5:8000/v1; one that does not answer yet is waited for.",
+    )
+    model_alias: Aliases = _setting(
+        "Model",
+        (),
+        "Further names for models that are served, with commas: gpt-4o-mini=smollm2. Answers carry the name that was "
+        "asked for.",
+    )
+    backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
+    backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
+
+    dtype: Text = _setting(
+        "Engine", "auto", "auto, float32, bfloat16 or float16. auto: bfloat16 where that is fast, else float32."
+    )
+    quantization: Literal["int8"] | None = _setting(
+        "Engine", None, "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says."
+    )
+    deterministic: bool = _setting(
+        "Engine",
+        False,
+        "Promise that an answer is bitwise independent of what else is computed with it; where that cannot be "
+        "promised, the service does not start and says why.",
+    )
+    device: Text = _setting("Engine", "auto", "auto, cpu, cuda or cuda:N.")
+    max_batch_tokens: Count | None = _setting(
+        "Engine", None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."
+    )
+    max_num_seqs: Count | None = _setting("Engine", None, "Most sequences in a step. Default: 256.")
+    max_model_len: Count | None = _setting(
+        "Engine", None, "Most tokens of a prompt and its answer together. Default: what the model was made for."
+    )
+    kv_memory: Size | None = _setting(
+        "Engine", None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
+    )
+    prefix_caching: bool = _setting("Engine", True, "Keep keys and values of shared beginnings.")
+
+    batch_share: Share = _setting(
+        "Two classes of traffic",
+        0.05,
+        "Share of the engine's tokens that batch lines get at least, however many online requests there are.",
+    )
+    ttft_ms: Milliseconds | None = _setting(
+        "Two classes of traffic", None, "Goal for an online request's first token, in milliseconds. Default: none."
+    )
+    tpot_ms: Milliseconds | None = _setting(
+        "Two classes of traffic",
+        None,
+        "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
+        "a step carries. Default: none.",
+    )
+    max_online_sequences: Annotated[int, Field(ge=2)] = _setting(
+        "Two classes of traffic",
+        4096,
+        "Most completions and embeddings of online requests, waiting or being computed. One key may hold as many as "
+        "are left free, times its weight; more are answered with 429 and Retry-After.",
+    )
+    max_online_tokens: Annotated[int, Field(ge=2)] = _setting(
+        "Two classes of traffic",
+        16_777_216,
+        "Most tokens of their prompts, estimated, a prompt with n completions counted n times; shared out likewise.",
+    )
+    batch_concurrency: Count | None = _setting(
+        "Two classes of traffic", None, "Most batch lines under way at once. Default: what keeps the batches full."
+    )
+
+    data: Path = _setting(
+        "Storage",
+        None,
+        "Folder of files and of the SQLite database. Default: the folder for data of this user's programs.",
+        validate_default=True,
+    )
+    database: Text | None = _setting(
+        "Storage",
+        None,
+        "A SQLite file, or postgresql://user@host/name for several machines with one store. Default: batchwright.db in "
+        "the data folder.",
+    )
+
+    min_free_disk: SizeOrNone = _setting(
+        "Storage",
+        ByteSize(256 * 2**20),
+        "Bytes that the disk of the data folder must have free, such as 1GiB; with less, uploads and new batches are "
+        "refused with 503, and running ones go on. 0: any.",
+    )
+
+    max_lines: Count = _setting("Limits", 50_000, "Most lines in an input file.")
+    max_file_size: Size = _setting("Limits", ByteSize(200_000_000), "Most bytes in an uploaded file, such as 200MB.")
+    max_line_size: Size = _setting("Limits", ByteSize(2**20), "Most bytes in a line of an input file, such as 1MiB.")
+    max_online_body_size: Size = _setting(
+        "Limits",
+        ByteSize(4 * 2**20),
+        "Most bytes in the body of a chat, a completion or a request for embeddings, such as 4MiB.",
+    )
+    max_body_size: Size = _setting(
+        "Limits", ByteSize(16 * 2**20), "Most bytes in the body of a request to /v1/batch/*, such as 16MiB."
+    )
+    max_body_memory: Size = _setting(
+        "Limits",
+        ByteSize(64 * 2**20),
+        "Most bytes of request bodies over 64 KiB in work at once, all requests together; more are answered with 429 "
+        "and Retry-After.",
+        validate_default=True,
+    )
+    upload_timeout: Wait = _setting(
+        "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
+    )
+    max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = _setting(
+        "Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async."
+    )
+
+    quota_storage: Size | None = _setting(
+        "Quotas", None, "Most bytes of the files of a tenant, such as 10GB. Default, as of all quotas: no limit."
+    )
+    quota_enqueued_lines: Count | None = _setting(
+        "Quotas", None, "Most lines of batches of a tenant that have no result yet."
+    )
+    quota_enqueued_tokens: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts of those lines, four bytes of the input counted as a token."
+    )
+    quota_requests_per_minute: Count | None = _setting("Quotas", None, "Most online requests of a tenant in a minute.")
+    quota_tokens_per_minute: Count | None = _setting(
+        "Quotas", None, "Most tokens of the prompts and answers of a tenant's online requests in a minute."
+    )
+    quota_concurrent_requests: Count | None = _setting("Quotas", None, "Most online requests of a tenant at once.")
+
+    webhook_allow: Names = _setting(
+        "Webhooks",
+        (),
+        "Hosts and networks that webhooks may go to although they are not global, with commas: hooks.internal, "
+        "10.1.0.0/16",
+    )
+
+    line_timeout: Annotated[float, Field(gt=0.0, le=604_800.0)] = _setting(
+        "Operation", 3600.0, "Seconds for computing one line of a batch; one that takes longer ends as request_timeout."
+    )
+    max_crashes: Annotated[int, Field(ge=2, le=1_000_000)] = _setting(
+        "Operation",
+        MAX_CRASHES,
+        "Deaths of the process that computes it, the last time alone, after which a line of a batch fails as crashed.",
+    )
+    lease: Annotated[float, Field(ge=1.0, le=3600.0)] = _setting(
+        "Operation",
+        15.0,
+        "Seconds after which the lines of a process that is not heard of go to others that share its store.",
+    )
+    drain_grace: Seconds = _setting(
+        "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
+    )
+    audit_retention: Annotated[int, Field(ge=0, le=36_500)] = _setting(
+        "Operation", 90, "Days for which the audit log is kept, in audit/ of the data folder; 0: none is written."
+    )
+    log_format: LogFormat = _setting(
+        "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."
+    )
+    log_level: LogLevel = _setting("Operation", "info", "debug, info, warning or error.")
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """`model_alias`: the model by its further name."""
+        pairs = [value.partition("=") for value in self.model_alias]
+        return {name.strip(): model.strip() for name, _, model in pairs}
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_folder(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("names no folder: leave it out for the default, or give . for the current one")
+        return default_data() if value is None else value
+
+    @field_validator("data", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("tls_cert", "tls_key", mode="after")
+    @classmethod
+    def _expanded(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
+
+    @field_validator("max_body_memory")
+    @classmethod
+    def _holds_a_body(cls, value: ByteSize, others: ValidationInfo) -> ByteSize:
+        for name in ("max_body_size", "max_online_body_size"):
+            if value < others.data.get(name, 0):
+                raise ValueError(f"must be at least {name}, {others.data[name]}, or such a body would never be taken")
+        return value
+
+    @field_validator("backend")
+    @classmethod
+    def _engine_or_address(cls, value: str) -> str:
+        if value != "engine":
+            try:
+                endpoint_url(value, key="backend_api_key")
+            except ValueError as error:
+                raise ValueError(f'{error}; or "engine"') from None
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what it is given: `load_settings` reads the sources, so that tests depend on no environment."""
+        return (init_settings,)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The limits of the job service, from the settings."""
+    return Limits(
+        max_lines=settings.max_lines,
+        max_file_bytes=settings.max_file_size,
+        max_line_bytes=settings.max_line_size,
+        max_prompts=settings.max_prompts,
+        min_free_disk=settings.min_free_disk,
+        default_quotas=Quotas(
+            storage_bytes=settings.quota_storage,
+            enqueued_lines=settings.quota_enqueued_lines,
+            enqueued_tokens=settings.quota_enqueued_tokens,
+            requests_per_minute=settings.quota_requests_per_minute,
+            tokens_per_minute=settings.quota_tokens_per_minute,
+            concurrent_requests=settings.quota_concurrent_requests,
+        ),
+    )
+
+
+def group_of(field: FieldInfo) -> str:
+    """The heading under which a setting stands in the help and on the page of settings."""
+    extra = field.json_schema_extra
+    return str(extra["group"]) if isinstance(extra, dict) else ""
+
+
+def type_name(field: FieldInfo) -> str:
+    """What kind of value a setting takes, in a word: "text", "number", "size", ..."""
+    kind = field.annotation
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    first = next(each for each in kinds if each is not type(None))
+    while get_origin(first) is Annotated:
+        first = get_args(first)[0]
+    if get_origin(first) is Literal:
+        return "|".join(map(str, get_args(first)))
+    if get_origin(first) is tuple:
+        return "list"
+    names = {bool: "true|false", int: "number", float: "number", ByteSize: "size", Path: "path", SecretStr: "secret"}
+    return names.get(first, "text") if isinstance(first, type) else "text"
+
+
+def shown_default(field: FieldInfo) -> str:
+    """The default as one would write it; empty where there is none, or the description tells it."""
+    value = field.default
+    if value is None or value in ("", ()):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, ByteSize):
+        return value.human_readable(decimal=value % 1000 == 0).replace(".0", "")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only be this machine; a name other than localhost is not trusted to be."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

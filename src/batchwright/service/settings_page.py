@@ -1,0 +1,54 @@
+"""docs/settings.md, made of the settings: `python -m batchwright.service.settings_page > docs/settings.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from pydantic.fields import FieldInfo
+
+from batchwright.service.setting_sources import CONFIG_VARIABLE, flag_of
+from batchwright.service.settings import ENV_PREFIX, Settings, group_of, shown_default, type_name
+
+_HEAD = f"""\
+# Settings of the service
+
+`batchwright serve` reads its settings from flags, the environment and a TOML file. A flag goes before the environment,
+the environment before the file, the file before the default. The file is the one that `--config` or `{CONFIG_VARIABLE}`
+names, else `batchwright.toml` in the platform's folder for settings (`~/.config/batchwright/` on Linux). A key in it
+that is no setting is refused.
+
+```toml
+# batchwright.toml
+port = 8080
+max_file_size = "1GB"
+webhook_allow = ["hooks.internal", "10.1.0.0/16"]
+```
+
+The same as flags: `--port 8080 --max-file-size 1GB --webhook-allow hooks.internal,10.1.0.0/16`. The same in the
+environment: `BATCHWRIGHT_PORT=8080`, `BATCHWRIGHT_MAX_FILE_SIZE=1GB`,
+`BATCHWRIGHT_WEBHOOK_ALLOW=hooks.internal,10.1.0.0/16`.
+
+This page is made by `python -m batchwright.service.settings_page`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    groups = groupby(Settings.model_fields.items(), key=lambda item: group_of(item[1]))
+    return _HEAD + "".join(f"\n## {group}\n\n{''.join(_rows(fields))}" for group, fields in groups)
+
+
+def _rows(fields: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
+    yield "| in the file | flag | environment | value | default | |\n| --- | --- | --- | --- | --- | --- |\n"
+    for name, field in fields:
+        kind = type_name(field).replace("|", ", ")
+        flag = flag_of(name)
+        flags = f"`{flag}`, `--no-{flag[2:]}`" if field.annotation is bool else f"`{flag}`"
+        told = str(field.description).replace("|", "\\|")
+        default = f"`{shown}`" if (shown := shown_default(field)) else ""
+        yield f"| `{name}` | {flags} | `{ENV_PREFIX}{name.upper()}` | {kind} | {default} | {told} |\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

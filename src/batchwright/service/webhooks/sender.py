@@ -1,0 +1,210 @@
+"""Sending one webhook to a URL that somebody else chose, without being led astray.
+
+The host is resolved once, every address it has must be allowed, and the connection goes to one of exactly these
+addresses: a name that resolves differently a moment later changes nothing. The transport is used without a client
+around it, so no redirect is followed, no proxy or `.netrc` of the environment is used, no cookie is kept, and no URL is
+logged. TLS still checks the certificate for the name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv6Address
+
+import httpx
+
+from batchwright.service.webhooks.addresses import Address, parse_address
+from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.hosts import AddressRefused, UrlRefused
+from batchwright.service.webhooks.urls import Target, check_addresses, check_url
+
+_log = logging.getLogger(__name__)
+
+CONCURRENCY = 32
+"""Names that are resolved at once; the courier sends as many messages at once."""
+_MOST_READ = 16 * 1024
+"""Bytes of an answer that are read, and thrown away, so that the receiver does not see a reset connection."""
+_MOST_ADDRESSES = 4
+_EARLY = 3.0
+"""Seconds that a caller who only wants to be told early waits for a name."""
+_REFUSAL_STEP = 1.0
+"""A name is refused after a multiple of this many seconds, so that the time does not tell how it was resolved."""
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Addresses of a host, as texts, for a port. Raises OSError when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of sending. Nothing of the receiver's answer but its status."""
+
+    status: int | None
+    """None: there was no answer."""
+    reason: str
+    """In words, for the owner of the webhook."""
+
+    @property
+    def taken(self) -> bool:
+        """The receiver has it: any 2xx, and nothing else."""
+        return self.status is not None and 200 <= self.status < 300
+
+
+class Sender:
+    """Sends webhooks. Holds threads that resolve names: `close` it.
+
+    `timeout`, in seconds, bounds everything from resolving the name to the status line. `tls`: what certificates are
+    checked with; None: the usual authorities, or those that SSL_CERT_FILE names.
+    """
+
+    def __init__(
+        self,
+        allowed: AllowList | None = None,
+        *,
+        resolve: Resolve | None = None,
+        timeout: float = 15.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._allowed = allowed or AllowList()
+        self._threads = ThreadPoolExecutor(CONCURRENCY, "webhook-names")
+        self._resolve = resolve or self._ask_the_system
+        self._timeout = timeout
+        self._tls = tls or httpx.create_ssl_context()
+
+    def close(self) -> None:
+        """Does not wait for names that are still being resolved."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_url(self, url: str) -> None:
+        """What can be said without resolving the host. Raises `UrlRefused`."""
+        check_url(url, self._allowed)
+
+    async def check_host(self, url: str) -> None:
+        """As `check_url`, and where the host resolves now, its addresses too. Raises `UrlRefused`.
+
+        Good for telling the owner early; what counts is the check at each sending.
+        """
+        target = check_url(url, self._allowed)
+        try:
+            async with asyncio.timeout(min(_EARLY, self._timeout)):
+                await self._addresses(target)
+        except OSError:  # a timeout is one, too
+            return
+
+    async def check_host_for_client(self, url: str) -> None:
+        """As `check_host`, for a client that may not learn which names there are inside. Raises `UrlRefused`.
+
+        A name that does not resolve and one that resolves to an address where no webhook may go are refused alike, and
+        as quickly; the log has the reason.
+        """
+        began = asyncio.get_running_loop().time()
+        target = check_url(url, self._allowed)
+        if target.address is not None or target.host in self._allowed.hosts:
+            return
+        try:
+            async with asyncio.timeout(_EARLY):
+                await self._addresses(target)
+        except (AddressRefused, OSError) as error:
+            _log.info("callback_url refused: host %s: %s", target.host, str(error) or "not resolved in time")
+            taken = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(max(1, math.ceil(taken / _REFUSAL_STEP)) * _REFUSAL_STEP - taken)
+            raise UrlRefused(
+                f"url: host {target.host[:80]} cannot be called: use a name that resolves, for anybody, to global "
+                "addresses only; the operator may allow others (webhook_allow)"
+            ) from None
+
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """POST `body` to `url`. Whatever goes wrong, a refused URL included, is an `Answer` without a status."""
+        async with AsyncExitStack() as opened:
+            try:
+                target = check_url(url, self._allowed)
+                async with asyncio.timeout(self._timeout):
+                    addresses = await self._addresses(target)
+                    response = await self._post_to_one(opened, target, addresses, headers, body)
+            except UrlRefused as refusal:
+                return Answer(None, str(refusal))
+            except TimeoutError:
+                return Answer(None, f"no answer from {target.host} within {self._timeout:g} s")
+            except OSError as error:
+                return Answer(None, f"host {target.host} does not resolve: {error.strerror or error}")
+            except httpx.ConnectError as error:
+                return Answer(None, f"cannot connect to {target.host}: {error}")
+            except httpx.HTTPError as error:
+                # By its name only: the text can quote what the receiver sent.
+                return Answer(None, f"connection to {target.host} failed: {type(error).__name__}")
+            await _drain(response)
+            return Answer(response.status_code, f"HTTP {response.status_code}")
+
+    async def _addresses(self, target: Target) -> list[Address]:
+        if target.address is not None:
+            return [target.address]
+        found = [parse_address(text) for text in await self._resolve(target.host, target.port)]
+        addresses = [address for address in found if address is not None]
+        if not addresses or len(addresses) < len(found):
+            raise OSError("no address that can be read")
+        check_addresses(target, addresses, self._allowed)
+        return addresses
+
+    async def _post_to_one(
+        self,
+        opened: AsyncExitStack,
+        target: Target,
+        addresses: Sequence[Address],
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> httpx.Response:
+        """Try the addresses in their order until one takes the connection; what fails after that is not repeated."""
+        *others, last = list(dict.fromkeys(addresses))[:_MOST_ADDRESSES]
+        for address in others:
+            try:
+                return await self._post(opened, target, address, headers, body)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                continue
+        return await self._post(opened, target, last, headers, body)
+
+    async def _post(
+        self, opened: AsyncExitStack, target: Target, address: Address, headers: Mapping[str, str], body: bytes
+    ) -> httpx.Response:
+        literal = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
+        extensions: dict[str, object] = {"timeout": {"connect": self._timeout / 2}}
+        if target.address is None:
+            extensions["sni_hostname"] = target.host
+        request = httpx.Request(
+            "POST",
+            f"{target.scheme}://{literal}:{target.port}{target.path}",
+            headers={"host": target.authority, "connection": "close", **headers},
+            content=body,
+            extensions=extensions,
+        )
+        # A transport of its own for each message: connections to one address never serve two names.
+        transport = await opened.enter_async_context(httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False))
+        response = await transport.handle_async_request(request)
+        opened.push_async_callback(response.aclose)
+        return response
+
+    async def _ask_the_system(self, host: str, port: int) -> list[str]:
+        # Threads of our own: a name server that does not answer must not use up those of the whole process.
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return [str(address[0]) for *_, address in found]
+
+
+async def _drain(response: httpx.Response) -> None:
+    """Read a little of the answer. The status has been decided: whatever goes wrong here changes nothing."""
+    read = 0
+    try:
+        async with asyncio.timeout(1.0):
+            async for chunk in response.aiter_raw():
+                read += len(chunk)
+                if read >= _MOST_READ:
+                    return
+    except (httpx.HTTPError, TimeoutError):
+        return

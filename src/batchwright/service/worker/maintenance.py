@@ -1,0 +1,133 @@
+"""What is done from time to time, whatever else happens: expiry, reaping of leases, removal of what is dead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from batchwright.policies.suspects import MAX_CRASHES
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.files.custody import ESTRANGED, Custody
+from batchwright.service.files.sweeper import Sweeper
+from batchwright.service.limits import Limits
+from batchwright.service.worker.processes import has_ended
+from batchwright.store.store import Store
+
+_log = logging.getLogger(__name__)
+_FILES_AT_A_TIME = 100
+_ROWS_AT_A_TIME = 5000
+"""Some tens of milliseconds of the time of the database."""
+_LOOK_FOR_ROWS = 30.0
+_BETWEEN_ROWS = 0.1
+"""Seconds that others have the database for themselves."""
+
+
+@dataclass(slots=True)
+class _Duty:
+    perform: Callable[[float], Awaitable[bool]]
+    """Do it, at this time. Whether it made work for a worker."""
+    period: float
+    due: float = float("-inf")
+
+
+class Maintenance:
+    """The duties of a process with a store. Several processes may do them at once."""
+
+    def __init__(self, store: Store, blobs: Blobs, limits: Limits, *, max_crashes: int = MAX_CRASHES) -> None:
+        """`max_crashes`: deaths of its process after which a line fails."""
+        self._store = store
+        self._max_crashes = max_crashes
+        self._blobs = blobs
+        self._limits = limits
+        self._custody = Custody(store, blobs)
+        self._sweeper = Sweeper(store, blobs, self._custody)
+        self._estranged = False
+        """It was logged that files are not removed."""
+        self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
+        self._urgent = [_Duty(self._expire, 1.0), _Duty(self._reap, 5.0), _Duty(self._bury, 30.0)]
+        self._duties = [*self._urgent, _Duty(self._sweep, 600.0), self._removal]
+
+    async def perform(self, now: float) -> bool:
+        """Do those that are due at `now` (monotonic seconds). Whether there is new work for workers.
+
+        Raises what the store raises; what was not done then is still due.
+        """
+        found, failure = False, None
+        for duty in self._duties:
+            if now >= duty.due:
+                try:
+                    found = await duty.perform(now) or found
+                except Exception as error:  # it does not stop the others
+                    failure = failure or error
+                else:
+                    duty.due = now + duty.period
+        if failure is not None:
+            raise failure
+        return found
+
+    def next_due(self) -> float:
+        """When `perform` has something to do."""
+        return min(duty.due for duty in self._duties)
+
+    def close(self) -> None:
+        """Leave what one process does for all to another."""
+        self._sweeper.close()
+
+    def hasten(self) -> None:
+        """Look after dead files, dead workers, and batches whose time is over, at once."""
+        for duty in self._urgent:
+            duty.due = float("-inf")
+
+    async def _expire(self, now: float) -> bool:
+        return bool(await self._store.expire_batches())
+
+    async def _reap(self, now: float) -> bool:
+        return await self.reap()
+
+    async def reap(self) -> bool:
+        """Take lines from workers that died. Whether there were any."""
+        lines = await self._store.reap(max_crashes=self._max_crashes)
+        if lines:
+            _log.warning(
+                "took %d lines from workers that did not renew their lease, which may have died of them", lines
+            )
+        left = 0
+        for worker, process in (await self._store.processes()).items():
+            if has_ended(process):
+                left += await self._store.worker_died(worker, max_crashes=self._max_crashes)
+        if left:
+            _log.warning("took %d lines from workers on this machine whose process died, perhaps of them", left)
+        return lines + left > 0
+
+    async def _bury(self, now: float) -> bool:
+        dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
+        if not dead or not await self._custody.is_current():
+            return False
+        await self._store.verify()
+        while dead:
+            await self._blobs.remove(dead)
+            await self._store.forget_files(dead)
+            dead = await self._store.take_dead_files(_FILES_AT_A_TIME)
+        return False
+
+    async def _remove_lines(self, now: float) -> bool:
+        # Not all at once: meanwhile no batch would expire.
+        more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
+        self._removal.period = _BETWEEN_ROWS if more else _LOOK_FOR_ROWS
+        return False
+
+    async def _sweep(self, now: float) -> bool:
+        swept = await self._sweeper.sweep(now)
+        if swept.estranged and not self._estranged:
+            _log.warning(ESTRANGED, self._blobs.folder)
+        self._estranged = swept.estranged
+        for count, what in (
+            (swept.temporary, "removed %d temporary files that a crash had left behind"),
+            (swept.quarantined, "put %d files that no record names into quarantine"),
+            (swept.restored, "took %d files out of quarantine: they have records"),
+            (swept.removed, "removed %d files from quarantine: no record named them for as long as one might"),
+        ):
+            if count:
+                _log.warning(what, count)
+        return False

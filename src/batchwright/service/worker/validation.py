@@ -1,0 +1,139 @@
+"""Validation of a batch's input: every line is checked and noted in the store, or the batch is refused with reasons.
+
+The file is read as a stream, once to count its lines and once to check them, in threads and a piece at a time: so
+memory is flat and the event loop goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from batchwright.errors import NotFound
+from batchwright.lines.custom_ids import IdTable
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.limits import Limits
+from batchwright.service.off_loop import off_loop
+from batchwright.store.records import BatchProblem, BatchRecord, NewLine
+from batchwright.store.store import Store
+from batchwright.wire.lines import BatchLine, parse_batch_line
+
+MAX_PROBLEMS = 100
+_ADDED_LINES = 4000
+"""To a transaction."""
+_PIECE_LINES = 500
+"""For which a thread may hold the interpreter."""
+_PIECE_BYTES = 2**20
+_READ_BYTES = 2**20
+
+
+async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: Limits) -> bool:
+    """Bring `batch` from validating to in progress, or to failed. False: it is not this worker's any more.
+
+    Raises what the store raises; the batch is then validated again, from the start.
+    """
+    try:
+        file = await off_loop(blobs.open, batch.input_file_id)
+    except NotFound as error:
+        return await store.reject(worker, batch.id, [BatchProblem("file_not_found", str(error), "input_file_id")])
+    with file:
+        check = LineCheck(file, batch.endpoint, limits)
+        await off_loop(check.count)
+        ready: list[NewLine] = []
+        while (piece := await off_loop(check.next_piece)) is not None or ready:
+            ready += piece or ()
+            if piece is not None and len(ready) < _ADDED_LINES:
+                continue
+            # Once it is certain to be refused, its lines need not be noted.
+            if not check.problems and not await store.add_lines(worker, batch.id, ready):
+                return False
+            ready.clear()
+    if check.problems:
+        return await store.reject(worker, batch.id, check.problems)
+    return await store.begin(worker, batch.id, total=check.total, model=check.model)
+
+
+class LineCheck:
+    """Reads one input file and judges it. Its methods block."""
+
+    def __init__(self, file: BinaryIO, endpoint: str, limits: Limits) -> None:
+        self._file = file
+        self._endpoint = endpoint
+        self._limits = limits
+        self._ids = IdTable(0)
+        self._lines: Iterator[tuple[int, int, bytes | None]] = iter(())
+        self._ended = False
+        self.problems: list[BatchProblem] = []
+        """By line, at most `MAX_PROBLEMS`."""
+        self.total = 0
+        """Lines that are not blank."""
+        self.model: str | None = None
+
+    def count(self) -> None:
+        """How many ids there can be is known before the first is looked at."""
+        newlines = 0
+        while content := self._file.read(_READ_BYTES):
+            newlines += content.count(b"\n")
+        self._file.seek(0)
+        self._ids = IdTable(min(newlines + 1, self._limits.max_lines))
+        self._lines = _lines(self._file, self._limits.max_line_bytes)
+
+    def next_piece(self) -> list[NewLine] | None:
+        """The next good lines, perhaps none; None when the end is reached, or enough is wrong."""
+        if self._ended:
+            return None
+        found: list[NewLine] = []
+        size = 0
+        for number, offset, content in self._lines:
+            if content is None:
+                self._blame(
+                    "line_too_long",
+                    f"This line has more than {self._limits.max_line_bytes:,} bytes: shorten it.",
+                    number,
+                )
+            elif content and not content.isspace():
+                size += len(content)
+                self._take(number, offset, content, found)
+            if self._ended or len(found) >= _PIECE_LINES or size >= _PIECE_BYTES:
+                return found
+        self._ended = True
+        if not self.total and not self.problems:
+            self.problems.append(BatchProblem("empty_file", "The input file has no lines.", "input_file_id"))
+        return found
+
+    def _take(self, number: int, offset: int, content: bytes, found: list[NewLine]) -> None:
+        self.total += 1
+        if self.total > self._limits.max_lines:
+            self._blame("too_many_lines", f"The input file has more than {self._limits.max_lines:,} lines: split it.")
+            self._ended = True
+            return
+        line = parse_batch_line(content, self._endpoint, model=self.model)
+        if not isinstance(line, BatchLine):
+            self._blame(line.code, line.message, number, line.param)
+            return
+        holder = self._ids.claim(line.custom_id, number)
+        if holder is not None:
+            message = f"This custom_id is already used on line {holder}: give each line its own."
+            self._blame("duplicate_custom_id", message, number, "custom_id")
+            return
+        self.model = self.model or line.model
+        found.append(NewLine(number, line.custom_id, offset, len(content)))
+
+    def _blame(self, code: str, message: str, line: int | None = None, param: str | None = None) -> None:
+        self.problems.append(BatchProblem(code, message, param, line))
+        self._ended = len(self.problems) >= MAX_PROBLEMS
+
+
+def _lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Number, offset and content (without its end; None: too long) of each line."""
+    offset = number = 0
+    while line := file.readline(longest + 2):
+        number += 1
+        start = offset
+        offset += len(line)
+        content = line.rstrip(b"\r\n")
+        too_long = len(content) > longest
+        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
+            offset += len(line)
+            too_long = too_long or bool(line.rstrip(b"\r\n"))
+        yield number, start, None if too_long else content

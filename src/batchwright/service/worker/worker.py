@@ -1,0 +1,523 @@
+"""A worker: takes batches and lines from the store, has them computed, and commits what came of them.
+
+It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
+through the store and the lines in hand:
+
+- *feed* claims lines so that the model has what it wants and some are ready (`claims.py`), and starts them;
+- *commit* hands over all results that were gathered while the commit before was under way;
+- *validate* and *finish* see to the beginning and the end of batches;
+- *lease* keeps the lease, and drops lines of batches that have been ended;
+- *duties* are those of `duties.py`.
+
+What the store refuses for now (`StoreUnavailable`) is tried again, and results wait for it. When the lease is lost, all
+lines in hand are forgotten, since others may compute them, and the worker registers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import InputBroken, LeaseLost, NotFound, StoreUnavailable
+from batchwright.inference.inference import Inference
+from batchwright.policies.suspects import MAX_CRASHES
+from batchwright.service.batches.batch_progress import BatchRates
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.limits import Limits
+from batchwright.service.worker import output_lines
+from batchwright.service.worker.claim_plan import ClaimPlan
+from batchwright.service.worker.claimed_lines import ClaimedLines
+from batchwright.service.worker.finisher import finish
+from batchwright.service.worker.line_executor import LineExecutor
+from batchwright.service.worker.line_retries import RetryPolicy
+from batchwright.service.worker.maintenance import Maintenance
+from batchwright.service.worker.periodic import PeriodicTask
+from batchwright.service.worker.processes import this_process
+from batchwright.service.worker.validation import validate
+from batchwright.store.records import BatchProblem, ClaimedLine, LineResult
+from batchwright.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+_CLAIM_LINES = 4096
+_READY_BYTES = 32 * 2**20
+"""Of lines that wait, about at most."""
+_SHORT_POLL = 0.05
+"""Seconds between looks at what the model wants, while lines wait for it."""
+_REST = 1.0
+"""Seconds without claims after what computes said that it cannot."""
+_LAST_COMMITS = 5.0
+"""Seconds at least that a worker that stops gets to hand over its results."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works. Times in seconds."""
+
+    concurrency: int | None = None
+    """Most lines being computed at once; None: as many as the model wants."""
+    lease: float = 15.0
+    """For which its lines are safe from others when nothing is heard of it."""
+    poll: float = 1.0
+    """Between looks at the store for what other processes did."""
+    request_timeout: float | None = 3600.0
+    """For computing one line, once; None: any."""
+    max_crashes: int = MAX_CRASHES
+    """Deaths of the process that computes it after which a line fails."""
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class WorkerStats:
+    """What a worker did since it was made."""
+
+    succeeded: int = 0
+    failed: int = 0
+    """Lines whose error was committed."""
+    refused: int = 0
+    """Results that the store did not take: the batch had ended, or another worker has the line."""
+    crashed: int = 0
+    """Lines given up because the process died each time that they were computed."""
+    commits: int = 0
+    leases_lost: int = 0
+
+
+class Worker:
+    """Works from `start` to `stop`. All methods are called on one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        inference: Inference,
+        *,
+        options: WorkerOptions | None = None,
+        rates: BatchRates | None = None,
+        clock: Clock | None = None,
+        unix_time: Callable[[], float] = time.time,
+        draw: random.Random | None = None,
+    ) -> None:
+        """`rates`: told of what is committed; `draw`: for the random part of the delays between tries."""
+        self._store = store
+        self._blobs = blobs
+        self._inference = inference
+        self._options = options or WorkerOptions()
+        self._clock = clock or MonotonicClock()
+        self._unix_time = unix_time
+        self.stats = WorkerStats()
+        self._rates = rates or BatchRates()
+        self._duties = Maintenance(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
+        self._plan = ClaimPlan(self._clock.now())
+        self._calls = LineExecutor(
+            inference,
+            done=self._line_ended,
+            following=self._following,
+            timeout=self._options.request_timeout,
+            retries=self._options.retries,
+            clock=self._clock,
+            draw=draw or random.Random(),
+        )
+        self._hand = ClaimedLines(self._calls)
+        self._id: str | None = None
+        self._registering = asyncio.Lock()
+        self._renew_at = self._look_at = self._claim_at = self._rest_until = float("-inf")
+        """When to renew the lease, to look for batches that were ended, and to claim: not before; and until when not to
+        claim in any case.
+        """
+        self._claims_begun = 0
+        self._empty_claim = 0
+        """The number of the last claim, when nothing was held and it found nothing; otherwise 0."""
+        self._settled_since: int | None = None
+        """Claims begun when the store was first seen with nothing in work, if it has been so since."""
+        self._in_doubt = False
+        """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
+        self._reaped = False
+        self._suspects = False
+        """It computes lines of which there may be few at once, since a process died with them in work."""
+        self._former: str | None = None
+        """Its id until its lease ran out, while it has no other."""
+        self._line_bytes = 65_536.0
+        """Of a line, on average; a guess until there are some."""
+        self._moved = asyncio.Event()
+        """A line ended, or was handed over."""
+        self._loops: dict[str, PeriodicTask] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # For its owner.
+
+    async def start(self) -> None:
+        """Begin to work."""
+        poll = self._options.poll
+        steps: dict[str, tuple[Callable[[], Awaitable[bool]], Callable[[], float | None]]] = {
+            "lease": (self._keep_lease, lambda: min(poll, self._options.lease / 3)),
+            "commit": (self._commit, lambda: None),
+            "feed": (self._feed, lambda: _SHORT_POLL if self._hand.waiting else poll),
+            "validate": (self._validate, lambda: poll),
+            "finish": (self._finish, lambda: poll),
+            "duties": (self._perform_duties, lambda: max(0.0, self._duties.next_due() - self._clock.now())),
+        }
+        for name, (step, pause) in steps.items():
+            self._loops[name] = loop = PeriodicTask(name, step, pause)
+            self._tasks[name] = asyncio.create_task(loop.run())
+
+    def wake(self) -> None:
+        """Look at once for work that this process made, and for batches that it ended."""
+        self._look_at = self._claim_at = float("-inf")
+        self._settled_since = None
+        self._duties.hasten()
+        for loop in self._loops.values():
+            loop.wake()
+
+    @property
+    def id(self) -> str:
+        """Under which it holds its lease now, for what works in its name; empty while it has none."""
+        return self._id or ""
+
+    @property
+    def in_flight(self) -> int:
+        """Lines being computed."""
+        return len(self._calls)
+
+    async def until_idle(self) -> None:
+        """Until nothing is left that this worker could do, nor that another is doing. Paused batches do not count."""
+        while True:
+            with suppress(StoreUnavailable):  # what is left to do is not known meanwhile
+                if await self._idle():
+                    return
+            await asyncio.sleep(self._options.poll)
+
+    async def stop(self, grace: float = 30.0) -> None:
+        """Give back what was not begun or would be tried again, finish what is being computed within `grace` seconds,
+        and give back the rest.
+
+        Results that were gathered are committed. Nothing happens when it was not started.
+        """
+        if not self._tasks:
+            return
+        await self._end("feed", "validate", "finish", "duties")
+        self._duties.close()
+        self._hand.give_back_waiting()
+        self._calls.try_no_more()
+        self._loops["commit"].wake()
+        await self._until(lambda: not self.in_flight, grace)
+        self._hand.give_back_running()
+        self._loops["commit"].wake()
+        await self._until(lambda: self._hand.empty, max(_LAST_COMMITS, grace))
+        await self._end("commit", "lease")
+        if self._id is not None:
+            # Where that fails, what it holds is taken from it when its lease runs out.
+            with suppress(StoreUnavailable):
+                await self._store.retire_worker(self._id)
+            self._id = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # Its loops.
+
+    async def _keep_lease(self) -> bool:
+        now = self._clock.now()
+        if now >= self._renew_at:
+            worker = await self._registered()
+            if not await self._store.renew_lease(worker, self._options.lease):
+                self._lose_lease(worker)
+                return True
+            self._renew_at = now + self._options.lease / 3
+        if now >= self._look_at and self._hand.batches:
+            self._look_at = now + self._options.poll
+            ended = await self._store.ending_among([*self._hand.batches])
+            if ended and self._hand.drop(ended):
+                self._loops["feed"].wake()
+            if ended:
+                self._loops["finish"].wake()
+        return False
+
+    async def _feed(self) -> bool:
+        self._fill()
+        now = self._clock.now()
+        if self._hand.congested or self._hand.waiting_bytes >= _READY_BYTES or now < self._claim_at:
+            return False
+        if self._in_doubt and not await self._settled():
+            return False
+        wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
+        if excess := self._plan.excess(now, waiting=len(self._hand.waiting)):
+            self._hand.give_back_last(excess)
+            self._loops["commit"].wake()
+        if not wanted:
+            return False
+        limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
+        if not self._reaped:
+            # What the process before this one left must be known while nothing is held: suspects are taken then.
+            await self._duties.reap()
+            self._reaped = True
+        held_nothing = self._hand.empty
+        async with self._lease() as worker:
+            self._claims_begun += 1
+            claim = self._claims_begun
+            try:
+                lines = await self._store.claim(worker, limit)
+            except StoreUnavailable:
+                self._in_doubt = True
+                raise
+            # One that holds something may get nothing so that it can take suspects afterwards.
+            self._empty_claim = claim if held_nothing and not lines else 0
+            lines = self._without_given_up(worker, lines)
+            try:
+                contents = await self._read(lines)
+            except BaseException:
+                if worker == self._id:
+                    self._hand.give_back(lines)
+                    self._loops["commit"].wake()
+                raise
+        if lines:
+            self._line_bytes = max(1.0, sum(line.length for line in lines) / len(lines))
+            self._suspects = lines[0].crashes > 0
+        if len(lines) < limit:
+            self._claim_at = now + self._options.poll
+        if worker == self._id:
+            self._hand.take(contents)
+            self._fill()
+        return bool(lines)
+
+    def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
+        """Those that are to be computed; the others fail."""
+        given_up = [line for line in lines if line.given_up]
+        if not given_up:
+            return lines
+        for line in given_up:
+            _log.error("line %d of %s fails: a process died of it %d times", line.number, line.batch_id, line.crashes)
+        if worker == self._id:
+            self.stats.crashed += len(given_up)
+            self._hand.end_at_once((line, output_lines.crashed(line)) for line in given_up)
+            self._loops["commit"].wake()
+        return [line for line in lines if not line.given_up]
+
+    async def _settled(self) -> bool:
+        """Once all that is known to be held is handed over, give back what is held without knowing."""
+        if not self._hand.empty:
+            return False
+        if (worker := self._id) is not None:
+            await self._store.retire_worker(worker)
+            if worker == self._id:
+                self._id = None
+        self._in_doubt = False
+        return True
+
+    async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
+        """Each line with its bytes in the input; nothing for one that is not there, which then fails."""
+        places: dict[str, list[int]] = {}
+        for place, line in enumerate(lines):
+            places.setdefault(line.input_file_id, []).append(place)
+        found = [b""] * len(lines)
+        for file_id, members in places.items():
+            spans = [(lines[place].offset, lines[place].length) for place in members]
+            try:
+                read = await self._blobs.read_spans(file_id, spans)
+            except (NotFound, InputBroken) as error:
+                _log.error("%s: %s", lines[members[0]].batch_id, error)
+                continue
+            for place, content in zip(members, read, strict=True):
+                found[place] = content
+        return [*zip(lines, found, strict=True)]
+
+    async def _commit(self) -> bool:
+        if self._id is None:
+            return False
+        returned = self._hand.returned()
+        if returned:
+            async with self._lease() as worker:
+                await self._store.release(worker, returned)
+                if worker == self._id:
+                    self._hand.let_go_returned(returned)
+                    self._moved.set()
+        results = self._hand.gather_results()
+        if results:
+            await self._commit_results(results)
+        return bool(results)
+
+    async def _commit_results(self, results: list[LineResult]) -> None:
+        async with self._lease() as worker:
+            try:
+                taken = await self._store.commit(worker, results)
+            except LeaseLost:
+                raise
+            except BaseException:
+                if worker == self._id:
+                    self._hand.put_back(results)
+                raise
+            self._count(results, taken)
+            if worker == self._id:
+                self._moved.set()
+                if self._hand.let_go(results):
+                    self._loops["finish"].wake()
+                if self._suspects or self._hand.empty:
+                    # There may be more for a worker that holds less.
+                    self._claim_at = min(self._claim_at, self._rest_until)
+                    self._loops["feed"].wake()
+                self._fill()
+                self._wake_feed_when_low()
+
+    async def _validate(self) -> bool:
+        async with self._lease() as worker:
+            batch = await self._store.take_validation(worker)
+            if batch is None:
+                return False
+            try:
+                await validate(self._store, self._blobs, worker, batch, self._options.limits)
+            except (LeaseLost, StoreUnavailable):
+                raise
+            except Exception as error:
+                # It must not stand in the way of the batches behind it.
+                _log.exception("%s cannot be validated", batch.id)
+                problem = BatchProblem("internal_error", f"The input file cannot be read: {type(error).__name__}.")
+                await self._store.reject(worker, batch.id, [problem])
+        self._claim_at = float("-inf")
+        self._settled_since = None
+        self._loops["feed"].wake()
+        return True
+
+    async def _finish(self) -> bool:
+        async with self._lease() as worker:
+            batch = await self._store.take_finishing(worker)
+            if batch is None:
+                return False
+            await finish(self._store, self._blobs, worker, batch, self._options.limits, self._unix_time)
+        return True
+
+    async def _perform_duties(self) -> bool:
+        if await self._duties.perform(self._clock.now()):
+            self._look_at = self._claim_at = float("-inf")
+            self._settled_since = None
+            for name in ("lease", "feed", "validate", "finish"):
+                self._loops[name].wake()
+        return False
+
+    # What they share.
+
+    @property
+    def _room(self) -> int:
+        """For how many more lines."""
+        room, most = self._calls.room, self._options.concurrency
+        return max(0, room if most is None else min(room, most - self.in_flight))
+
+    def _fill(self) -> None:
+        for _ in range(self._room):
+            if (item := self._hand.next()) is None:
+                return
+            self._calls.start(*item)
+
+    def _following(self) -> tuple[ClaimedLine, bytes] | None:
+        """For what has just ended a line."""
+        return self._hand.next() if self._room else None
+
+    def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
+        self._hand.end(line, result)
+        self._plan.ended()
+        self._moved.set()
+        if result is None:
+            self._claim_at = self._rest_until = self._clock.now() + _REST
+        self._loops["commit"].wake()
+        self._wake_feed_when_low()
+
+    def _wake_feed_when_low(self) -> None:
+        if self._plan.low(len(self._hand.waiting)):
+            self._loops["feed"].wake()
+
+    def _count(self, results: list[LineResult], taken: list[bool]) -> None:
+        self.stats.commits += 1
+        lines = Counter(result.batch_id for result, took in zip(results, taken, strict=True) if took)
+        for batch_id, count in lines.items():
+            self._rates.committed(batch_id, count, self._clock.now())
+        for result, took in zip(results, taken, strict=True):
+            if not took:
+                self.stats.refused += 1
+            elif result.succeeded:
+                self.stats.succeeded += 1
+            else:
+                self.stats.failed += 1
+
+    @asynccontextmanager
+    async def _lease(self) -> AsyncIterator[str]:
+        """The id of this worker, for one exchange with the store. When the lease is lost, so is what is in hand."""
+        worker = await self._registered()
+        try:
+            yield worker
+        except LeaseLost:
+            self._lose_lease(worker)
+            raise
+
+    async def _registered(self) -> str:
+        async with self._registering:
+            if self._id is None:
+                self._id = await self._store.register_worker(
+                    process_name(), self._options.lease, this_process(), former=self._former
+                )
+                self._former = None
+                self._renew_at = self._clock.now() + self._options.lease / 3
+            return self._id
+
+    def _lose_lease(self, worker: str) -> None:
+        if worker == self._id:
+            _log.warning("lease %s ran out; what it held is computed again", worker)
+            self.stats.leases_lost += 1
+            self._id, self._former = None, worker
+            self._hand.clear()
+
+    async def _idle(self) -> bool:
+        if not self._rests():
+            return False
+        batches = await self._store.count_batches()
+        lines = await self._store.count_lines()
+        if lines.get("claimed", 0) or any(
+            batches.get(status, 0) for status in ("validating", "finalizing", "cancelling")
+        ):
+            self._settled_since = None
+            return False
+        if lines.get("pending", 0) + lines.get("suspect", 0):
+            if self._settled_since is None:
+                self._settled_since = self._claims_begun
+                self._claim_at = min(self._claim_at, self._rest_until)
+                self._loops["feed"].wake()
+            # Only lines of paused batches are left when a claim begun since then found nothing.
+            if self._empty_claim <= self._settled_since:
+                return False
+        return self._rests()
+
+    def _rests(self) -> bool:
+        return self._hand.empty and all(self._loops[name].idle for name in ("validate", "finish", "duties"))
+
+    async def _until(self, reached: Callable[[], bool], seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not reached():
+                    self._moved.clear()
+                    await self._moved.wait()
+
+    async def _end(self, *names: str) -> None:
+        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def process_name() -> str:
+    """Of this process, for people to read."""
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,101 @@
+"""Operations on webhooks and on the messages that are on their way to them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from batchwright.store.operations.workers import require_lease
+from batchwright.store.records import Delivery, Webhook
+from batchwright.store.transaction import Tx
+
+
+def _values(webhook: Webhook) -> Mapping[str, Any]:
+    return asdict(webhook) | {"secrets": json.dumps(webhook.secrets)}
+
+
+def add_webhook(tx: Tx, webhook: Webhook) -> None:
+    tx.run("add_webhook", **_values(webhook))
+
+
+def webhooks(tx: Tx, tenant: str) -> list[Webhook]:
+    return [
+        Webhook(webhook_id, owner, url, tuple(json.loads(secrets_)), created_at, disabled_at)
+        for webhook_id, owner, url, secrets_, created_at, disabled_at in tx.rows("webhooks", tenant=tenant)
+    ]
+
+
+def update_webhook(tx: Tx, webhook: Webhook) -> bool:
+    if not tx.run("update_webhook", **_values(webhook)):
+        return False
+    if webhook.disabled_at is None:
+        tx.run("redirect_deliveries", webhook_id=webhook.id, url=webhook.url)
+    else:
+        tx.run("give_up_deliveries", webhook_id=webhook.id, now=tx.now, reason="the webhook was turned off")
+    return True
+
+
+def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
+    if not tx.run("delete_webhook", id=webhook_id, tenant=tenant):
+        return False
+    tx.run("give_up_deliveries", webhook_id=webhook_id, now=tx.now, reason="the webhook was deleted")
+    return True
+
+
+def tenant_secrets(tx: Tx, tenant: str, new: str) -> tuple[str, ...]:
+    tx.run("add_tenant_secret", tenant=tenant, secret=new)
+    [found] = tx.rows("tenant_secrets", tenant=tenant)
+    return tuple(secret for secret in found if secret is not None)
+
+
+def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
+    tx.run("rotate_tenant_secret", tenant=tenant, secret=new)
+
+
+def announce(tx: Tx, key: int, kind: str) -> None:
+    """Put one event about the batch of this key into the outbox, for each address that is to hear of it."""
+    [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
+    addresses = tx.rows("webhooks_to_tell", tenant=tenant)
+    if callback_url is not None:
+        addresses.append((callback_url, None))
+    event_id = f"evt_{secrets.token_hex(12)}"
+    for url, webhook_id in addresses:
+        tx.run(
+            "add_delivery",
+            id=f"dlv_{secrets.token_hex(12)}",
+            event_id=event_id,
+            tenant=tenant,
+            type=kind,
+            batch_id=batch_id,
+            now=tx.now,
+            url=url,
+            webhook_id=webhook_id,
+        )
+
+
+def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
+    require_lease(tx, worker)
+    taken = [Delivery(*row) for row in tx.rows("take_deliveries", worker=worker, now=tx.now, limit=limit)]
+    return sorted(taken, key=lambda delivery: (delivery.created_at, delivery.id))
+
+
+def delivered(tx: Tx, worker: str, delivery_id: str) -> bool:
+    return tx.run("delivered", id=delivery_id, worker=worker) == 1
+
+
+def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
+    if until is None:
+        return tx.run("give_up", id=delivery_id, worker=worker, now=tx.now, reason=reason) == 1
+    return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1
+
+
+def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
+    return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]
+
+
+def count_deliveries(tx: Tx) -> dict[str, int]:
+    [(total, failed)] = tx.rows("count_deliveries")
+    return {"pending": total - failed, "failed": failed}

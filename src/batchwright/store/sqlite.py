@@ -1,0 +1,294 @@
+"""SQLite: one thread that writes, one that reads.
+
+The writer takes all operations that wait, runs each in a savepoint of one transaction, commits once, and only then
+tells those who wait. So a hundred of them cost one fsync, one that raises undoes only itself, and what was acknowledged
+is on the disk. The reader has a connection of its own: with a write-ahead log it never waits for the writer.
+
+Several processes may use one file; a transaction of another one is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate
+
+import apsw
+
+from batchwright.crash_points import crash_point
+from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
+from batchwright.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
+from batchwright.store.statements import migrations, statements
+from batchwright.store.transaction import DAMAGED, P, R, Row, Tx
+
+_BUSY_MS = 20_000
+_UNAVAILABLE = (
+    apsw.BusyError,
+    apsw.CantOpenError,
+    apsw.FullError,
+    apsw.IOError,
+    apsw.LockedError,
+    apsw.NoMemError,
+    apsw.ProtocolError,
+    apsw.ReadOnlyError,
+    *DAMAGE,
+)
+
+_REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
+    ((apsw.FullError,), "make room on its disk", "the disk of the database is full: make room on its disk"),
+    ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
+    (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
+)
+"""Kinds of errors, what to do, and what callers are told."""
+_OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")
+
+
+class _SqliteTx:
+    """A `Tx` on one connection."""
+
+    def __init__(self, connection: apsw.Connection, now: Callable[[], float]) -> None:
+        self._connection = connection
+        self._statements = statements("sqlite")
+        self.now = now()
+
+    def rows(self, statement: str, **values: Any) -> list[Row]:
+        return self._connection.execute(self._statements[statement], values).fetchall()
+
+    def row(self, statement: str, **values: Any) -> Row | None:
+        found = self.rows(statement, **values)
+        return found[0] if found else None
+
+    def run(self, statement: str, **values: Any) -> int:
+        self._connection.execute(self._statements[statement], values)
+        return self._connection.changes()
+
+    def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._connection.executemany(self._statements[statement], rows)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An operation in the writer's queue, and what came of it."""
+
+    name: str
+    operation: Callable[[Tx], Any]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+    def resolve(self) -> None:
+        """On the event loop."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class SqliteDriver:
+    """A `Driver` on a file, which is made where there is none."""
+
+    def __init__(self, path: Path, now: Callable[[], float]) -> None:
+        """Raises `StoreUnavailable` when the file cannot be opened, or is not one of ours."""
+        self._path = path
+        self._now = now
+        holds_a_store(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # It holds secrets: for its owner only, as are the files that SQLite puts beside it.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
+        try:
+            self._writer = self._connect()
+            _migrate(self._writer, path)
+            self._reader = self._connect()
+            self._reader.pragma("query_only", True)
+        except apsw.Error as error:
+            raise self._unavailable(error) from error
+        self._file = SqliteFile(path)
+        try:
+            self._file.verify()
+        except StoreUnavailable:
+            self._reader.close()
+            self._writer.close()
+            raise
+        self._reading = ThreadPoolExecutor(1, "store-reader")
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, name="store-writer", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    def _connect(self) -> apsw.Connection:
+        connection = apsw.Connection(str(self._path))
+        connection.set_busy_timeout(_BUSY_MS)
+        connection.pragma("journal_mode", "wal")
+        connection.pragma("synchronous", "full")
+        connection.pragma("foreign_keys", True)
+        connection.pragma("temp_store", "memory")
+        connection.pragma("cache_size", -65536)
+        # In pages: at the default of 1000 a busy writer would copy the same pages into the file again and again.
+        connection.pragma("wal_autocheckpoint", 8000)
+        connection.pragma("journal_size_limit", 128 << 20)
+        return connection
+
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
+        found = ((remedy, told) for kinds, remedy, told in _REMEDIES if isinstance(error, kinds))
+        remedy, told = next(found, _OTHERWISE)
+        return StoreUnavailable(f"the database {self._path} does not take this: {error}; {remedy}", told=told)
+
+    async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._require_open()
+        # It could end in a file that is no longer there.
+        self._file.require_sound()
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Waiting(operation.__name__, lambda tx: operation(tx, *args, **kwargs), future))
+        return await future
+
+    async def read(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._require_open()
+        work = partial(self._read, lambda tx: operation(tx, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work)
+
+    async def check(self, operation: Callable[[Tx], None]) -> None:
+        await self.write(operation)
+        await asyncio.get_running_loop().run_in_executor(None, self._file.look)
+
+    async def verify(self) -> None:
+        self._require_open()
+        await asyncio.get_running_loop().run_in_executor(None, self._file.verify)
+
+    async def close(self) -> None:
+        """Finish what waits."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._reading.shutdown)
+        self._reader.close()
+        self._writer.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"the database {self._path} was closed")
+
+    # On the reader's thread.
+
+    def _read(self, operation: Callable[[Tx], R]) -> R:
+        try:
+            self._reader.execute("BEGIN")
+            try:
+                return operation(_SqliteTx(self._reader, self._now))
+            finally:
+                self._reader.execute("ROLLBACK")
+        except _UNAVAILABLE as error:
+            self._file.note(error)
+            raise self._unavailable(error) from error
+
+    # On the writer's thread.
+
+    def _write_all(self) -> None:
+        open_ = True
+        while open_:
+            group = [self._queue.get()]
+            group += [self._queue.get() for _ in range(self._queue.qsize())]
+            waiting = [entry for entry in group if entry is not None]
+            open_ = len(waiting) == len(group)
+            if waiting:
+                self._write_group(waiting)
+                _tell(waiting)
+
+    def _write_group(self, waiting: Sequence[_Waiting]) -> None:
+        try:
+            if self._writer.in_transaction:  # the disk did not even let the last one be rolled back
+                self._writer.execute("ROLLBACK")
+            self._writer.execute("BEGIN IMMEDIATE")
+            for entry in waiting:
+                self._run(entry)
+            self._commit(waiting)
+        except BaseException as error:
+            with suppress(apsw.Error):
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+            self._file.note(error)
+            reason = self._unavailable(error) if isinstance(error, (apsw.Error, UnicodeDecodeError)) else error
+            for entry in waiting:
+                entry.error = entry.error or reason
+
+    def _run(self, entry: _Waiting) -> None:
+        """Run one operation. Raises what makes the whole transaction impossible."""
+        self._writer.execute("SAVEPOINT operation")
+        try:
+            entry.result = entry.operation(_SqliteTx(self._writer, self._now))
+        except _UNAVAILABLE:
+            raise
+        except BaseException as error:
+            entry.error = _explained(error)
+            self._writer.execute("ROLLBACK TO operation")
+        self._writer.execute("RELEASE operation")
+
+    def _commit(self, waiting: Sequence[_Waiting]) -> None:
+        for entry in waiting:
+            crash_point(f"store.{entry.name}.before_commit")
+        crash_point("store.before_commit")
+        self._writer.execute("COMMIT")
+        crash_point("store.after_commit")
+        for entry in waiting:
+            crash_point(f"store.{entry.name}.after_commit")
+
+
+def _explained(error: BaseException) -> BaseException:
+    """An error of the database in our words, any other as it is."""
+    found: BaseException
+    if isinstance(error, apsw.ConstraintError):
+        found = Conflict(f"what is to be added is already there: {error}")
+    elif isinstance(error, UnicodeEncodeError):
+        found = InvalidRequest(f"a text is no valid Unicode: {error}; remove its lone surrogates")
+    else:
+        return error
+    found.__cause__ = error
+    return found
+
+
+def _tell(waiting: Sequence[_Waiting]) -> None:
+    loop = waiting[0].future.get_loop()
+
+    def resolve() -> None:
+        for entry in waiting:
+            entry.resolve()
+
+    with suppress(RuntimeError):  # the loop was closed: nobody waits any longer
+        loop.call_soon_threadsafe(resolve)
+
+
+def _migrate(connection: apsw.Connection, path: Path) -> None:
+    scripts = migrations("sqlite")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        is_a_store(connection, path)
+        version = connection.pragma("user_version")
+        if version > len(scripts):
+            raise StoreUnavailable(
+                f"the database {path} was written by a newer batchwright (its schema is {version}, this one knows "
+                f"{len(scripts)}): upgrade batchwright, or name another file"
+            )
+        for script in scripts[version:]:
+            connection.execute(script)
+        # Nothing is written where nothing changes: a service must start beside a full disk.
+        if version < len(scripts) or connection.pragma("application_id") != APPLICATION_ID:
+            connection.pragma("user_version", len(scripts))
+            connection.pragma("application_id", APPLICATION_ID)
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")

@@ -1,0 +1,151 @@
+"""Whether an SQLite file is a store of ours, and whether it still is while it is open.
+
+The file is only ever opened through SQLite: closing another descriptor of it in this process would let go of the locks
+of all its connections. What is looked at here is read over a connection of its own, which has no pages in its cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from batchwright.errors import StoreUnavailable
+from batchwright.store.transaction import DAMAGED
+
+APPLICATION_ID = 0x62776A73
+"""In the header of the file; stores made by earlier versions have 0 there."""
+_TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
+_LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
+"""Those of an open store, which has all tables of this version."""
+_BUSY_MS = 2_000
+_SENSELESS = (apsw.CorruptError, apsw.NotADBError)
+"""What SQLite raises for pages that make no sense to it, whatever it was asked."""
+DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
+"""What is raised for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
+these are gone."""
+
+
+def holds_a_store(path: Path) -> bool:
+    """Whether the file is a store; False when it is not there, or has nothing in it.
+
+    Nothing is written. Raises `StoreUnavailable` when it is something else, or damaged.
+    """
+    try:
+        if path.stat().st_size == 0:
+            # Not looked into: SQLite would remove a write-ahead log that lies beside it.
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
+    if path.is_dir():
+        raise StoreUnavailable(f"the database {path} cannot be opened: {os.strerror(errno.EISDIR)}")
+    try:
+        with _reading(path) as connection:
+            return is_a_store(connection, path)
+    except DAMAGE as error:
+        raise StoreUnavailable(
+            f"the database {path} is damaged, or no database at all: {error}; put back a backup, or name another file "
+            "with --database",
+            told=DAMAGED,
+        ) from error
+    except apsw.Error as error:
+        raise StoreUnavailable(f"the database {path} cannot be read: {error}; see to its permissions") from error
+
+
+def is_a_store(connection: apsw.Connection, path: Path) -> bool:
+    """Whether the database has our tables; False when it has nothing. Raises `StoreUnavailable` for anything else."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    version, application = connection.pragma("user_version"), connection.pragma("application_id")
+    if not tables and version == 0 and application in (0, APPLICATION_ID):
+        return False
+    if version > 0 and tables >= _TABLES and application in (0, APPLICATION_ID):
+        return True
+    raise StoreUnavailable(
+        f"the database {path} is not a store of batchwright: it has other tables "
+        f"({', '.join(sorted(tables)[:5]) or 'none'}); name another file with --database",
+        told=DAMAGED,
+    )
+
+
+class SqliteFile:
+    """The file of an open store. Its methods block; they raise `StoreUnavailable`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        found = path.stat()
+        self._place = (found.st_dev, found.st_ino)
+        self._size = found.st_size
+        self.damage: str | None = None
+        """What was found once; it stays until the store is opened again."""
+
+    def look(self) -> None:
+        """Whether this is still the file that was opened, and its first pages can be read."""
+        self.require_sound()
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise self._damaged(f"it is not there any more ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != self._place:
+            raise self._damaged("another file was put in its place while it was open")
+        if found.st_size < self._size:
+            # Truncated, or vacuumed: only the second leaves a database that is whole.
+            self._examine("quick_check(1)")
+        self._size = found.st_size
+        self._examine()
+
+    def verify(self) -> None:
+        """Whether the records of files are sound, which takes as long as there are many."""
+        self.look()
+        self._examine("quick_check('files')")
+
+    def require_sound(self) -> None:
+        """Whether no damage was found so far. Does not block."""
+        if self.damage is not None:
+            raise StoreUnavailable(self.damage, told=DAMAGED)
+
+    def note(self, error: BaseException) -> None:
+        """A statement has failed: if it met damage, that is told from now on, whatever else is asked."""
+        if self.damage is None and isinstance(error, _SENSELESS):
+            self._damaged(str(error))
+
+    def _damaged(self, what: str) -> StoreUnavailable:
+        self.damage = (
+            f"the database {self._path} is damaged: {what}; stop all processes, put back the file or a backup of it, "
+            "and start again"
+        )
+        return StoreUnavailable(self.damage, told=DAMAGED)
+
+    def _examine(self, check: str | None = None) -> None:
+        try:
+            with _reading(self._path) as connection:
+                if not is_a_store(connection, self._path):
+                    raise self._damaged("it is empty")
+                # The columns too, or an index would answer for its table.
+                for table in _LOOKED_AT:
+                    connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
+                if check is not None:
+                    [(told,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
+                    if told != "ok":
+                        raise self._damaged(str(told))
+        except DAMAGE as error:
+            raise self._damaged(str(error)) from error
+        except apsw.Error as error:
+            raise StoreUnavailable(f"the database {self._path} cannot be read: {error}; see to its disk") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[apsw.Connection]:
+    """A connection that only reads."""
+    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_timeout(_BUSY_MS)
+        connection.pragma("query_only", True)
+        yield connection
+    finally:
+        connection.close()
