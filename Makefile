@@ -56,6 +56,7 @@ soak: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: install
 	$(BIN)/mypy

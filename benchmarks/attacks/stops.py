@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from batchwright.engine.stops import StopStrings
+from batchwright.stop_strings import StopStrings
 from benchmarks.attacks.attack import Attack, Figure
 from benchmarks.attacks.service import ROOT, Service
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.engine import BLOCK_SIZE
 from batchwright.scheduling import Chunk, Sequence

@@ -18,7 +18,7 @@ from batchwright import InferenceRequest
 from batchwright.clock import MonotonicClock
 from batchwright.engine import core as core_module
 from batchwright.engine.attention import KVShape
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.core import EngineCore
 from batchwright.engine.tokenizer import Tokenizer

@@ -43,6 +43,8 @@ from batchwright.request import (
     Usage,
 )
 
+from batchwright.version import __version__
+
 if TYPE_CHECKING:
     from batchwright.batcher import (
         AdaptiveBatcher,
@@ -71,8 +73,6 @@ if TYPE_CHECKING:
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted, RunProgress, run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveBatcher",
@@ -181,7 +181,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name in {"torch", "transformers", "safetensors", "tokenizers", "psutil", "jinja2"}:
-            raise MissingExtra(f"batchwright.{name} needs {error.name}: pip install 'batchwright[engine]'") from error
+            raise MissingExtra.of_engine(f"batchwright.{name}", error) from error
         raise
     globals()[name] = value
     return value

@@ -71,6 +71,11 @@ class MissingExtra(BatchwrightError, ImportError):
 
     code = "missing_extra"
 
+    @classmethod
+    def of_engine(cls, what: str, error: ModuleNotFoundError) -> MissingExtra:
+        """The error that says that `what` needs the module that was not found, which comes with the extra `engine`."""
+        return cls(f"{what} needs {error.name}; install it: pip install 'batchwright[engine]'")
+
 
 class GenerationError(BatchwrightError):
     """One request failed while it was being computed; others were not affected."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from batchwright import ContextLengthExceeded, InferenceRequest, InferenceResponse, OutOfMemory, Usage
 from batchwright.batcher import Batcher, MemoryEfficientBatcher
-from batchwright.batcher.exhaustion import ran_out_of_memory
+from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.clock import ManualClock
 from batchwright.errors import GenerationError, InvalidRequest
 from batchwright.policies import (

@@ -178,6 +178,13 @@ def test_every_metric_is_in_the_table_and_nothing_else() -> None:
     asyncio.run(batcher.close())
 
 
+def test_every_file_that_the_design_names_exists() -> None:
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src" / "batchwright").rglob("*") if path.is_file()]
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|cpp|h|sql)|(?:\w+/)+)`", (ROOT / "docs" / "design.md").read_text())
+    assert len(named) > 60
+    assert [name for name in named if not any(f"/{name}" in f"/{file}" for file in files)] == []
+
+
 def test_pictures_are_there_and_used() -> None:
     used = set(re.findall(r"!\[[^\]]+\]\(pictures/([\w-]+)\.svg\)", TEXT))
     assert used == {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")}

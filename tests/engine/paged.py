@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, AttentionShape, KVShape, LayerCache, choose_attention
-from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Chunk, Sequence
 

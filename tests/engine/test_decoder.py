@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchwright import Engine, SamplingParams
-from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.compiled import CompiledStack

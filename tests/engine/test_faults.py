@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native import NativeKernels
 from batchwright.errors import GenerationError, NonFiniteLogits, OutOfMemory
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchwright.engine.attention.reference import ReferenceAttention
-from batchwright.engine.batch import build_batch
+from batchwright.engine.step.batch import build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.llama import LlamaBody

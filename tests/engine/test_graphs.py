@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.graphs import DecodeGraphs
+from batchwright.engine.bodies.decode_graphs import DecodeGraphs
 from batchwright.scheduling import Chunk, Sequence
 
 from .support import TINY, tiny_model

@@ -18,7 +18,7 @@ from batchwright.engine.attention import AttentionShape, KVShape, LayerCache, ch
 from batchwright.engine.attention.reference import ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
 from batchwright.engine.attention.trial import TriedAttention, disagreement
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.scheduling import Sequence
 
 from .paged import BLOCK, CPU, Case, Paged, Problem, textbook

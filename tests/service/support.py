@@ -159,8 +159,8 @@ class House:
     async def die(self, worker: Worker) -> None:
         """As if its process had been killed: it tells nobody."""
         self.workers.remove(worker)
-        worker._duties.close()
-        tasks = [*worker._tasks.values(), *worker._calls._tasks]
+        worker._maintenance.close()
+        tasks = [*worker._tasks.values(), *worker._executor._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,7 +13,7 @@ from batchwright.errors import EndpointError, EngineClosed, InvalidRequest, Over
 from batchwright.service.batches.batch_progress import BatchRate, BatchRates
 from batchwright.service.worker.claim_plan import LOOKAHEAD, ClaimPlan
 from batchwright.service.worker.line_retries import Failures, RetryPolicy, passing
-from batchwright.service.worker.periodic import backoff
+from batchwright.service.worker.periodic import BACKOFF
 from batchwright.store.records import BatchRecord, LineCounts
 
 BATCH = BatchRecord(
@@ -91,7 +91,7 @@ def test_delays_grow_to_a_limit_and_heed_what_was_asked(failures: int, asked: fl
     delay = policy.delay(failures, asked, random.Random(seed))
     assert policy.first_delay / 2 <= delay <= policy.longest_delay
     assert delay >= min(asked or 0.0, policy.longest_delay)
-    assert 0.1 <= backoff(failures) <= 5.0
+    assert 0.1 <= BACKOFF.pause(failures) <= 5.0
 
 
 def test_only_failures_while_others_succeed_count_but_not_for_ever() -> None:

@@ -12,7 +12,7 @@ from tests.service.support import TENANT, House, Model, refuse, run
 from batchwright.errors import Conflict, NotFound
 from batchwright.service.batches.simple_batches import Prompts
 from batchwright.service.limits import Limits
-from batchwright.service.worker import maintenance as duties
+from batchwright.service.worker import maintenance
 from batchwright.store.records import BatchRecord
 
 HOUR = 3600.0
@@ -72,7 +72,7 @@ def test_lines_go_when_the_files_expire(tmp_path: Path) -> None:
 
 
 def test_other_duties_do_not_wait_for_a_long_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duties, "_ROWS_AT_A_TIME", 1)
+    monkeypatch.setattr(maintenance, "_ROWS_AT_A_TIME", 1)
 
     async def main(house: House) -> None:
         asked: list[str] = []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.engine.stops import StopAutomaton, StopStrings
+from batchwright.stop_strings import StopAutomaton, StopStrings
 
 ALPHABETS = ["a", "ab", "abc", "e\u0301\u0308", "\U0001f469\u200d\ud83d\udc69\0"]
 """Of few characters each, so that stops overlap: letters, combining marks, halves of surrogate pairs."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.exhaustion import let_go, ran_out_of_memory
+from batchwright.out_of_memory import free_frames, ran_out_of_memory
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
 from batchwright.clock import Clock
@@ -157,7 +157,7 @@ class Computer:
         """Everybody fails, unless one request or the size may be to blame."""
         memory = ran_out_of_memory(error)
         if memory:
-            let_go(error)
+            free_frames(error)
             self._stats.out_of_memory += 1
             group.failed.append(entries)
         if len(entries) > 1 and self._retries(memory=memory):

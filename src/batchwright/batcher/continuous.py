@@ -22,7 +22,7 @@ from batchwright.batcher.streams import StreamCore
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.clock import Clock
-from batchwright.errors import ContextLengthExceeded, InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InvalidRequest, MissingExtra
 from batchwright.policies import Order
 from batchwright.policies.checks import check_size
 from batchwright.policies.slots import Slots
@@ -288,9 +288,7 @@ def is_engine(model: object) -> bool:
 def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncEngine:
     """The engine that is given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
     if isinstance(model, (str, Path)):
-        from batchwright import AsyncEngine
-
-        return AsyncEngine(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
+        return _engine_class()(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
     if not is_engine(model):
         raise TypeError(
             f"model of type {type(model).__name__}: must have generate_step(prompts, partial_outputs) or "
@@ -305,9 +303,16 @@ def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncE
     if inspect.iscoroutinefunction(model.generate):
         given: AsyncEngine = model
         return given
-    from batchwright import AsyncEngine
+    return _engine_class()(model)
 
-    return AsyncEngine(model)
+
+def _engine_class() -> type[AsyncEngine]:
+    """Imported when it is needed: it loads torch. Raises `MissingExtra`."""
+    try:
+        from batchwright.engine.async_engine import AsyncEngine
+    except ModuleNotFoundError as error:
+        raise MissingExtra.of_engine("a batcher over a model that is named", error) from error
+    return AsyncEngine
 
 
 def _require_own(**settings: object) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.token_stats import ContinuousStats
-from batchwright.engine.stops import StopStrings
+from batchwright.stop_strings import StopStrings
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
 

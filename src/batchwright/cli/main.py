@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.cli import jobs, keys, models, quotas, run, serve, webhooks
 from batchwright.errors import (
     BatchwrightError,

@@ -14,7 +14,7 @@ from itertools import islice
 import torch
 
 from batchwright.clock import Clock
-from batchwright.engine.batch import build_batch
+from batchwright.engine.step.batch import build_batch
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.generation import Generation, RequestState
@@ -31,6 +31,7 @@ from batchwright.errors import (
     NonFiniteLogits,
     OutOfMemory,
 )
+from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, StreamEvent
 from batchwright.scheduling import Chunk, Drafter, Scheduler, Sequence, StepPlan
 
@@ -223,7 +224,7 @@ class EngineCore:
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
         """After a step that raised: go on in smaller steps, or one by one, and fail only the culprit."""
         self.scheduler.rollback(plan)
-        if _is_out_of_memory(error):
+        if ran_out_of_memory(error):
             if self.body.device.type == "cuda":
                 torch.cuda.empty_cache()
             if self.scheduler.shrink(plan):
@@ -367,9 +368,3 @@ class EngineCore:
         for name, traffic in stats.traffic.items():
             traffic.waiting = scheduler.waiting_of(name)
             traffic.running = scheduler.running_of(name)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import stamina
 
+from batchwright.backoff import Backoff
 from batchwright.errors import (
     DeadlineExceeded,
     EndpointError,
@@ -299,7 +300,7 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, fai
         return True
     if traffic == "online" and error.retry_after > retries.wait_max:
         return False
-    least = min(retries.wait_max, retries.wait_initial * 2.0 ** (failures - 1)) if failures else 0.0
+    least = Backoff(retries.wait_initial, retries.wait_max).pause(failures) if failures else 0.0
     return min(max(error.retry_after, least), _LONGEST_PAUSE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from batchwright.backoff import Backoff
+
 
 class Availability:
     """What is known of an endpoint, which is taken to answer until a probe finds that it does not.
@@ -12,22 +14,22 @@ class Availability:
 
     def __init__(self, *, first_pause: float = 1.0, longest_pause: float = 5.0) -> None:
         self.down = False
-        self._first_pause = first_pause
-        self._longest_pause = longest_pause
-        self._pause = first_pause
+        self._backoff = Backoff(first_pause, longest_pause)
+        self._silences = 0
+        """In a row."""
         self._probe_at = float("-inf")
 
     def answered(self, now: float) -> None:
         """A probe, or a call, was answered."""
         self.down = False
-        self._pause = self._first_pause
-        self._probe_at = now + self._first_pause
+        self._silences = 0
+        self._probe_at = now + self._backoff.first
 
     def silent(self, now: float) -> None:
         """A probe was not answered."""
         self.down = True
-        self._probe_at = now + self._pause
-        self._pause = min(self._longest_pause, 2 * self._pause)
+        self._silences += 1
+        self._probe_at = now + self._backoff.pause(self._silences)
 
     def until_probe(self, now: float) -> float:
         """In how many seconds it may be probed again."""

@@ -76,9 +76,7 @@ def load_engine(model: str, options: EngineOptions) -> Executor:
     try:
         from batchwright.engine.engine import Engine
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]'"
-        ) from error
+        raise MissingExtra.of_engine("running a model", error) from error
     try:
         return Engine(model, **options)
     except BatchwrightError:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from batchwright.errors import InputError, InvalidRequest
+from batchwright.errors import InputError, InvalidRequest, shown
 
 _SPARE = 16
 
@@ -62,14 +62,10 @@ class IdTable:
         name = default
         while self.claim(name, line) is not None:
             name += "~"
-        what = f"custom_id {_shown(wanted)}" if custom_id is not None else f"no id, and its default {wanted!r}"
+        what = f"custom_id {shown(wanted)}" if custom_id is not None else f"no id, and its default {wanted!r}"
         error = InvalidRequest(
             f"{what} is already used on line {holder}: give each line its own",
             param="custom_id",
             code="duplicate_id",
         )
         return name, error
-
-
-def _shown(custom_id: str) -> str:
-    return repr(custom_id if len(custom_id) <= 80 else custom_id[:80] + "…")

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.server.dashboard import page
 from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.http import error_answers

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputError, StoreUnavailable
 from batchwright.inference.inference import Inference

@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.inference.inference import Inference
 from batchwright.inference.routing import Route, RoutedInference

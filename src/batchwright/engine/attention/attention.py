@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

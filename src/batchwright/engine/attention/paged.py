@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionBackend, KVShape, LayerCache
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native.large_pages import prefer_huge_pages
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.paged import PagedPlan, head_rows
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 _LEAST_FILL = 0.75
 _MOST_KEYS = 64 * 1024

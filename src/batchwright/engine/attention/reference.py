@@ -7,7 +7,7 @@ from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention, gather, head_rows
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 
 class ReferenceAttention(PagedAttention):

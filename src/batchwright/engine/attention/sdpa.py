@@ -19,7 +19,7 @@ from torch.nn import functional
 from batchwright.engine.attention.attention import AttentionShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention, gather
 from batchwright.engine.attention.plans import CallGroup, GroupedPlan
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 
 class SdpaAttention(PagedAttention):

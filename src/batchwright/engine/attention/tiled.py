@@ -17,7 +17,7 @@ from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.tiled_plan import DeviceTiling, TiledPlan
 from batchwright.engine.attention.tiles import FIELDS, TileShape
 from batchwright.engine.attention.triton_kernels import INTERPRETED, attend_tiles, merge_partials
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 _NARROW_ROWS = 16
 """Rows of a narrow tile's product (queries times the heads that share a KV head): the fewest that matrix units take."""

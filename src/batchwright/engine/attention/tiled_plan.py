@@ -10,7 +10,7 @@ from torch import Tensor
 
 from batchwright.engine.attention.paged import PagedPlan
 from batchwright.engine.attention.tiles import FIELDS, TileShape, Tiling, tile
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

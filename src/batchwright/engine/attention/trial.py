@@ -17,7 +17,7 @@ from torch import Tensor
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.attention.reference import ReferenceAttention
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, KVShape, LayerCache, choose_attention
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, LayerCache
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape

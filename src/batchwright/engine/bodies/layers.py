@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 
 

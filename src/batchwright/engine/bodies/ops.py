@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.engine.attention import AttentionBackend, LayerCache
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native import NativeKernels
 
 

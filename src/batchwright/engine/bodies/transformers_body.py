@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from batchwright.engine.attention import AttentionShape, KVShape
-from batchwright.engine.batch import StepBatch, build_batch
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.errors import UnsupportedModel
 from batchwright.kv import BlockManager

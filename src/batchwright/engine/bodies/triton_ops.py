@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from batchwright.engine.attention import LayerCache
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies import triton_op_kernels
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 

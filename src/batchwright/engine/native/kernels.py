@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native.build import BuildError, library_path
 from batchwright.engine.native.decoder import DecoderModel, NativeDecoder
 from batchwright.request import SamplingParams

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.histograms import Recent
 from batchwright.limiting.rates import KINDS
 from batchwright.request import Traffic

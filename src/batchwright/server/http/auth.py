@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from batchwright.errors import shown
 from batchwright.server.http.error_answers import HttpError
 from batchwright.service.access.api_keys import DEFAULT_TENANT, ApiKeys
 from batchwright.service.settings import is_loopback
@@ -90,13 +91,13 @@ def refuse_strangers(headers: Headers, origins: Collection[str] = ()) -> None:
     host = headers.get("host", "")
     if not is_loopback(_hostname(host)):
         raise _forbidden(
-            f"Host {host[:100]!r} is not this machine; other hosts need an API key: batchwright keys create"
+            f"Host {shown(host)} is not this machine; other hosts need an API key: batchwright keys create"
         )
     origin = headers.get("origin")
     if origin is not None and origin.lower() in origins:
         return
     if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-        raise _forbidden(f"Origin {origin[:100]!r} is not this service")
+        raise _forbidden(f"Origin {shown(origin)} is not this service")
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise _forbidden("a page of another site may not use this service")
 

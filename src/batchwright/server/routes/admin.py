@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from batchwright.errors import NotFound
+from batchwright.errors import NotFound, shown
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import ServicesOf, needs
@@ -29,7 +29,7 @@ _Limit = Annotated[int, Field(ge=1, le=2**53)]
 async def key_id_of(key_id: Annotated[str, Path(examples=["key_0123456789abcdef01234567"])]) -> str:
     """The id in the path. Raises `NotFound`."""
     if not _KEY.fullmatch(key_id):
-        raise NotFound(f"no key {key_id[:80]!r}")
+        raise NotFound(f"no key {shown(key_id)}")
     return key_id
 
 

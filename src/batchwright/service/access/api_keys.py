@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
+from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable, shown
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.shares import WEIGHTS
 from batchwright.store.records import ApiKey, KeyScope
@@ -267,7 +267,7 @@ def require_name(param: str, value: str) -> str:
     """`value`, which can be the name of a key or a tenant. Raises `InvalidRequest`."""
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
-            f"{param}: {value[:80]!r} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
+            f"{param}: {shown(value)} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
             param=param,
         )
     return value

@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 import stamina
 
-from batchwright import __version__
+from batchwright.version import __version__
 from batchwright.crash_points import crash_point
 from batchwright.errors import LeaseLost, StoreUnavailable
 from batchwright.service.webhooks.redelivery import next_try

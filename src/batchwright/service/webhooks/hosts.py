@@ -7,7 +7,7 @@ from ipaddress import AddressValueError, IPv4Address
 
 import idna
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InvalidRequest, shown
 from batchwright.service.webhooks.addresses import Address
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
@@ -40,11 +40,11 @@ def parse_host(text: str) -> tuple[str, Address | None]:
             return name, IPv4Address(text)
         except AddressValueError:
             raise UrlRefused(
-                f"url: host {text[:80]!r} ends in a number but is no IPv4 address; write four decimal numbers with dots"
+                f"url: host {shown(text)} ends in a number but is no IPv4 address; write four decimal numbers with dots"
             ) from None
     if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
         raise UrlRefused(
-            f"url: host {text[:80]!r} is no host name; write letters, digits and hyphens with single dots between them"
+            f"url: host {shown(text)} is no host name; write letters, digits and hyphens with single dots between them"
         )
     return name, None
 
@@ -53,4 +53,4 @@ def _to_ascii(text: str) -> str:
     try:
         return idna.encode(text, uts46=True, std3_rules=True).decode().lower()
     except (idna.IDNAError, UnicodeError):
-        raise UrlRefused(f"url: host {text[:80]!r} is no international host name") from None
+        raise UrlRefused(f"url: host {shown(text)} is no international host name") from None

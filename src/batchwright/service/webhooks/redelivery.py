@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from batchwright.backoff import Backoff
+
 GIVE_UP_AFTER = 72 * 3600.0
 """Seconds from the event for which a message is tried."""
-_FIRST = 5.0
-_GROWTH = 3.0
-_LONGEST = 6 * 3600.0
+_BACKOFF = Backoff(first=5.0, longest=6 * 3600.0, factor=3.0, jitter=(0.75, 1.25))
 
 
 def next_try(*, created_at: float, tries: int, now: float, luck: float) -> float | None:
@@ -19,5 +19,4 @@ def next_try(*, created_at: float, tries: int, now: float, luck: float) -> float
     end = created_at + GIVE_UP_AFTER
     if now >= end:
         return None
-    pause = min(_LONGEST, _FIRST * _GROWTH ** min(tries, 20))
-    return min(end, now + pause * (0.75 + luck / 2))
+    return min(end, now + _BACKOFF.pause(tries + 1, luck))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv6Address
 
+from batchwright.errors import shown
 from batchwright.service.webhooks.addresses import Address, why_not_global
 from batchwright.service.webhooks.allowed import AllowList
 from batchwright.service.webhooks.hosts import AddressRefused, UrlRefused, parse_host
@@ -97,7 +98,7 @@ def _parse(url: str) -> Target:
         raise UrlRefused(f"url: contains {bad!r}; percent-encode it")
     parts = _URL.fullmatch(url)
     if parts is None:
-        raise UrlRefused(f"url: {url[:80]!r} is no absolute URL; write https://host/path")
+        raise UrlRefused(f"url: {shown(url)} is no absolute URL; write https://host/path")
     scheme, authority, path, fragment = parts[1].lower(), parts[2], parts[3], parts[4]
     if scheme not in _PORTS:
         raise UrlRefused(f"url: scheme {scheme[:20]!r} is none that webhooks are sent by; use https")
@@ -109,7 +110,7 @@ def _parse(url: str) -> Target:
         raise UrlRefused("url: the path contains characters outside ASCII; percent-encode them")
     host_and_port = _AUTHORITY.fullmatch(authority)
     if host_and_port is None:
-        raise UrlRefused(f"url: {authority[:80]!r} is no host with an optional port; write host or host:port")
+        raise UrlRefused(f"url: {shown(authority)} is no host with an optional port; write host or host:port")
     bracketed, name, digits = host_and_port.groups()
     port = _PORTS[scheme] if digits is None else int(digits)
     if not 1 <= port <= 65_535:

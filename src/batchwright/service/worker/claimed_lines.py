@@ -95,7 +95,7 @@ class ClaimedLines:
             self.end(line, result)
 
     def gather_results(self) -> list[LineResult]:
-        """What to commit next. It stays held until `let_go`, and can be put back."""
+        """What to commit next. It stays held until `release`, and can be put back."""
         results: list[LineResult] = []
         size = 0
         while self._results and len(results) < _COMMIT_LINES and size < _COMMIT_BYTES:
@@ -111,19 +111,19 @@ class ClaimedLines:
         self._result_bytes += sum(len(result.output) for result in results)
 
     def returned(self) -> list[ClaimedLine]:
-        """What to give back next. It stays held until `let_go`."""
+        """What to give back next. It stays held until `release`."""
         return [*self._returned]
 
-    def let_go(self, lines: Iterable[LineResult | ClaimedLine]) -> bool:
+    def release(self, lines: Iterable[LineResult | ClaimedLine]) -> bool:
         """The store knows of these. Whether nothing is held any more of some batch."""
         before = len(self._held)
         self._held -= Counter(line.batch_id for line in lines)
         return len(self._held) < before
 
-    def let_go_returned(self, lines: Sequence[ClaimedLine]) -> None:
+    def release_returned(self, lines: Sequence[ClaimedLine]) -> None:
         """The store has these back: the first of `returned`."""
         del self._returned[: len(lines)]
-        self.let_go(lines)
+        self.release(lines)
 
     def drop(self, batch_ids: Collection[str]) -> int:
         """Forget the lines of batches that have an ending; how many. Results on their way are refused by the store."""
@@ -131,7 +131,7 @@ class ClaimedLines:
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
         self.waiting_bytes = sum(line.length for line, _ in self.waiting)
         dropped += self.calls.drop(lambda line: line.batch_id not in batch_ids)
-        self.let_go(dropped)
+        self.release(dropped)
         return len(dropped)
 
     def clear(self) -> None:

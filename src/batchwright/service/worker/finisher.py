@@ -14,7 +14,7 @@ from batchwright.service.limits import Limits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
 from batchwright.service.worker import output_lines
-from batchwright.service.worker.periodic import backoff
+from batchwright.service.worker.periodic import BACKOFF
 from batchwright.store.records import BatchRecord, Ending, FileRecord, StoredLine
 from batchwright.store.store import Store
 
@@ -66,7 +66,7 @@ async def _recorded(record: Callable[[], Awaitable[bool]]) -> bool:
         except StoreUnavailable as error:
             _log.warning("a batch is built and not recorded yet: %s", error)
             failures += 1
-            await asyncio.sleep(backoff(failures))
+            await asyncio.sleep(BACKOFF.pause(failures))
 
 
 def _error_line(batch_id: str, line: StoredLine, ending: Ending) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from batchwright.backoff import Backoff
 from batchwright.errors import (
     BatcherClosed,
     Cancelled,
@@ -43,9 +44,8 @@ class RetryPolicy:
 
     def delay(self, failures: int, retry_after: float | None, draw: random.Random) -> float:
         """After how many seconds to try again, `failures` (≥ 1) having been seen in a row."""
-        ceiling = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
-        # Half of it is random, so that lines that failed together do not come back together.
-        delay = ceiling * draw.uniform(0.5, 1.0)
+        backoff = Backoff(self.first_delay, self.longest_delay, jitter=(0.5, 1.0))
+        delay = backoff.pause(failures, draw.random())
         return delay if retry_after is None else max(delay, min(retry_after, self.longest_delay))
 
 

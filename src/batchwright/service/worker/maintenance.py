@@ -24,7 +24,7 @@ _BETWEEN_ROWS = 0.1
 
 
 @dataclass(slots=True)
-class _Duty:
+class _Task:
     perform: Callable[[float], Awaitable[bool]]
     """Do it, at this time. Whether it made work for a worker."""
     period: float
@@ -32,7 +32,7 @@ class _Duty:
 
 
 class Maintenance:
-    """The duties of a process with a store. Several processes may do them at once."""
+    """What a process with a store does from time to time. Several processes may do it at once."""
 
     def __init__(self, store: Store, blobs: Blobs, limits: Limits, *, max_crashes: int = MAX_CRASHES) -> None:
         """`max_crashes`: deaths of its process after which a line fails."""
@@ -44,9 +44,9 @@ class Maintenance:
         self._sweeper = Sweeper(store, blobs, self._custody)
         self._estranged = False
         """It was logged that files are not removed."""
-        self._removal = _Duty(self._remove_lines, _LOOK_FOR_ROWS)
-        self._urgent = [_Duty(self._expire, 1.0), _Duty(self._reap, 5.0), _Duty(self._bury, 30.0)]
-        self._duties = [*self._urgent, _Duty(self._sweep, 600.0), self._removal]
+        self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
+        self._urgent = [_Task(self._expire, 1.0), _Task(self._reap, 5.0), _Task(self._bury, 30.0)]
+        self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal]
 
     async def perform(self, now: float) -> bool:
         """Do those that are due at `now` (monotonic seconds). Whether there is new work for workers.
@@ -54,21 +54,21 @@ class Maintenance:
         Raises what the store raises; what was not done then is still due.
         """
         found, failure = False, None
-        for duty in self._duties:
-            if now >= duty.due:
+        for task in self._tasks:
+            if now >= task.due:
                 try:
-                    found = await duty.perform(now) or found
+                    found = await task.perform(now) or found
                 except Exception as error:  # it does not stop the others
                     failure = failure or error
                 else:
-                    duty.due = now + duty.period
+                    task.due = now + task.period
         if failure is not None:
             raise failure
         return found
 
     def next_due(self) -> float:
         """When `perform` has something to do."""
-        return min(duty.due for duty in self._duties)
+        return min(task.due for task in self._tasks)
 
     def close(self) -> None:
         """Leave what one process does for all to another."""
@@ -76,8 +76,8 @@ class Maintenance:
 
     def hasten(self) -> None:
         """Look after dead files, dead workers, and batches whose time is over, at once."""
-        for duty in self._urgent:
-            duty.due = float("-inf")
+        for task in self._urgent:
+            task.due = float("-inf")
 
     async def _expire(self, now: float) -> bool:
         return bool(await self._store.expire_batches())

@@ -7,16 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from batchwright.backoff import Backoff
 from batchwright.errors import LeaseLost, StoreUnavailable
 
 _log = logging.getLogger(__name__)
-_FIRST_BACKOFF = 0.1
-_LONGEST_BACKOFF = 5.0
-
-
-def backoff(failures: int) -> float:
-    """Seconds to wait after `failures` (≥ 1) in a row of something that everything here depends on."""
-    return min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(failures - 1, 30))
+BACKOFF = Backoff(first=0.1, longest=5.0)
+"""Of a step that everything here depends on."""
 
 
 class PeriodicTask:
@@ -59,7 +55,7 @@ class PeriodicTask:
 
     async def _fail(self, error: Exception, *, exc_info: bool = False) -> bool:
         self._failures += 1
-        delay = backoff(self._failures)
+        delay = BACKOFF.pause(self._failures)
         _log.warning("%s: %s; trying again in %.1f s", self._name, error, delay, exc_info=exc_info)
         await asyncio.sleep(delay)
         return True

@@ -3,11 +3,11 @@
 It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
 through the store and the lines in hand:
 
-- *feed* claims lines so that the model has what it wants and some are ready (`claims.py`), and starts them;
+- *feed* claims lines so that the model has what it wants and some are ready (`claim_plan.py`), and starts them;
 - *commit* hands over all results that were gathered while the commit before was under way;
 - *validate* and *finish* see to the beginning and the end of batches;
 - *lease* keeps the lease, and drops lines of batches that have been ended;
-- *duties* are those of `duties.py`.
+- *maintenance* does what is done from time to time (`maintenance.py`).
 
 What the store refuses for now (`StoreUnavailable`) is tried again, and results wait for it. When the lease is lost, all
 lines in hand are forgotten, since others may compute them, and the worker registers again.
@@ -118,9 +118,9 @@ class Worker:
         self._unix_time = unix_time
         self.stats = WorkerStats()
         self._rates = rates or BatchRates()
-        self._duties = Maintenance(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
+        self._maintenance = Maintenance(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
         self._plan = ClaimPlan(self._clock.now())
-        self._calls = LineExecutor(
+        self._executor = LineExecutor(
             inference,
             done=self._line_ended,
             following=self._following,
@@ -129,7 +129,7 @@ class Worker:
             clock=self._clock,
             draw=draw or random.Random(),
         )
-        self._hand = ClaimedLines(self._calls)
+        self._claimed = ClaimedLines(self._executor)
         self._id: str | None = None
         self._registering = asyncio.Lock()
         self._renew_at = self._look_at = self._claim_at = self._rest_until = float("-inf")
@@ -163,10 +163,10 @@ class Worker:
         steps: dict[str, tuple[Callable[[], Awaitable[bool]], Callable[[], float | None]]] = {
             "lease": (self._keep_lease, lambda: min(poll, self._options.lease / 3)),
             "commit": (self._commit, lambda: None),
-            "feed": (self._feed, lambda: _SHORT_POLL if self._hand.waiting else poll),
+            "feed": (self._feed, lambda: _SHORT_POLL if self._claimed.waiting else poll),
             "validate": (self._validate, lambda: poll),
             "finish": (self._finish, lambda: poll),
-            "duties": (self._perform_duties, lambda: max(0.0, self._duties.next_due() - self._clock.now())),
+            "maintenance": (self._maintain, lambda: max(0.0, self._maintenance.next_due() - self._clock.now())),
         }
         for name, (step, pause) in steps.items():
             self._loops[name] = loop = PeriodicTask(name, step, pause)
@@ -176,7 +176,7 @@ class Worker:
         """Look at once for work that this process made, and for batches that it ended."""
         self._look_at = self._claim_at = float("-inf")
         self._settled_since = None
-        self._duties.hasten()
+        self._maintenance.hasten()
         for loop in self._loops.values():
             loop.wake()
 
@@ -188,7 +188,7 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """Lines being computed."""
-        return len(self._calls)
+        return len(self._executor)
 
     async def until_idle(self) -> None:
         """Until nothing is left that this worker could do, nor that another is doing. Paused batches do not count."""
@@ -206,15 +206,15 @@ class Worker:
         """
         if not self._tasks:
             return
-        await self._end("feed", "validate", "finish", "duties")
-        self._duties.close()
-        self._hand.give_back_waiting()
-        self._calls.try_no_more()
+        await self._end("feed", "validate", "finish", "maintenance")
+        self._maintenance.close()
+        self._claimed.give_back_waiting()
+        self._executor.try_no_more()
         self._loops["commit"].wake()
         await self._until(lambda: not self.in_flight, grace)
-        self._hand.give_back_running()
+        self._claimed.give_back_running()
         self._loops["commit"].wake()
-        await self._until(lambda: self._hand.empty, max(_LAST_COMMITS, grace))
+        await self._until(lambda: self._claimed.empty, max(_LAST_COMMITS, grace))
         await self._end("commit", "lease")
         if self._id is not None:
             # Where that fails, what it holds is taken from it when its lease runs out.
@@ -241,10 +241,10 @@ class Worker:
                 self._lose_lease(worker)
                 return True
             self._renew_at = now + self._options.lease / 3
-        if now >= self._look_at and self._hand.batches:
+        if now >= self._look_at and self._claimed.batches:
             self._look_at = now + self._options.poll
-            ended = await self._store.ending_among([*self._hand.batches])
-            if ended and self._hand.drop(ended):
+            ended = await self._store.ending_among([*self._claimed.batches])
+            if ended and self._claimed.drop(ended):
                 self._loops["feed"].wake()
             if ended:
                 self._loops["finish"].wake()
@@ -253,22 +253,22 @@ class Worker:
     async def _feed(self) -> bool:
         self._fill()
         now = self._clock.now()
-        if self._hand.congested or self._hand.waiting_bytes >= _READY_BYTES or now < self._claim_at:
+        if self._claimed.congested or self._claimed.waiting_bytes >= _READY_BYTES or now < self._claim_at:
             return False
         if self._in_doubt and not await self._settled():
             return False
-        wanted = self._plan.wanted(now, room=self._room, waiting=len(self._hand.waiting))
-        if excess := self._plan.excess(now, waiting=len(self._hand.waiting)):
-            self._hand.give_back_last(excess)
+        wanted = self._plan.wanted(now, room=self._room, waiting=len(self._claimed.waiting))
+        if excess := self._plan.excess(now, waiting=len(self._claimed.waiting)):
+            self._claimed.give_back_last(excess)
             self._loops["commit"].wake()
         if not wanted:
             return False
         limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
         if not self._reaped:
             # What the process before this one left must be known while nothing is held: suspects are taken then.
-            await self._duties.reap()
+            await self._maintenance.reap()
             self._reaped = True
-        held_nothing = self._hand.empty
+        held_nothing = self._claimed.empty
         async with self._lease() as worker:
             self._claims_begun += 1
             claim = self._claims_begun
@@ -284,7 +284,7 @@ class Worker:
                 contents = await self._read(lines)
             except BaseException:
                 if worker == self._id:
-                    self._hand.give_back(lines)
+                    self._claimed.give_back(lines)
                     self._loops["commit"].wake()
                 raise
         if lines:
@@ -293,7 +293,7 @@ class Worker:
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._id:
-            self._hand.take(contents)
+            self._claimed.take(contents)
             self._fill()
         return bool(lines)
 
@@ -306,13 +306,13 @@ class Worker:
             _log.error("line %d of %s fails: a process died of it %d times", line.number, line.batch_id, line.crashes)
         if worker == self._id:
             self.stats.crashed += len(given_up)
-            self._hand.end_at_once((line, output_lines.crashed(line)) for line in given_up)
+            self._claimed.end_at_once((line, output_lines.crashed(line)) for line in given_up)
             self._loops["commit"].wake()
         return [line for line in lines if not line.given_up]
 
     async def _settled(self) -> bool:
         """Once all that is known to be held is handed over, give back what is held without knowing."""
-        if not self._hand.empty:
+        if not self._claimed.empty:
             return False
         if (worker := self._id) is not None:
             await self._store.retire_worker(worker)
@@ -341,14 +341,14 @@ class Worker:
     async def _commit(self) -> bool:
         if self._id is None:
             return False
-        returned = self._hand.returned()
+        returned = self._claimed.returned()
         if returned:
             async with self._lease() as worker:
                 await self._store.release(worker, returned)
                 if worker == self._id:
-                    self._hand.let_go_returned(returned)
+                    self._claimed.release_returned(returned)
                     self._moved.set()
-        results = self._hand.gather_results()
+        results = self._claimed.gather_results()
         if results:
             await self._commit_results(results)
         return bool(results)
@@ -361,14 +361,14 @@ class Worker:
                 raise
             except BaseException:
                 if worker == self._id:
-                    self._hand.put_back(results)
+                    self._claimed.put_back(results)
                 raise
             self._count(results, taken)
             if worker == self._id:
                 self._moved.set()
-                if self._hand.let_go(results):
+                if self._claimed.release(results):
                     self._loops["finish"].wake()
-                if self._suspects or self._hand.empty:
+                if self._suspects or self._claimed.empty:
                     # There may be more for a worker that holds less.
                     self._claim_at = min(self._claim_at, self._rest_until)
                     self._loops["feed"].wake()
@@ -402,8 +402,8 @@ class Worker:
             await finish(self._store, self._blobs, worker, batch, self._options.limits, self._unix_time)
         return True
 
-    async def _perform_duties(self) -> bool:
-        if await self._duties.perform(self._clock.now()):
+    async def _maintain(self) -> bool:
+        if await self._maintenance.perform(self._clock.now()):
             self._look_at = self._claim_at = float("-inf")
             self._settled_since = None
             for name in ("lease", "feed", "validate", "finish"):
@@ -415,21 +415,21 @@ class Worker:
     @property
     def _room(self) -> int:
         """For how many more lines."""
-        room, most = self._calls.room, self._options.concurrency
+        room, most = self._executor.room, self._options.concurrency
         return max(0, room if most is None else min(room, most - self.in_flight))
 
     def _fill(self) -> None:
         for _ in range(self._room):
-            if (item := self._hand.next()) is None:
+            if (item := self._claimed.next()) is None:
                 return
-            self._calls.start(*item)
+            self._executor.start(*item)
 
     def _following(self) -> tuple[ClaimedLine, bytes] | None:
         """For what has just ended a line."""
-        return self._hand.next() if self._room else None
+        return self._claimed.next() if self._room else None
 
     def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
-        self._hand.end(line, result)
+        self._claimed.end(line, result)
         self._plan.ended()
         self._moved.set()
         if result is None:
@@ -438,7 +438,7 @@ class Worker:
         self._wake_feed_when_low()
 
     def _wake_feed_when_low(self) -> None:
-        if self._plan.low(len(self._hand.waiting)):
+        if self._plan.low(len(self._claimed.waiting)):
             self._loops["feed"].wake()
 
     def _count(self, results: list[LineResult], taken: list[bool]) -> None:
@@ -479,7 +479,7 @@ class Worker:
             _log.warning("lease %s ran out; what it held is computed again", worker)
             self.stats.leases_lost += 1
             self._id, self._former = None, worker
-            self._hand.clear()
+            self._claimed.clear()
 
     async def _idle(self) -> bool:
         if not self._rests():
@@ -502,7 +502,7 @@ class Worker:
         return self._rests()
 
     def _rests(self) -> bool:
-        return self._hand.empty and all(self._loops[name].idle for name in ("validate", "finish", "duties"))
+        return self._claimed.empty and all(self._loops[name].idle for name in ("validate", "finish", "maintenance"))
 
     async def _until(self, reached: Callable[[], bool], seconds: float) -> None:
         with suppress(TimeoutError):

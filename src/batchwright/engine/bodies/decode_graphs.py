@@ -21,7 +21,7 @@ from torch import Tensor
 
 from batchwright.engine.attention.tiled_plan import TiledPlan, TilingRoom
 from batchwright.engine.attention.tiles import TileShape, capacity, tile
-from batchwright.engine.batch import StepBatch
+from batchwright.engine.step.batch import StepBatch
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Out of memory: what it looks like, and how to let go of what was being computed."""
+"""Running out of memory: how the error is recognized, and how what the failed call held is freed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ran_out_of_memory(output: object) -> bool:
     return isinstance(output, RuntimeError) and any(words in str(output).lower() for words in _WORDS)
 
 
-def let_go(error: BaseException) -> None:
+def free_frames(error: BaseException) -> None:
     """Clear the local variables of the calls that raised `error`: they hold the batch for which memory ran out."""
     seen: set[int] = set()
     cause: BaseException | None = error

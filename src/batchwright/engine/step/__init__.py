@@ -1,0 +1,1 @@
+"""What one step computes, as flat tensors."""

@@ -1,0 +1,200 @@
+"""The options of the engine: the one list from which arguments, flags, environment and settings are made."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Literal, Self, TypeAlias, get_args, get_type_hints
+
+from batchwright.errors import shown
+
+DtypeName: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
+AttentionName: TypeAlias = Literal["auto", "native", "triton", "sdpa", "reference"]
+OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def _option(default: Any, told: str, *, group: OptionGroup = "Engine", changes_results: bool = False) -> Any:
+    return field(default=default, metadata={"help": told, "group": group, "changes_results": changes_results})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine computes.
+
+    `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
+    what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn
+    needs a seed for that. Where it cannot be promised, making the engine raises `UnsupportedModel` with the reason and
+    the remedy.
+
+    Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` are what online requests must
+    keep to, to the first token and for each token after it: steps carry no more batch tokens than that allows. Of all
+    tokens computed, batches get at least the share `batch_share` (0 ≤ share < 1), whatever online traffic there is; 0
+    lets it starve them. Within a class, a request that is `promote_after` seconds old goes before all priorities; None
+    turns that off.
+
+    Raises ValueError that names the option, its value and what it must be. What depends on the model or the machine is
+    checked where the engine is made.
+    """
+
+    dtype: DtypeName = _option(
+        "auto",
+        "auto, float32, bfloat16 or float16. auto: bfloat16 where that is fast, else float32.",
+        changes_results=True,
+    )
+    quantization: Literal["int8"] | None = _option(
+        None,
+        "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says.",
+        changes_results=True,
+    )
+    deterministic: bool = _option(
+        False,
+        "Promise that an answer is bitwise independent of what else is computed with it; where that cannot be "
+        "promised, nothing starts and the reason is told.",
+        changes_results=True,
+    )
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
+    max_batch_tokens: int | None = _option(
+        None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."
+    )
+    max_num_seqs: int | None = _option(None, "Most sequences in a step. Default: 256.")
+    max_model_len: int | None = _option(
+        None,
+        "Most tokens of a prompt and its answer together. Default: what the model was made for.",
+        changes_results=True,
+    )
+    kv_memory: int | str | None = _option(
+        None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
+    )
+    prefix_caching: bool = _option(True, "Keep keys and values of shared beginnings.")
+    drafting: bool = _option(
+        True, "Fill steps of few rows with guesses at the next tokens of greedy requests, which change no token."
+    )
+    body: BodyName = _option(
+        "auto",
+        "What computes the model: fused (the Llama family), transformers (any architecture), or auto, the fastest that "
+        "is right.",
+        changes_results=True,
+    )
+    attention: AttentionName = _option(
+        "auto",
+        "What computes attention: native, triton, sdpa, reference, or auto, the fastest that works here.",
+        changes_results=True,
+    )
+    ttft_ms: float | None = _option(
+        None,
+        "Goal for an online request's first token, in milliseconds. Default: none.",
+        group="Two classes of traffic",
+    )
+    tpot_ms: float | None = _option(
+        None,
+        "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
+        "a step carries. Default: none.",
+        group="Two classes of traffic",
+    )
+    batch_share: float = _option(
+        0.05,
+        "Share of the engine's tokens that batch lines get at least, however many online requests there are.",
+        group="Two classes of traffic",
+    )
+    promote_after: float | None = _option(
+        60.0,
+        "Seconds after which a request that waits goes before all priorities of its class.",
+        group="Two classes of traffic",
+    )
+
+    def __post_init__(self) -> None:
+        for name, choices in (("dtype", DtypeName), ("body", BodyName), ("attention", AttentionName)):
+            _require_choice(name, getattr(self, name), get_args(choices))
+        if self.quantization not in (None, "int8"):
+            raise ValueError(f"quantization={shown(self.quantization)}: must be int8, or None for the weights as they are")
+        for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
+            _require_count(name, getattr(self, name))
+        for name in ("ttft_ms", "tpot_ms", "promote_after"):
+            _require_positive(name, getattr(self, name))
+        if not _is_number(self.batch_share) or not 0.0 <= self.batch_share < 1.0:
+            raise ValueError(f"batch_share={shown(self.batch_share)}: must be at least 0 and less than 1, such as 0.05")
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory)
+
+    def with_options(self, **options: Any) -> Self:
+        """This configuration with some options changed. Raises TypeError for one that does not exist, and ValueError."""
+        names = [each.name for each in fields(self)]
+        for name in options:
+            if name not in names:
+                near = get_close_matches(name, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"the options are: {', '.join(names)}"
+                raise TypeError(f"the engine has no option {name!r}; {hint}")
+        return replace(self, **options)
+
+    def chosen(self) -> Mapping[str, Any]:
+        """The options that are not at their default, by name."""
+        return {
+            option.name: value
+            for option in engine_options()
+            if (value := getattr(self, option.name)) != option.default
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOption:
+    """One field of `EngineConfig`, for whoever makes flags or settings of all of them."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str
+    group: OptionGroup
+    changes_results: bool
+    """Whether a job whose results were begun with another value is another job."""
+
+
+@cache
+def engine_options() -> tuple[EngineOption, ...]:
+    """All options, in the order of `EngineConfig`."""
+    hints = get_type_hints(EngineConfig)
+    found = [each for each in fields(EngineConfig) if each.default is not MISSING]
+    return tuple(EngineOption(each.name, hints[each.name], each.default, **each.metadata) for each in found)
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        number = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", str(size), re.IGNORECASE)
+        if match is None:
+            raise ValueError(f"kv_memory={shown(size)}: write it as 2GiB, 500MB or a number of bytes")
+        number = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    if number < 1:
+        raise ValueError(f"kv_memory={shown(size)}: must be more than nothing")
+    return number
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={shown(value)}: must be one of {', '.join(choices)}")
+
+
+def _require_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={shown(value)}: must be a whole number")
+    if value < 1:
+        raise ValueError(f"{name}={value}: must be at least 1")
+
+
+def _require_positive(name: str, value: object) -> None:
+    if value is not None and (not _is_number(value) or not 0 < value < math.inf):  # type: ignore[operator]
+        raise ValueError(f"{name}={shown(value)}: must be a number above 0, or None for no bound")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
