@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.engine import BLOCK_SIZE
+from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine_config import DtypeName, EngineConfig
 from batchwright.scheduling import Chunk, Sequence
 
-PRECISIONS: dict[str, tuple[str, str | None]] = {
+PRECISIONS: dict[str, tuple[DtypeName, Literal["int8"] | None]] = {
     "float32": ("float32", None),
     "bfloat16": ("bfloat16", None),
     "int8": ("bfloat16", "int8"),
@@ -55,7 +57,7 @@ class Scores:
 def score(folder: Path, documents: list[list[int]], precision: str) -> Scores:
     """Every token of each document but its first, foretold from those before it. Raises as `load_body`."""
     dtype, quantization = PRECISIONS[precision]
-    body = load_body(folder, body="auto", dtype=dtype, device="auto", quantization=quantization)
+    body = load_body(folder, EngineConfig(body="auto", dtype=dtype, device="auto", quantization=quantization))
     body.allocate(-(-max(map(len, documents)) // BLOCK_SIZE), BLOCK_SIZE, "auto")
     losses, likeliest = [], []
     for document in documents:

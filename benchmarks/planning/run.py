@@ -18,9 +18,9 @@ from batchwright import InferenceRequest
 from batchwright.clock import MonotonicClock
 from batchwright.engine import core as core_module
 from batchwright.engine.attention import KVShape
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.core import EngineCore
+from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Scheduler, SloController

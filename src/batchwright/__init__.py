@@ -42,7 +42,6 @@ from batchwright.request import (
     TokenLogprob,
     Usage,
 )
-
 from batchwright.version import __version__
 
 if TYPE_CHECKING:
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
     from batchwright.engine.static_generator import StaticGenerator
+    from batchwright.engine_config import EngineConfig
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted, RunProgress, run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
@@ -95,6 +95,7 @@ __all__ = [
     "EncoderStats",
     "Engine",
     "EngineClosed",
+    "EngineConfig",
     "EngineStats",
     "Flow",
     "GenerationError",
@@ -165,6 +166,7 @@ _LAZY = {
     "StaticGenerator": "batchwright.engine.static_generator",
     "AsyncEngine": "batchwright.engine.async_engine",
     "Engine": "batchwright.engine.engine",
+    "EngineConfig": "batchwright.engine_config",
     "EngineStats": "batchwright.engine.engine_stats",
     "RunInterrupted": "batchwright.jobs.run",
     "RunProgress": "batchwright.jobs.run",

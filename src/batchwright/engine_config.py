@@ -60,9 +60,7 @@ class EngineConfig:
         changes_results=True,
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
-    max_batch_tokens: int | None = _option(
-        None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."
-    )
+    max_batch_tokens: int | None = _option(None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA.")
     max_num_seqs: int | None = _option(None, "Most sequences in a step. Default: 256.")
     max_model_len: int | None = _option(
         None,
@@ -113,7 +111,9 @@ class EngineConfig:
         for name, choices in (("dtype", DtypeName), ("body", BodyName), ("attention", AttentionName)):
             _require_choice(name, getattr(self, name), get_args(choices))
         if self.quantization not in (None, "int8"):
-            raise ValueError(f"quantization={shown(self.quantization)}: must be int8, or None for the weights as they are")
+            raise ValueError(
+                f"quantization={shown(self.quantization)}: must be int8, or None for the weights as they are"
+            )
         for name in ("max_batch_tokens", "max_num_seqs", "max_model_len"):
             _require_count(name, getattr(self, name))
         for name in ("ttft_ms", "tpot_ms", "promote_after"):
@@ -124,7 +124,7 @@ class EngineConfig:
             parse_bytes(self.kv_memory)
 
     def with_options(self, **options: Any) -> Self:
-        """This configuration with some options changed. Raises TypeError for one that does not exist, and ValueError."""
+        """This configuration with some options changed. Raises TypeError for an unknown one, and ValueError."""
         names = [each.name for each in fields(self)]
         for name in options:
             if name not in names:
@@ -136,9 +136,7 @@ class EngineConfig:
     def chosen(self) -> Mapping[str, Any]:
         """The options that are not at their default, by name."""
         return {
-            option.name: value
-            for option in engine_options()
-            if (value := getattr(self, option.name)) != option.default
+            option.name: value for option in engine_options() if (value := getattr(self, option.name)) != option.default
         }
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from batchwright import ContextLengthExceeded, InferenceRequest, InferenceResponse, OutOfMemory, Usage
 from batchwright.batcher import Batcher, MemoryEfficientBatcher
-from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.clock import ManualClock
 from batchwright.errors import GenerationError, InvalidRequest
+from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.policies import (
     BySize,
     Dispatch,

@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from batchwright.cli.main import app, main
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine_config import EngineConfig
 from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import EngineOptions, Executor
+from batchwright.jobs.executor import Executor
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import Choice, InferenceRequest, InferenceResponse, Usage
 
@@ -74,12 +76,12 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def use(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> list[EngineOptions]:
+def use(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> list[EngineConfig]:
     """The command gets `executor` in place of an engine. Returns the options that it asked for."""
-    asked: list[EngineOptions] = []
+    asked: list[EngineConfig] = []
 
-    def load(model: str, options: EngineOptions) -> Executor:
-        asked.append(options)
+    def load(model: str, config: EngineConfig) -> Executor:
+        asked.append(config)
         return executor
 
     monkeypatch.setattr(run_module, "load_engine", load)
@@ -96,8 +98,8 @@ def test_success(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.stdout == ""
     assert "Done: 5 of 5 lines, 0 failed" in result.stderr
     assert "loading the model: 0 of 5 lines done" in result.stderr
-    changing = {"dtype": "float32", "quantization": "int8", "deterministic": True}
-    assert asked == [{"kv_memory": "1GiB", "max_num_seqs": 7, "prefix_caching": False} | changing]
+    changing: dict[str, Any] = {"dtype": "float32", "quantization": "int8", "deterministic": True}
+    assert asked == [EngineConfig(kv_memory="1GiB", max_num_seqs=7, prefix_caching=False, **changing)]
     assert json.loads((tmp_path / "r.json").read_text())["succeeded"] == 5
 
 
@@ -165,7 +167,7 @@ def test_signals(
 
 
 def test_ctrl_c_before_the_first_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, options: EngineOptions) -> Executor:
+    def load(model: str, config: EngineConfig) -> Executor:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_module, "load_engine", load)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from batchwright import Engine, SamplingParams
-from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.compiled import CompiledStack
@@ -27,6 +26,8 @@ from batchwright.engine.bodies.rotation import Rotation
 from batchwright.engine.native import load_kernels
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, interleaved, pack, quantize_rows
+from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine_config import DtypeName, EngineConfig
 from batchwright.errors import NonFiniteLogits
 from batchwright.scheduling import Chunk, Sequence
 
@@ -62,9 +63,11 @@ def saved_model(folder: Path, model_type: str, config: dict[str, Any]) -> Any:
     return model
 
 
-def loaded(folder: Path, *, quantized: bool, dtype: str = "bfloat16", composed: bool = False) -> LlamaBody:
+def loaded(folder: Path, *, quantized: bool, dtype: DtypeName = "bfloat16", composed: bool = False) -> LlamaBody:
     """The fused body; with `composed`, through torch's products where the compiled layers would be chosen."""
-    body = load_body(folder, body="fused", dtype=dtype, device="cpu", quantization="int8" if quantized else None)
+    body = load_body(
+        folder, EngineConfig(body="fused", dtype=dtype, device="cpu", quantization="int8" if quantized else None)
+    )
     assert isinstance(body, LlamaBody)
     if composed:
         body.quantized = False  # which is to say, its caches

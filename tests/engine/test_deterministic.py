@@ -17,6 +17,7 @@ from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.native import load_kernels
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import UnsupportedModel
 
 from .support import TINY, nothing_left, only, tiny_model
@@ -82,7 +83,7 @@ def promising(folder: Path, **options: Any) -> Engine:
 def blocks(folder: Path, count: int, precision: str) -> int:
     """Bytes of KV cache for `count` blocks."""
     options: Options = {"quantization": None} | PRECISIONS[precision]
-    body = load_body(folder, body="auto", device="cpu", **options)
+    body = load_body(folder, EngineConfig(body="auto", device="cpu", **options))
     return count * sum(shape.bytes_per_block for shape in body.kv_shapes(1, 16, "auto"))
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native import NativeKernels
+from batchwright.engine.step.batch import StepBatch
 from batchwright.errors import GenerationError, NonFiniteLogits, OutOfMemory
 
 from .support import TINY, own_greedy, tiny_model

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from batchwright.engine.attention.reference import ReferenceAttention
-from batchwright.engine.step.batch import build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.ops import HeadShape, TorchOps
 from batchwright.engine.bodies.triton_op_choice import choose_ops, difference
+from batchwright.engine.step.batch import build_batch
+from batchwright.engine_config import EngineConfig
 from batchwright.scheduling import Chunk, Sequence
 
 from .support import TINY, tiny_model
@@ -39,7 +40,7 @@ def test_a_model_computes_the_same_with_them(tmp_path: Path) -> None:
     tokens = [list(range(2, 40)), [7]]
     found = []
     for fused in (False, True):
-        body = load_body(tmp_path, body="fused", dtype="float32", device=str(DEVICE))
+        body = load_body(tmp_path, EngineConfig(body="fused", dtype="float32", device=str(DEVICE)))
         body.allocate(20, 16, "sdpa")
         assert isinstance(body, LlamaBody)
         assert isinstance(body.stack, ComposedStack)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.decode_graphs import DecodeGraphs
+from batchwright.engine.step.batch import StepBatch, build_batch
+from batchwright.engine_config import EngineConfig
 from batchwright.scheduling import Chunk, Sequence
 
 from .support import TINY, tiny_model
@@ -166,7 +167,7 @@ class Company:
 
 
 def _body(folder: Path, attention: str) -> ModelBody:
-    body = load_body(folder, body="fused", dtype="float32", device="cpu")
+    body = load_body(folder, EngineConfig(body="fused", dtype="float32", device="cpu"))
     body.allocate(BLOCKS, BLOCK, attention)
     return body
 

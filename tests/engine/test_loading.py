@@ -116,8 +116,9 @@ def test_the_default_model_starts_without_the_slow_modules(smollm2_path: Path) -
 import sys
 from pathlib import Path
 from batchwright.engine.bodies import load_body
+from batchwright.engine_config import EngineConfig
 from batchwright.engine.tokenizer import Tokenizer
-body = load_body(Path({str(smollm2_path)!r}), body="auto", dtype="auto", device="cpu")
+body = load_body(Path({str(smollm2_path)!r}), EngineConfig(device="cpu"))
 Tokenizer(Path({str(smollm2_path)!r}), body.vocab_size)
 print(*(name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules))
 """

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from batchwright.engine.attention import KVShape, LayerCache, choose_attention
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.reference import ReferenceAttention
-from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies.ops import HeadShape, LayerOps, NativeOps, RopeTable, TorchOps
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.native.build import BuildError, library_path
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
 

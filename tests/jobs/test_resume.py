@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.clock import ManualClock
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelNotFound, ResumeRefused
 from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import EngineOptions, Executor
+from batchwright.jobs.executor import Executor
 from batchwright.jobs.run import RunInterrupted, run
 from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
@@ -164,7 +165,7 @@ def test_a_complete_job_loads_no_model(
     output = tmp_path / "out.jsonl"
     loaded: list[str] = []
 
-    def load(model: str, options: EngineOptions) -> Executor:
+    def load(model: str, config: EngineConfig) -> Executor:
         loaded.append(model)
         return FakeExecutor()
 
@@ -182,7 +183,7 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 ) -> None:
     output = tmp_path / "out.jsonl"
 
-    def load(model: str, options: EngineOptions) -> Executor:
+    def load(model: str, config: EngineConfig) -> Executor:
         raise ModelNotFound(model)
 
     monkeypatch.setattr(run_module, "load_engine", load)

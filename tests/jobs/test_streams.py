@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, ModelNotFound, ResumeRefused
 from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import EngineOptions, Executor
+from batchwright.jobs.executor import Executor
 from batchwright.jobs.run import RunInterrupted, run
 
 from .fakes import FakeExecutor, by_id
@@ -66,7 +67,7 @@ def test_the_kept_input_can_be_named_instead(tmp_path: Path, monkeypatch: pytest
 
 
 def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, options: EngineOptions) -> Executor:
+    def load(model: str, config: EngineConfig) -> Executor:
         raise ModelNotFound(model)
 
     monkeypatch.setattr(run_module, "load_engine", load)
@@ -86,7 +87,7 @@ def test_overwriting_touches_nothing_before_the_model_is_loaded(
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.keys() >= {tmp_path / "out.jsonl.input"}
 
-    def load(model: str, options: EngineOptions) -> Executor:
+    def load(model: str, config: EngineConfig) -> Executor:
         raise ModelNotFound(model)
 
     with monkeypatch.context() as patch:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.service.setting_sources import load_settings
 from batchwright.service.settings import Settings
@@ -98,9 +99,9 @@ def test_an_error_names_the_flag_or_the_variable(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_precision_of_the_engine() -> None:
-    settings = load_settings({"quantization": "int8", "deterministic": "true"})
-    assert (settings.quantization, settings.deterministic) == ("int8", True)
-    assert (load_settings().quantization, load_settings().deterministic) == (None, False)
+    config = load_settings({"quantization": "int8", "deterministic": "true"}).engine
+    assert (config.quantization, config.deterministic) == ("int8", True)
+    assert load_settings().engine == EngineConfig()
     with pytest.raises(InputError, match=r"--quantization='int4': Input should be 'int8'"):
         load_settings({"quantization": "int4"})
 

@@ -25,7 +25,9 @@ def _run(code: str, *missing: str) -> str:
 def test_names_of_the_base_install_need_no_extra() -> None:
     names = sorted(set(batchwright.__all__) - ENGINE - PROMETHEUS)
     missing = ("torch", "transformers", "tokenizers", "psutil", "pydantic", "fastapi", "starlette", "apsw", "httpx")
-    assert _run(f"import batchwright\nfor name in {names}: getattr(batchwright, name)\nprint('all')", *missing) == "all\n"
+    assert (
+        _run(f"import batchwright\nfor name in {names}: getattr(batchwright, name)\nprint('all')", *missing) == "all\n"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
-from batchwright.out_of_memory import free_frames, ran_out_of_memory
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
+from batchwright.out_of_memory import free_frames, ran_out_of_memory
 from batchwright.policies import BatchPolicy
 from batchwright.policies.search import Search
 from batchwright.request import InferenceResponse

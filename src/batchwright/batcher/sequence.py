@@ -10,9 +10,9 @@ from typing import TypeAlias
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.lengths import Measure
 from batchwright.batcher.token_stats import ContinuousStats
-from batchwright.stop_strings import StopStrings
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
+from batchwright.stop_strings import StopStrings
 
 Listener: TypeAlias = Callable[[str | InferenceResponse], None]
 """Is told each piece of text, and last the response, in the event loop of the batcher. It must not raise."""

@@ -39,9 +39,11 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
         for each in signature.parameters.values()
         if each.name != _PARAMETER
     ]
-    wrapped.__signature__ = signature.replace(parameters=[*own, *flags], return_annotation=None)  # type: ignore[attr-defined]
+    wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*own, *flags], return_annotation=None
+    )
     wrapped.__annotations__ = {each.name: each.annotation for each in (*own, *flags)} | {"return": None}
-    del wrapped.__wrapped__  # type: ignore[attr-defined]
+    del wrapped.__wrapped__
     return wrapped
 
 

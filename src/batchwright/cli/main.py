@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from batchwright.version import __version__
 from batchwright.cli import jobs, keys, models, quotas, run, serve, webhooks
 from batchwright.errors import (
     BatchwrightError,
@@ -17,6 +16,7 @@ from batchwright.errors import (
     ResumeRefused,
     UnsupportedModel,
 )
+from batchwright.version import __version__
 
 BAD_USAGE = 2
 FAILED = 1

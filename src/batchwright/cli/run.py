@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchwright.cli.engine_flags import with_engine_flags
 from batchwright.cli.progress import progress_view
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest, RunFailed
 from batchwright.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchwright.jobs.executor import EngineOptions
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted
 
@@ -42,6 +43,7 @@ HELP = "\n\n".join(_PARAGRAPHS)
 _INPUT, _SAMPLING, _ENGINE = "Input and output", "Sampling (for lines that do not say)", "Engine"
 
 
+@with_engine_flags
 def run_command(
     input: Annotated[  # noqa: A002 - the name in the help text
         str, typer.Argument(metavar="INPUT", help="A file, or - for standard input (JSON Lines unless --input-format).")
@@ -99,43 +101,8 @@ def run_command(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress and no report, only errors.", rich_help_panel=_INPUT)
     ] = False,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ... (default: the engine's choice)", rich_help_panel=_ENGINE)
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="int8: multiply in 8 bits; compiled layers keep keys and values so too. (default: as dtype says)",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic",
-            help="Promise that a result is bitwise independent of what else is computed with it, or refuse.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, ... (default: a GPU if there is one)", rich_help_panel=_ENGINE)
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Most sequences in a step.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens computed in a step.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt and its answer.", rich_help_panel=_ENGINE)
-    ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For the KV cache, such as 2GiB.", rich_help_panel=_ENGINE)
-    ] = None,
-    no_prefix_caching: Annotated[
-        bool,
-        typer.Option("--no-prefix-caching", help="Compute shared beginnings again.", rich_help_panel=_ENGINE),
-    ] = False,
+    *,
+    engine: EngineConfig,
 ) -> None:  # fmt: skip
     """See HELP."""
     from rich.console import Console
@@ -143,18 +110,6 @@ def run_command(
     from batchwright.jobs.run import RunInterrupted, run
     from batchwright.request import SamplingParams
 
-    given = {
-        "dtype": dtype,
-        "quantization": quantization,
-        "deterministic": deterministic or None,
-        "device": device,
-        "max_num_seqs": max_num_seqs,
-        "max_batch_tokens": max_batch_tokens,
-        "max_model_len": max_model_len,
-        "kv_memory": kv_memory,
-        "prefix_caching": False if no_prefix_caching else None,
-    }
-    options = cast("EngineOptions", {name: value for name, value in given.items() if value is not None})
     try:
         defaults = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     except InvalidRequest as error:
@@ -177,7 +132,7 @@ def run_command(
                     max_line_bytes=max_line_bytes,
                     report=report,
                     progress=progress,
-                    **options,
+                    engine=engine,
                 )
         except RunInterrupted as interruption:
             _show_interruption(console, interruption, quiet)

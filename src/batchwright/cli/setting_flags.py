@@ -31,7 +31,7 @@ def run_with_settings(
     `without`: settings that are no flags of this command. Raises `MissingExtra`, and `InputError` for a setting.
     """
     try:
-        from batchwright.service.settings import Settings
+        from batchwright.service.settings import setting_fields
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"{context.info_name} needs {error.name}; install it: pip install 'batchwright[server]'"
@@ -43,7 +43,7 @@ def run_with_settings(
         own = {flag.name: given.pop(flag.name) for flag in flags}
         run(load_settings(given, config=config), **own)
 
-    settings = [_parameter(name, field) for name, field in Settings.model_fields.items() if name not in without]
+    settings = [_parameter(name, field) for name, field in setting_fields().items() if name not in without]
     parameters = [*flags, *settings, _config_parameter()]
     command.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from batchwright.engine.engine import Engine
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams, StreamEvent
@@ -50,10 +51,12 @@ class AsyncEngine:
     `Engine` in place of the model is taken over: from then on it belongs to this one, and is closed with it.
     """
 
-    def __init__(self, model: str | Path | Engine = DEFAULT_MODEL, **options: Any) -> None:
-        if isinstance(model, Engine) and options:
-            raise ValueError(f"{next(iter(options))}: the engine that is given has its own; leave it out")
-        self._engine = model if isinstance(model, Engine) else Engine(model, **options)
+    def __init__(
+        self, model: str | Path | Engine = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any
+    ) -> None:
+        if isinstance(model, Engine) and (options or config is not None):
+            raise ValueError(f"{next(iter(options), 'config')}: the engine that is given has its own; leave it out")
+        self._engine = model if isinstance(model, Engine) else Engine(model, config, **options)
         self.model_name = self._engine.model_name
         self.max_model_len = self._engine.max_model_len
         """Tokens of prompt and output together, at most."""

@@ -14,11 +14,11 @@ from itertools import islice
 import torch
 
 from batchwright.clock import Clock
-from batchwright.engine.step.batch import build_batch
 from batchwright.engine.bodies import ModelBody
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.sampling import Sampled, sample
+from batchwright.engine.step.batch import build_batch
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
     BatchwrightError,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies import load_body
@@ -15,6 +14,7 @@ from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.kv_memory import num_kv_blocks
 from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.tokenizer import Tokenizer
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
@@ -24,31 +24,13 @@ from batchwright.scheduling import Scheduler, SloController
 BLOCK_SIZE = 16
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 _NUM_SEQS = 256
-DEFAULT_BATCH_SHARE = 0.05
-"""Little enough for online traffic not to miss, and a batch of a thousand lines still ends."""
 
 
 class Engine:
     """Continuous batching over one model.
 
-    `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `dtype` is auto, float32,
-    bfloat16 or float16; `device` auto, cpu, cuda or cuda:N. A step computes at most `max_batch_tokens` tokens (default
-    512 on the CPU, 8192 on CUDA) of at most `max_num_seqs` sequences (256). `max_model_len` bounds prompt and output
-    together (default: what the model was made for). `kv_memory` is bytes, or text such as "2GiB" (default: a share of
-    the free memory). `quantization="int8"` multiplies weights and activations in 8 bits; where whole layers are
-    compiled (a C++ compiler, AVX2 without AMX, `dtype` bfloat16) keys and values have 8 bits too. `body` and
-    `attention` choose an implementation; "auto" is the fastest that is right. `drafting` lets steps of few rows also
-    compute guesses at the next tokens of greedy requests, which change no token.
-
-    `deterministic=True` promises that what a request gives, its log-probabilities included, is bitwise independent of
-    what else is in the batch, of preemption, of prefix-cache hits and of the sizes of steps; a request that is drawn
-    needs a seed for that. Where it cannot be promised, `UnsupportedModel` names the reason and the remedy.
-
-    Requests with `traffic="batch"` fill what online ones leave. `ttft_ms` and `tpot_ms` (milliseconds; None: no bound)
-    are what online requests must keep to, to the first token and for each token after it: steps carry no more batch
-    tokens than that allows. Of all tokens computed, batches get at least the share `batch_share` (0 ≤ share < 1),
-    whatever online traffic there is; 0 lets it starve them. Within a class, a request that is `promote_after` seconds
-    old goes before all priorities; None turns that off.
+    `model` is a built-in name, a folder in transformers format, a GGUF file or a hub id. `config` says how to compute;
+    `options` are fields of `EngineConfig` that go before it, as in `Engine("smollm2", max_num_seqs=64)`.
 
     Raises `ModelNotFound`, `UnsupportedModel` or `DownloadError` for the model, ValueError for a setting.
     Not safe for use from several threads: that is what `AsyncEngine` is for.
@@ -57,50 +39,34 @@ class Engine:
     def __init__(
         self,
         model: str | Path = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
-        max_batch_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        max_model_len: int | None = None,
-        kv_memory: str | int | None = None,
-        prefix_caching: bool = True,
-        drafting: bool = True,
-        quantization: str | None = None,
-        deterministic: bool = False,
-        body: str = "auto",
-        attention: str = "auto",
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        batch_share: float = DEFAULT_BATCH_SHARE,
-        promote_after: float | None = 60.0,
         clock: Clock | None = None,
+        **options: Any,
     ) -> None:
+        config = (config or EngineConfig()).with_options(**options)
         _require_generating(str(model))
-        slo = SloController(ttft=_seconds("ttft_ms", ttft_ms), tpot=_seconds("tpot_ms", tpot_ms))
         folder = resolve(str(model))
         self.model_name = str(model)
-        loaded = load_body(
-            folder, body=body, dtype=dtype, device=device, quantization=quantization, attention=attention
-        )
-        length = _checked("max_model_len", max_model_len, loaded.max_model_len)
+        loaded = load_body(folder, config)
+        length = loaded.max_model_len if config.max_model_len is None else config.max_model_len
         if length > loaded.max_model_len:
             raise ValueError(f"max_model_len={length}: this model takes {loaded.max_model_len} tokens at most")
-        num_seqs = _checked("max_num_seqs", max_num_seqs, _NUM_SEQS)
-        batch_tokens = _checked("max_batch_tokens", max_batch_tokens, _BATCH_TOKENS.get(loaded.device.type, 512))
+        num_seqs = config.max_num_seqs or _NUM_SEQS
+        batch_tokens = config.max_batch_tokens or _BATCH_TOKENS.get(loaded.device.type, 512)
         most_blocks = num_seqs * -(-length // BLOCK_SIZE)
-        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE, attention), kv_memory, most_blocks)
-        loaded.allocate(num_blocks, BLOCK_SIZE, attention)
-        if deterministic and (reason := loaded.why_not_deterministic(batch_tokens, num_seqs)) is not None:
+        num_blocks = num_kv_blocks(loaded.kv_shapes(1, BLOCK_SIZE, config.attention), config.kv_memory, most_blocks)
+        loaded.allocate(num_blocks, BLOCK_SIZE, config.attention)
+        if config.deterministic and (reason := loaded.why_not_deterministic(batch_tokens, num_seqs)) is not None:
             raise UnsupportedModel(f"deterministic=True is not possible: {reason}")
         scheduler = Scheduler(
-            BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching),
+            BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=config.prefix_caching),
             max_batch_tokens=batch_tokens,
             max_num_seqs=num_seqs,
-            promote_after=promote_after,
-            batch_share=batch_share,
-            draft_rows=loaded.free_rows if drafting else 0,
-            slo=slo,
+            promote_after=config.promote_after,
+            batch_share=config.batch_share,
+            draft_rows=loaded.free_rows if config.drafting else 0,
+            slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
         )
         self._core: EngineCore | None = EngineCore(
             loaded,
@@ -237,17 +203,5 @@ def _require_generating(model: str) -> None:
         raise UnsupportedModel(f"{model} makes embeddings, not text; a built-in model that generates is {generating}")
 
 
-def _seconds(name: str, value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{name}={value}: must be more than 0 milliseconds, or None for no bound")
-    return None if value is None else value / 1e3
-
-
-def _checked(name: str, value: int | None, default: int) -> int:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name}={value!r}: must be a whole number")
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be at least 1")
-    return value
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3

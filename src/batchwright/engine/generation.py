@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from batchwright.engine.detokenizer import IncrementalDetokenizer
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
-from batchwright.stop_strings import StopStrings
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError
 from batchwright.request import Choice, FinishReason, InferenceRequest, InferenceResponse, TokenLogprob, Usage
 from batchwright.scheduling import Sequence
+from batchwright.stop_strings import StopStrings
 
 
 class Generation:

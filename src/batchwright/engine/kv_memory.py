@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from batchwright.engine.attention import KVShape
+from batchwright.engine_config import parse_bytes
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _CPU_SHARE = 0.25
 _CPU_MOST = 4 * 2**30
 _GPU_SHARE = 0.85
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
-    if isinstance(text, int):
-        size = text
-    else:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
-        if match is None:
-            raise ValueError(f"kv_memory={text!r}: write it as 2GiB, 500MB or a number of bytes")
-        size = int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-    if size < 1:
-        raise ValueError(f"kv_memory={text!r}: must be more than nothing")
-    return size
 
 
 def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.request import InferenceRequest, InferenceResponse
 
@@ -51,23 +52,7 @@ class Executor(Protocol):
         ...
 
 
-class EngineOptions(TypedDict, total=False):
-    """Options of `batchwright.Engine` that `run` hands on; one that is left out has the engine's default."""
-
-    dtype: str
-    device: str
-    max_batch_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    kv_memory: int | str
-    prefix_caching: bool
-    quantization: str
-    deterministic: bool
-    attention: str
-    body: str
-
-
-def load_engine(model: str, options: EngineOptions) -> Executor:
+def load_engine(model: str, config: EngineConfig) -> Executor:
     """The engine with `model` loaded. This is where torch is imported.
 
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and what loading the
@@ -78,7 +63,7 @@ def load_engine(model: str, options: EngineOptions) -> Executor:
     except ModuleNotFoundError as error:
         raise MissingExtra.of_engine("running a model", error) from error
     try:
-        return Engine(model, **options)
+        return Engine(model, config)
     except BatchwrightError:
         raise
     except ValueError as error:

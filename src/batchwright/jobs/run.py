@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError
-from batchwright.jobs.executor import EngineOptions, Executor, load_engine
+from batchwright.jobs.executor import Executor, load_engine
 from batchwright.jobs.job import Job
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
@@ -21,8 +22,8 @@ from batchwright.request import SamplingParams
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
 
-_CHANGE_RESULTS = ("dtype", "quantization", "deterministic", "max_model_len")
-"""Of the engine's options. The others decide only how fast, and where, so a job may be resumed with others."""
+_ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
+"""Of the engine's options, those that the identity of every job names; others that change results only when chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def run(
     progress: Callable[[RunProgress], None] | None = None,
     executor: Executor | None = None,
     clock: Clock | None = None,
-    **engine_options: Unpack[EngineOptions],
+    engine: EngineConfig | None = None,
+    **engine_options: Any,
 ) -> RunReport:
     """Answer every line of `input` into `output`, and say how it went.
 
@@ -92,7 +94,8 @@ def run(
     - `max_line_bytes`: a longer line is an error line.
     - `report`: a file for the report as JSON.
     - `progress`: called between steps.
-    - `executor`: something other than an engine made from `model` and `engine_options`; it is not closed, and holds no
+    - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
+    - `executor`: something other than an engine made from `model` and that; it is not closed, and holds no
       request of this run afterwards.
 
     Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
@@ -100,6 +103,10 @@ def run(
     loading the model raises, OSError when results cannot be written, and `RunInterrupted` on KeyboardInterrupt. In each
     case the lines finished so far are kept.
     """
+    try:
+        config = (engine or EngineConfig()).with_options(**engine_options)
+    except ValueError as error:
+        raise InputError(str(error)) from error
     spec = JobSpec(
         input=os.fspath(input),
         output=os.fspath(output),
@@ -112,7 +119,7 @@ def run(
         ordered=ordered,
         overwrite=overwrite,
         max_line_bytes=max_line_bytes,
-        engine_parameters={name: engine_options.get(name) or None for name in _CHANGE_RESULTS},
+        engine_parameters=_parameters(config),
         model_files=_model_files(model) if executor is None else None,
     )
     report_path = None if report is None else Path(report)
@@ -120,12 +127,22 @@ def run(
     job_run = _Run(
         spec=spec,
         clock=clock or MonotonicClock(),
-        load=lambda: load_engine(model, engine_options),
+        load=lambda: load_engine(model, config),
         given=executor,
         progress=progress or (lambda _: None),
         report_path=report_path,
     )
     return job_run.carry_out()
+
+
+def _parameters(config: EngineConfig) -> dict[str, Any]:
+    """What of the engine the results depend on. The rest decides only how fast, and where: a job may change it."""
+    chosen = config.chosen()
+    return {
+        option.name: chosen.get(option.name)
+        for option in engine_options()
+        if option.changes_results and (option.name in _ALWAYS_NAMED or option.name in chosen)
+    }
 
 
 def _model_files(model: str) -> str | None:

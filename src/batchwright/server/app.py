@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from batchwright.version import __version__
 from batchwright.server.dashboard import page
 from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.http import error_answers
@@ -22,6 +21,7 @@ from batchwright.server.http.middleware import BodyMiddleware, RequestMiddleware
 from batchwright.server.routes import admin, batches, dashboard, files, health, models, online, simple_batches
 from batchwright.service.composition import Services
 from batchwright.service.settings import is_loopback
+from batchwright.version import __version__
 
 _ROUTERS = (
     online.router,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from batchwright.version import __version__
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputError, StoreUnavailable
 from batchwright.inference.inference import Inference
@@ -39,6 +38,7 @@ from batchwright.service.webhooks.courier import Courier
 from batchwright.service.webhooks.sender import Sender
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import Store
+from batchwright.version import __version__
 
 _AUDIT = "audit"
 _AUDIT_EVERY = 3600.0
@@ -55,6 +55,7 @@ class Services:
     settings: Settings
     limits: Limits
     clock: Clock
+    unix_time: Callable[[], float]
     started_at: float
     """Unix seconds."""
     models_made_at: Mapping[str, float]
@@ -224,6 +225,7 @@ async def open_services(
             settings=settings,
             limits=limits,
             clock=clock,
+            unix_time=unix_time,
             started_at=unix_time(),
             models_made_at=made_at,
             store=store,

@@ -7,34 +7,20 @@ import hashlib
 import json
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from batchwright.version import __version__
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.inference.inference import Inference
 from batchwright.inference.routing import Route, RoutedInference
 from batchwright.models import fingerprint, resolve
 from batchwright.service.settings import Settings
+from batchwright.version import __version__
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.inference.endpoint import EndpointInference
 
-_ENGINE_OPTIONS = (
-    "dtype",
-    "quantization",
-    "deterministic",
-    "device",
-    "max_batch_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "kv_memory",
-    "prefix_caching",
-    "batch_share",
-    "ttft_ms",
-    "tpot_ms",
-)
 _OTHER_DESCRIPTORS = 64
 """Of the database, of files, of listening."""
 
@@ -139,7 +125,6 @@ def _loaded(settings: Settings) -> tuple[AsyncEngine, Encoder | None]:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.async_engine import AsyncEngine
 
-    given = {name: getattr(settings, name) for name in _ENGINE_OPTIONS}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    encoder = Encoder(settings.embedding_model, device=settings.device) if settings.embedding_model else None
-    return AsyncEngine(settings.model, **options), encoder
+    config = settings.engine
+    encoder = Encoder(settings.embedding_model, device=config.device) if settings.embedding_model else None
+    return AsyncEngine(settings.model, config), encoder

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from batchwright.errors import InputError
-from batchwright.service.settings import ENV_PREFIX, Settings
+from batchwright.service.settings import ENV_PREFIX, Settings, setting_fields
 
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
     for key in values:
         if key not in Settings.model_fields:
             near = difflib.get_close_matches(key.replace("-", "_"), Settings.model_fields, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"the names are: {', '.join(Settings.model_fields)}"
+            hint = f"did you mean {near[0]}?" if near else f"the names are: {', '.join(setting_fields())}"
             raise InputError(f"settings file {path}: there is no setting {key!r}; {hint}")
     return values
 

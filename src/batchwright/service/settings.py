@@ -8,14 +8,24 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.inference.endpoint_address import endpoint_url
 from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -25,6 +35,12 @@ from batchwright.wire.bounds import MAX_PROMPTS
 
 ENV_PREFIX = "BATCHWRIGHT_"
 DEFAULT_EMBEDDING_MODEL = next(name for name, model in BUILTIN.items() if model.kind is Kind.EMBED)
+
+_GROUPS = (
+    "Address", "Connections", "Model", "Engine", "Two classes of traffic", "Storage", "Limits", "Quotas", "Webhooks",
+    "Operation",
+)  # fmt: skip
+"""Headings of the settings, in the order of the help and of the page."""
 
 LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -61,8 +77,6 @@ def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Text = Annotated[str, AfterValidator(_no_blank)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-Milliseconds = Annotated[float, Field(gt=0.0, le=3_600_000.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
 Wait = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -83,7 +97,24 @@ def default_data() -> Path:
     return user_data_path("batchwright", appauthor=False)
 
 
-class Settings(BaseSettings):
+def _engine_fields() -> dict[str, Any]:
+    """A field for each option of the engine."""
+    return {
+        option.name: (
+            Size | None if option.name == "kv_memory" else option.annotation,
+            _setting(option.group, option.default, option.help),
+        )
+        for option in engine_options()
+    }
+
+
+if TYPE_CHECKING:
+    _EngineSettings = BaseSettings
+else:
+    _EngineSettings = create_model("_EngineSettings", __base__=BaseSettings, **_engine_fields())
+
+
+class Settings(_EngineSettings):
     """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
 
     model_config = SettingsConfigDict(
@@ -166,45 +197,6 @@ class Settings(BaseSettings):
     backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
     backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
 
-    dtype: Text = _setting(
-        "Engine", "auto", "auto, float32, bfloat16 or float16. auto: bfloat16 where that is fast, else float32."
-    )
-    quantization: Literal["int8"] | None = _setting(
-        "Engine", None, "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says."
-    )
-    deterministic: bool = _setting(
-        "Engine",
-        False,
-        "Promise that an answer is bitwise independent of what else is computed with it; where that cannot be "
-        "promised, the service does not start and says why.",
-    )
-    device: Text = _setting("Engine", "auto", "auto, cpu, cuda or cuda:N.")
-    max_batch_tokens: Count | None = _setting(
-        "Engine", None, "Most tokens computed in a step. Default: 512 on a CPU, 8192 on CUDA."
-    )
-    max_num_seqs: Count | None = _setting("Engine", None, "Most sequences in a step. Default: 256.")
-    max_model_len: Count | None = _setting(
-        "Engine", None, "Most tokens of a prompt and its answer together. Default: what the model was made for."
-    )
-    kv_memory: Size | None = _setting(
-        "Engine", None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
-    )
-    prefix_caching: bool = _setting("Engine", True, "Keep keys and values of shared beginnings.")
-
-    batch_share: Share = _setting(
-        "Two classes of traffic",
-        0.05,
-        "Share of the engine's tokens that batch lines get at least, however many online requests there are.",
-    )
-    ttft_ms: Milliseconds | None = _setting(
-        "Two classes of traffic", None, "Goal for an online request's first token, in milliseconds. Default: none."
-    )
-    tpot_ms: Milliseconds | None = _setting(
-        "Two classes of traffic",
-        None,
-        "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
-        "a step carries. Default: none.",
-    )
     max_online_sequences: Annotated[int, Field(ge=2)] = _setting(
         "Two classes of traffic",
         4096,
@@ -312,6 +304,20 @@ class Settings(BaseSettings):
     log_level: LogLevel = _setting("Operation", "info", "debug, info, warning or error.")
 
     @property
+    def engine(self) -> EngineConfig:
+        """The options of the engine."""
+        return EngineConfig().with_options(**{option.name: getattr(self, option.name) for option in engine_options()})
+
+    @field_validator(*(option.name for option in engine_options()))
+    @classmethod
+    def _engine_option(cls, value: object, info: ValidationInfo) -> object:
+        try:
+            EngineConfig().with_options(**{str(info.field_name): value})
+        except ValueError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+        return value
+
+    @property
     def aliases(self) -> dict[str, str]:
         """`model_alias`: the model by its further name."""
         pairs = [value.partition("=") for value in self.model_alias]
@@ -382,6 +388,11 @@ def limits_of(settings: Settings) -> Limits:
             concurrent_requests=settings.quota_concurrent_requests,
         ),
     )
+
+
+def setting_fields() -> dict[str, FieldInfo]:
+    """All settings by name, those of one group side by side."""
+    return dict(sorted(Settings.model_fields.items(), key=lambda item: _GROUPS.index(group_of(item[1]))))
 
 
 def group_of(field: FieldInfo) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby
 from pydantic.fields import FieldInfo
 
 from batchwright.service.setting_sources import CONFIG_VARIABLE, flag_of
-from batchwright.service.settings import ENV_PREFIX, Settings, group_of, shown_default, type_name
+from batchwright.service.settings import ENV_PREFIX, group_of, setting_fields, shown_default, type_name
 
 _HEAD = f"""\
 # Settings of the service
@@ -35,7 +35,7 @@ This page is made by `python -m batchwright.service.settings_page`.
 
 def page() -> str:
     """The whole page."""
-    groups = groupby(Settings.model_fields.items(), key=lambda item: group_of(item[1]))
+    groups = groupby(setting_fields().items(), key=lambda item: group_of(item[1]))
     return _HEAD + "".join(f"\n## {group}\n\n{''.join(_rows(fields))}" for group, fields in groups)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape
 from batchwright.engine.attention.native import NativeAttention
@@ -12,9 +12,8 @@ from batchwright.engine.attention.reference import ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
 from batchwright.engine.attention.trial import TriedAttention
 from batchwright.engine.native import load_kernels
+from batchwright.engine_config import AttentionName
 from batchwright.errors import UnsupportedModel
-
-AttentionName: TypeAlias = Literal["auto", "native", "triton", "sdpa", "reference"]
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape, LayerCache
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native import NativeKernels
 from batchwright.engine.native.kernels import BLOCK_SIZE, LANES
 from batchwright.engine.native.large_pages import prefer_huge_pages
+from batchwright.engine.step.batch import StepBatch
 
 
 class NativeAttention(AttentionBackend):

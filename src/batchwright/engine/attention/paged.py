@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionBackend, KVShape, LayerCache
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native.large_pages import prefer_huge_pages
+from batchwright.engine.step.batch import StepBatch
 
 
 class PagedPlan:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from batchwright.engine.attention import AttentionBackend, LayerCache
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies.body import StepOutput
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape
@@ -18,6 +17,7 @@ from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, Decode
 from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear, interleaved, pack, packed_bytes
+from batchwright.engine.step.batch import StepBatch
 
 _MOST_HEAD_DIM = 512
 """Sums of head_dim products of 16 with 8 bits must fit 32 bits."""

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies.body import ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
+from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import rotate
 from batchwright.engine.bodies.weights import Weights
-from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
 from batchwright.engine.native.kernels import LANES
+from batchwright.engine.step.batch import StepBatch
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})

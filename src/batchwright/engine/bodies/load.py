@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 
@@ -12,41 +12,37 @@ from batchwright.engine.bodies.config_file import stated_config
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
+from batchwright.engine_config import EngineConfig
 from batchwright.errors import UnsupportedModel
-
-BodyName: TypeAlias = Literal["auto", "fused", "transformers"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_body(
-    folder: Path, *, body: str, dtype: str, device: str, quantization: str | None = None, attention: str = "auto"
-) -> ModelBody:
+def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     """The model in `folder` (transformers format).
 
     `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. `dtype="auto"` is
     as in `choose_dtype`, and bfloat16 where the layers are compiled for it, which needs native attention. Raises
-    ValueError for an unknown name, `UnsupportedModel` for a model that cannot be run correctly.
+    ValueError for a device that is not there, `UnsupportedModel` for a model that cannot be run correctly.
     """
-    if body not in get_args(BodyName):
-        raise ValueError(f"body={body!r}: must be one of {', '.join(get_args(BodyName))}")
-    if quantization not in (None, "int8"):
-        raise ValueError(f"quantization={quantization!r}: must be int8, or None for the weights as they are")
-    where = choose_device(device)
-    kind = choose_dtype(dtype, where)
+    where = choose_device(config.device)
+    kind = choose_dtype(config.dtype, where)
     stated = stated_config(folder)
-    config = read_config(folder) if stated is None else stated
-    reason = unsuitable(config) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
-    if body == "fused" and reason is not None:
+    architecture = read_config(folder) if stated is None else stated
+    reason = unsuitable(architecture) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
+    if config.body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
-    if body == "transformers" or reason is not None:
-        if quantization is not None:
+    if config.body == "transformers" or reason is not None:
+        if config.quantization is not None:
             why = reason or "body='transformers' was asked for"
-            raise UnsupportedModel(f"quantization={quantization!r} needs the fused body, which cannot be used: {why}")
-        return TransformersBody(folder, config if stated is None else read_config(folder), kind, where)
-    if dtype == "auto" and where.type == "cpu" and attention in ("auto", "native") and compiles_here(config):
+            raise UnsupportedModel(
+                f"quantization={config.quantization!r} needs the fused body, which cannot be used: {why}"
+            )
+        return TransformersBody(folder, architecture if stated is None else read_config(folder), kind, where)
+    native = config.attention in ("auto", "native")
+    if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16
-    return LlamaBody(config, Weights(folder, kind, where), kind, where, quantized=quantization is not None)
+    return LlamaBody(architecture, Weights(folder, kind, where), kind, where, quantized=config.quantization is not None)
 
 
 def choose_device(name: str) -> torch.device:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from batchwright.engine.attention import AttentionBackend, LayerCache
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native import NativeKernels
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

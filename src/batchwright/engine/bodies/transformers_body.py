@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from batchwright.engine.attention import AttentionShape, KVShape
-from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.engine.bodies.body import ModelBody
+from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.errors import UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Chunk, Sequence

@@ -7,9 +7,9 @@ import triton
 from torch import Tensor
 
 from batchwright.engine.attention import LayerCache
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.bodies import triton_op_kernels
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
+from batchwright.engine.step.batch import StepBatch
 
 _SPAN = 1024
 """Values of one program of `silu_mul`."""

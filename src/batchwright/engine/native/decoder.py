@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear
+from batchwright.engine.step.batch import StepBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchwright.engine.step.batch import StepBatch
 from batchwright.engine.native.build import BuildError, library_path
 from batchwright.engine.native.decoder import DecoderModel, NativeDecoder
+from batchwright.engine.step.batch import StepBatch
 from batchwright.request import SamplingParams
 
 BLOCK_SIZE = 16

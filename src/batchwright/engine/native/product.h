@@ -1,7 +1,7 @@
-// Products of rows with a weight that was packed once (packing.py).
+// Products of rows with a weight that was packed once (weight_panels.py).
 //
 // The columns of the product lie in panels of 32, two vectors: for each unit of the inputs 32 units, one for each column.
-// As many rows as fill the registers are multiplied with a panel at a time: tile_512.h and tile_256.h, by processor. An
+// As many rows as fill the registers are multiplied with a panel at a time: tile_512.h and tile_widened.h, by processor. An
 // output is one sum over the inputs in their order, whatever the number of rows, so it is bitwise the same in any company.
 //
 // Inputs are bfloat16, two to a unit, summed in float; or int8, four to a unit, summed exactly: each row and each column

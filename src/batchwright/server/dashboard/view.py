@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from batchwright.version import __version__
 from batchwright.histograms import Recent
 from batchwright.limiting.rates import KINDS
 from batchwright.request import Traffic
@@ -26,6 +24,7 @@ from batchwright.service.observability.activity import Rates
 from batchwright.service.observability.engines import dispatch_reasons, engine_stats
 from batchwright.service.worker.worker import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchProblem, BatchRecord, BatchStatus
+from batchwright.version import __version__
 
 _JOBS = 50
 _UNENDED: tuple[BatchStatus, ...] = ("in_progress", "validating", "finalizing", "cancelling")
@@ -41,7 +40,7 @@ async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = 
         _quotas(services, tenant, key),
     )
     rates = [services.live.rates(traffic) for traffic in ("online", "batch")]
-    now = time.time()
+    now = services.unix_time()
     return DashboardState(
         at=now,
         version=__version__,

@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from batchwright.version import __version__
 from batchwright.server.http.context import ServicesOf, needs, needs_key
 from batchwright.server.http.error_answers import RETRY_AFTER, HttpError
 from batchwright.service.observability.scrape import CONTENT_TYPE, exposition
+from batchwright.version import __version__
 
 router = APIRouter(tags=["Operation"])
 

@@ -23,7 +23,6 @@ from typing import ParamSpec, TypeVar
 import msgspec
 import stamina
 
-from batchwright.version import __version__
 from batchwright.crash_points import crash_point
 from batchwright.errors import LeaseLost, StoreUnavailable
 from batchwright.service.webhooks.redelivery import next_try
@@ -31,6 +30,7 @@ from batchwright.service.webhooks.sender import CONCURRENCY, Sender
 from batchwright.service.webhooks.signing import new_secret, signed_headers
 from batchwright.store.records import Delivery, Webhook
 from batchwright.store.store import Store
+from batchwright.version import __version__
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

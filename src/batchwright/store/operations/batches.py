@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from batchwright.errors import Conflict, NotFound
@@ -25,16 +25,22 @@ from batchwright.store.records import (
 from batchwright.store.transaction import Row, Tx
 
 _NEWEST = 2**62
-_METADATA, _SIMPLE, _PAUSED, _ERRORS = 7, 12, 16, 17
+_PARTS: Mapping[str, type[LineCounts | TokenUsage]] = {"counts": LineCounts, "usage": TokenUsage}
+_PART_COLUMNS = {name: [each.name for each in fields(part)] for name, part in _PARTS.items()}
+_COLUMNS = [
+    column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])
+]  # as `batch_columns` names them
 
 
 def as_record(row: Row) -> BatchRecord:
-    """From the columns that `batch_columns` names: the fields of the record in their order."""
-    values = [*row[:20], LineCounts(*row[20:23]), TokenUsage(*row[23:27]), *row[27:]]
-    values[_METADATA] = json.loads(values[_METADATA])
-    values[_ERRORS] = tuple(BatchProblem(**problem) for problem in json.loads(values[_ERRORS]))
-    values[_SIMPLE], values[_PAUSED] = bool(values[_SIMPLE]), bool(values[_PAUSED])
-    return BatchRecord(*values)
+    """The record of a row of `batch_columns`: its fields in their order, with those of its parts in their place."""
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    for name, part in _PARTS.items():
+        values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
+    values["metadata"] = json.loads(values["metadata"])
+    values["errors"] = tuple(BatchProblem(**problem) for problem in json.loads(values["errors"]))
+    values["simple"], values["paused"] = bool(values["simple"]), bool(values["paused"])
+    return BatchRecord(**values)
 
 
 def problems_as_json(problems: Sequence[BatchProblem]) -> str:
