@@ -20,7 +20,7 @@ from batchwright.inference.endpoint import EndpointInference
 from batchwright.inference.inference import Call
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import open_store
 from batchwright.store.records import ENDED
@@ -28,7 +28,7 @@ from benchmarks.remote.limits import raise_descriptor_limit
 from benchmarks.store.runs import ENDPOINT, input_lines
 
 _TENANT = "default"
-_LIMITS = Limits(max_lines=2**40, max_file_bytes=2**50)
+_LIMITS = ServiceLimits(max_lines=2**40, max_file_bytes=2**50)
 _LOOK_EVERY = 0.1
 
 Ask = Callable[[bytes, int], Awaitable[object]]

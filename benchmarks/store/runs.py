@@ -17,14 +17,14 @@ import msgspec
 from batchwright.inference.inference import Call
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.paired_store import joined
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import open_store
 from batchwright.store.records import ENDED, BatchRecord
 
 ENDPOINT = "/v1/chat/completions"
 _TENANT = "default"
-_LIMITS = Limits(max_lines=2**40, max_file_bytes=2**50)
+_LIMITS = ServiceLimits(max_lines=2**40, max_file_bytes=2**50)
 _READ_BYTES = 2**20
 _BETWEEN_PROBES = 0.5
 _PAGE = 100

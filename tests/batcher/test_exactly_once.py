@@ -19,8 +19,8 @@ from batchwright.policies import (
     BySize,
     FairShare,
     Fifo,
-    GivesWay,
     Goodput,
+    LatencyCappedBatches,
     LikeLengths,
     MaxWait,
     Memory,
@@ -43,7 +43,7 @@ SHAPES: list[Callable[[], Shape]] = [
     lambda: Goodput(4, 60),
     lambda: TargetLatency(2.0, inner=BySize(4)),
     lambda: TargetLatency(2.0, min_batch_size=2, inner=Goodput(4)),
-    lambda: GivesWay(Goodput(4)),
+    lambda: LatencyCappedBatches(Goodput(4)),
     lambda: WithinMemory(Memory(0.7, 1000), LikeLengths(4, 60)),
 ]
 TIMINGS: list[Callable[[], Timing]] = [AtOnce, lambda: MaxWait(1.0), lambda: Window(0.75)]

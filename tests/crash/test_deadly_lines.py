@@ -15,7 +15,7 @@ from tests.crash.deadly import DEATHS
 
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.store import open_store
 from batchwright.store.records import BatchRecord
 
@@ -30,7 +30,7 @@ async def _submit(data: Path, prompts: dict[str, list[str]]) -> list[BatchRecord
     """A batch for each tenant."""
     made = []
     async with open_store(data / "batchwright.db") as store:
-        jobs = BatchService(store, Blobs(data / "files"), limits=Limits(), on_work=lambda: None)
+        jobs = BatchService(store, Blobs(data / "files"), limits=ServiceLimits(), on_work=lambda: None)
         for tenant, each in prompts.items():
             lines = [
                 {"custom_id": prompt, "method": "POST", "url": ENDPOINT, "body": {"model": "deadly", "prompt": prompt}}
@@ -45,7 +45,7 @@ async def _submit(data: Path, prompts: dict[str, list[str]]) -> list[BatchRecord
 async def _outcome(data: Path, batch: BatchRecord) -> tuple[BatchRecord, list[dict[str, Any]], list[dict[str, Any]]]:
     """The batch, and the lines of its files."""
     async with open_store(data / "batchwright.db") as store:
-        jobs = BatchService(store, Blobs(data / "files"), limits=Limits(), on_work=lambda: None)
+        jobs = BatchService(store, Blobs(data / "files"), limits=ServiceLimits(), on_work=lambda: None)
         ended = await jobs.batch(batch.tenant, batch.id)
         files = []
         for file_id in (ended.output_file_id, ended.error_file_id):

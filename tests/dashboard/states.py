@@ -9,20 +9,20 @@ from batchwright.server.dashboard.dashboard_state import (
     ClassState,
     DashboardState,
     EngineState,
-    Job,
     JobCounts,
+    JobState,
     Percentiles,
     QuotaState,
     ServerState,
 )
-from batchwright.service.observability.activity import Point, Rates
+from batchwright.service.observability.activity import Point, TokenRates
 
 NOW = 1_800_000_000.0
 MANY = 1_000_000_000
 LONG_NAME = "evaluation-of-all-support-tickets-of-the-year-2026-de.jsonl"
 
 
-def job(number: int = 1, **changes: Any) -> Job:
+def job(number: int = 1, **changes: Any) -> JobState:
     """A job in the middle of its work."""
     fields: dict[str, Any] = {
         "id": f"batch_{number:024x}",
@@ -48,10 +48,10 @@ def job(number: int = 1, **changes: Any) -> Job:
         "error_file_id": None,
         "problem": None,
     }
-    return Job(**(fields | changes))
+    return JobState(**(fields | changes))
 
 
-def state(*jobs: Job, **changes: Any) -> DashboardState:
+def state(*jobs: JobState, **changes: Any) -> DashboardState:
     """A service that does nothing, with these jobs."""
     fields: dict[str, Any] = {
         "at": NOW,
@@ -62,7 +62,7 @@ def state(*jobs: Job, **changes: Any) -> DashboardState:
         "keys_required": False,
         "models": ["smollm2-135m"],
         "backend": "engine",
-        "tokens": Rates(),
+        "tokens": TokenRates(),
         "online": ClassState(),
         "batch": ClassState(),
         "engine": EngineState(
@@ -90,7 +90,7 @@ def state(*jobs: Job, **changes: Any) -> DashboardState:
 def extreme() -> DashboardState:
     """Long names, large numbers, every status."""
     times = Percentiles(count=MANY, p50=3_599_000.0, p90=86_399_000.0, p99=863_990_000.0)
-    rates = Rates(prompt=float(MANY), generated=float(MANY))
+    rates = TokenRates(prompt=float(MANY), generated=float(MANY))
     counts = dict.fromkeys(("waiting", "running", "answered", "failed", "cancelled"), MANY)
     traffic = ClassState(**counts, tokens=rates, latency_ms=times, ttft_ms=times, tpot_ms=times)
     ended = {"ended_at": NOW, "output_file_id": "file-1", "error_file_id": "file-2"}

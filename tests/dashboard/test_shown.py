@@ -10,7 +10,7 @@ from tests.dashboard.browser import Browser
 from tests.dashboard.feed import Feed
 
 from batchwright.server.dashboard.dashboard_state import DashboardState, Percentiles, QuotaState, ServerState
-from batchwright.service.observability.activity import Rates
+from batchwright.service.observability.activity import TokenRates
 
 LIVE = "document.documentElement.dataset.link === 'live'"
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
@@ -188,8 +188,8 @@ def test_quotas_and_servers_are_shown_where_there_are_some(browser: Browser, fee
             QuotaState(of="key", name="requests_per_minute", limit=60, used=90),
         ]
         servers = [
-            ServerState(name="one:1", here=True, online=3, lines=4, tokens=Rates(generated=10.0)),
-            ServerState(name="two:2", here=False, online=5, lines=6, tokens=Rates(generated=20.0)),
+            ServerState(name="one:1", here=True, online=3, lines=4, tokens=TokenRates(generated=10.0)),
+            ServerState(name="two:2", here=False, online=5, lines=6, tokens=TokenRates(generated=20.0)),
             ServerState(name="two:3", here=False, online=None, lines=None, tokens=None),
         ]
         feed.show(states.state(quotas=quotas, servers=servers))

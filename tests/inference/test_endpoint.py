@@ -22,7 +22,7 @@ from batchwright.errors import (
     ModelNotFound,
     Overloaded,
 )
-from batchwright.inference.endpoint import RETRIES, EndpointInference, Retries, pause_before_retry
+from batchwright.inference.endpoint import RETRIES, EndpointInference, EndpointRetries, pause_before_retry
 from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 from batchwright.wire.error_bodies import error_body, retry_after, status_of
@@ -52,7 +52,10 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-ONE_TRY: dict[Traffic, Retries] = {"online": Retries(1, 0.1, 0.1), "batch": Retries(1, 0.1, 0.1)}
+ONE_TRY: dict[Traffic, EndpointRetries] = {
+    "online": EndpointRetries(1, 0.1, 0.1),
+    "batch": EndpointRetries(1, 0.1, 0.1),
+}
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchwright.encoder import layouts
 from batchwright.encoder.layouts import Cells
 from batchwright.encoder.native import load_bidirectional
-from batchwright.encoder.packed_attention import Attention, NativeAttention, TorchAttention
+from batchwright.encoder.packed_attention import Attention, NativeBidirectionalAttention, TorchAttention
 from batchwright.engine.native import load_kernels
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
@@ -83,7 +83,7 @@ def test_attention_keeps_sequences_apart(dtype: torch.dtype, heads: int, head_di
     kernel = load_bidirectional(dtype)
     ways: list[Attention] = [TorchAttention(heads)]
     if not isinstance(kernel, str):
-        ways.append(NativeAttention(heads, head_dim, kernel))
+        ways.append(NativeBidirectionalAttention(heads, head_dim, kernel))
     for way in ways:
         got = way.attend(qkv, torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths))
         tolerance = 1e-5 if dtype is torch.float32 else 0.03
@@ -110,4 +110,4 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_only() -> None:
 
 def _native() -> list[Attention]:
     kernel = load_bidirectional(torch.float32)
-    return [] if isinstance(kernel, str) else [NativeAttention(1, 32, kernel)]
+    return [] if isinstance(kernel, str) else [NativeBidirectionalAttention(1, 32, kernel)]

@@ -22,7 +22,7 @@ from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.custody import Custody
 from batchwright.service.files.paired_store import blobs_of, joined
 from batchwright.service.files.sweeper import Sweeper, Swept
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import open_store
 from batchwright.store.records import ENDED, BatchRecord
@@ -106,7 +106,7 @@ async def pieces(*contents: bytes) -> AsyncIterator[bytes]:
 class House:
     """A service, and workers in it. Everything lies in one folder, so another house may go on where one ended."""
 
-    def __init__(self, folder: Path, store: Patient, clock: ManualClock, limits: Limits) -> None:
+    def __init__(self, folder: Path, store: Patient, clock: ManualClock, limits: ServiceLimits) -> None:
         self.folder = folder
         self.store: Any = store
         self.clock = clock
@@ -209,15 +209,15 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, clock: ManualClock, limits: Limits | None = None) -> AsyncIterator[House]:
+async def house(folder: Path, clock: ManualClock, limits: ServiceLimits | None = None) -> AsyncIterator[House]:
     """A service in `folder`. Its workers are not started, and not stopped."""
     async with open_store(folder / "batches.db", now=lambda: START + clock.now()) as store:
         patient: Any = Patient(store)
         await joined(patient, folder)
-        yield House(folder, patient, clock, limits or Limits())
+        yield House(folder, patient, clock, limits or ServiceLimits())
 
 
-def run(folder: Path, main: Callable[[House], Coroutine[Any, Any, T]], limits: Limits | None = None) -> T:
+def run(folder: Path, main: Callable[[House], Coroutine[Any, Any, T]], limits: ServiceLimits | None = None) -> T:
     """Run `main` in a house in virtual time."""
 
     async def whole(clock: ManualClock) -> T:

@@ -16,7 +16,7 @@ from tests.service.support import TENANT, House, line, pieces, run
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
 from batchwright.service.batches.upload_meter import UploadMeter
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 
 
 async def _all(blobs: Blobs, file_id: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -37,7 +37,7 @@ def test_what_was_uploaded_is_read_whole_and_in_ranges(tmp_path: Path) -> None:
         with pytest.raises(InputBroken):
             await house.blobs.read_spans(file.id, [(len(content) - 1, 2)])
 
-    run(tmp_path, main, Limits(max_line_bytes=2**30))
+    run(tmp_path, main, ServiceLimits(max_line_bytes=2**30))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_an_upload_that_is_too_large_leaves_nothing(tmp_path: Path, content: byt
         assert house.files() == []
         assert await house.jobs.files(TENANT) == []
 
-    run(tmp_path, main, Limits(max_file_bytes=100, max_lines=10, max_line_bytes=50))
+    run(tmp_path, main, ServiceLimits(max_file_bytes=100, max_lines=10, max_line_bytes=50))
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5), st.integers(1, 8), st.integers(1, 40))
 def test_a_gauge_refuses_exactly_what_is_too_large(content: bytes, cuts: list[int], lines: int, longest: int) -> None:
-    gauge = UploadMeter(Limits(max_lines=lines, max_line_bytes=longest))
+    gauge = UploadMeter(ServiceLimits(max_lines=lines, max_line_bytes=longest))
     content = content.replace(b"\x01", b"\n").replace(b"\x00", b"\n").replace(b"\x02", b"\r").replace(b"\x03", b"\r\n")
     bounds = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     parts = content.split(b"\n")

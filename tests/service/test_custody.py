@@ -22,7 +22,7 @@ from batchwright.service.files.blobs import Blobs
 from batchwright.service.files.custody import Custody
 from batchwright.service.files.paired_store import open_with_files
 from batchwright.service.files.sweeper import Swept
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.store import Store
@@ -233,7 +233,7 @@ def test_a_copy_that_lives_on_elsewhere_is_told_from_the_original(tmp_path: Path
     async def bury(store: Store, blobs: Blobs) -> None:
         for file in await store.files(TENANT, limit=9):
             await store.delete_file(TENANT, file.id)
-        await Maintenance(store, blobs, Limits()).perform(0.0)
+        await Maintenance(store, blobs, ServiceLimits()).perform(0.0)
 
     before = names(data)
     use(copy, data, bury)
@@ -268,7 +268,7 @@ def test_an_older_database_does_not_remove_what_a_newer_batch_reads(tmp_path: Pa
         store, blobs = await open_with_files(str(older), data, now=lambda: float(expires_at) + 60.0)
         async with store:
             assert await store.take_dead_files(9)
-            await Maintenance(store, blobs, Limits()).perform(0.0)
+            await Maintenance(store, blobs, ServiceLimits()).perform(0.0)
 
     before = names(data)
     asyncio.run(a_month_later())
@@ -340,7 +340,7 @@ def test_a_file_that_is_deleted_goes_from_the_quarantine_too(tmp_path: Path) -> 
         await house.days(1.2)
         await house.store.add_file(record)
         await house.jobs.delete_file(TENANT, file_id)
-        await Maintenance(house.store, house.blobs, Limits()).perform(0.0)
+        await Maintenance(house.store, house.blobs, ServiceLimits()).perform(0.0)
         assert names(tmp_path) == set()
 
     run(tmp_path, main)
@@ -349,7 +349,7 @@ def test_a_file_that_is_deleted_goes_from_the_quarantine_too(tmp_path: Path) -> 
 def test_only_one_process_watches_and_another_goes_on_where_it_ended(tmp_path: Path) -> None:
     async def main(house: House) -> None:
         left = _left_over(house.blobs)
-        first, second = (Maintenance(house.store, house.blobs, Limits()) for _ in range(2))
+        first, second = (Maintenance(house.store, house.blobs, ServiceLimits()) for _ in range(2))
         for hour in range(20):
             for duties in (first, second):
                 await duties.perform(hour * 3600.0)

@@ -23,7 +23,7 @@ from batchwright.service.files.blobs import Blobs
 from batchwright.service.files.custody import Custody
 from batchwright.service.files.paired_store import open_with_files
 from batchwright.service.files.sweeper import Sweeper
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.store import Store, open_store
 
@@ -62,7 +62,7 @@ class World:
 
     async def live(self, house: House, days: float) -> None:
         """A process that runs for so long. Its clocks agree on how fast time goes, and on nothing else."""
-        duties = Maintenance(house.store, house.blobs, Limits())
+        duties = Maintenance(house.store, house.blobs, ServiceLimits())
         with closing(duties):
             for hour in range(int(days * 24) + 1):
                 await duties.perform(hour * HOUR)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.service.support import ENDPOINT, TENANT, House, Model, line, run, texts
 
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.store.records import BatchProblem, LineCounts
 
 BOM = b"\xef\xbb\xbf"
@@ -60,7 +60,7 @@ def test_a_hundred_problems_are_enough(tmp_path: Path) -> None:
 def test_a_file_uploaded_under_larger_limits_is_measured_again(tmp_path: Path) -> None:
     async def main(house: House) -> list[tuple[str, int | None, str | None]]:
         file_id = await house.upload(*map(line, "abcdef"), line("x" * 100), line("y" * 2000), line("z"))
-        house.limits = Limits(max_lines=7, max_line_bytes=600)
+        house.limits = ServiceLimits(max_lines=7, max_line_bytes=600)
         async with house.worker(Model()):
             batch = await house.ended(await house.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT))
         return [(each.code, each.line, each.param) for each in batch.errors]

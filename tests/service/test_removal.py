@@ -11,7 +11,7 @@ from tests.service.support import TENANT, House, Model, refuse, run
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.service.batches.simple_batches import Prompts
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import maintenance
 from batchwright.store.records import BatchRecord
 
@@ -68,7 +68,7 @@ def test_lines_go_when_the_files_expire(tmp_path: Path) -> None:
         assert _rows(house) == 0
         assert house.files() == []
 
-    run(tmp_path, main, Limits(file_age=HOUR))
+    run(tmp_path, main, ServiceLimits(file_age=HOUR))
 
 
 def test_other_duties_do_not_wait_for_a_long_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from tests.service.support import ENDPOINT, START, TENANT, House, Model, line, p
 
 from batchwright.errors import Conflict, InvalidRequest, NotFound
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput, status_of
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_prompts_that_could_never_be_computed_are_refused(tmp_path: Path, prompt
             await house.jobs.create_simple(TENANT, prompts)
         assert house.files() == []
 
-    run(tmp_path, main, Limits(max_prompts=3))
+    run(tmp_path, main, ServiceLimits(max_prompts=3))

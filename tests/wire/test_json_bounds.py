@@ -17,7 +17,7 @@ from batchwright.wire.json_bounds import (
     MAX_FIELDS,
     MAX_VALUES,
     JsonScan,
-    Shape,
+    JsonShape,
 )
 
 _TEXTS = st.text(alphabet='ab\\"[]{},:\n☃')
@@ -28,12 +28,12 @@ _VALUES = st.recursive(
 )
 
 
-def _shape(value: Any) -> Shape:
+def _shape(value: Any) -> JsonShape:
     """That of the text of a value, found by looking at the value."""
     if not isinstance(value, (list, dict)):
-        return Shape()
+        return JsonShape()
     inner = [_shape(each) for each in (value.values() if isinstance(value, dict) else value)]
-    return Shape(
+    return JsonShape(
         values=1 + (sum(each.values for each in inner) or 1),
         containers=1 + sum(each.containers for each in inner),
         fields=(len(value) if isinstance(value, dict) else 0) + sum(each.fields for each in inner),

@@ -4,7 +4,7 @@ from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.continuous import ContinuousBatcher, TokenModel
 from batchwright.batcher.decorator import AsyncBatched, SyncBatched, batched
-from batchwright.batcher.memory import MemoryEfficientBatcher
+from batchwright.batcher.memory_efficient import MemoryEfficientBatcher
 from batchwright.batcher.model import BatchModel, Model, RequestModel, StepModel, StreamModel, WrongOutputs
 from batchwright.batcher.named import (
     AdaptiveBatcher,

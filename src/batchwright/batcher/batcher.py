@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.core import Core
+from batchwright.batcher.dispatch_loop import DispatchLoop
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.front import Front, time_allowed, urgency
-from batchwright.batcher.lengths import Measure
-from batchwright.batcher.limits import Limits
 from batchwright.batcher.model import Model, Runner
+from batchwright.batcher.token_lengths import Measure
+from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
 from batchwright.policies import BatchPolicy, auto
 from batchwright.policies.checks import check_size
@@ -24,7 +24,7 @@ _PRIORITY = 5
 """Of an item that comes without one, as of an `InferenceRequest`."""
 
 
-class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
+class Batcher(Front[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
     """Collects single requests and gives them to a model in batches.
 
         async with Batcher(model) as batcher:
@@ -71,7 +71,7 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
             raise TypeError(f"length={length!r}: must be a function that measures a prompt, such as len")
         self._policy = policy
         self._recomputes = isolate_failures
-        self._limits = Limits(max_waiting, max_waiting_tokens, isolate_failures)
+        self._limits = WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures)
         self._runner = model if isinstance(model, Runner) else Runner(model, slots=concurrency)
         self._measure = Measure(getattr(model, "tokenizer", None), length)
 
@@ -114,8 +114,8 @@ class Batcher(Front[Core, BatcherStats, Any, InferenceRequest | None, int, float
         allowed = time_allowed(request.deadline, deadline)
         return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant)
 
-    def _make(self, loop: asyncio.AbstractEventLoop) -> Core:
-        return Core(loop, self._runner, self._policy, self._measure, self._clock, self._limits, self._stats)
+    def _make(self, loop: asyncio.AbstractEventLoop) -> DispatchLoop:
+        return DispatchLoop(loop, self._runner, self._policy, self._measure, self._clock, self._limits, self._stats)
 
     def _entry(
         self,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.lengths import Measure
 from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
+from batchwright.batcher.token_lengths import Measure
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
 from batchwright.out_of_memory import free_frames, ran_out_of_memory
@@ -19,7 +19,7 @@ from batchwright.request import InferenceResponse
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class RunningBatch:
     """A batch in the model."""
 
     entries: list[Entry]
@@ -43,7 +43,7 @@ class Group:
     """The parts for which memory ran out."""
 
 
-class Computer:
+class BatchExecutor:
     """Computes groups with a model. What does not fit in memory is halved; with `isolate`, what fails has suspects."""
 
     def __init__(
@@ -63,20 +63,20 @@ class Computer:
         self._stats = stats
         self._isolate = isolate
 
-    async def compute(self, group: Group) -> None:
+    async def compute(self, group: RunningBatch) -> None:
         """Answer all of `group` but its suspects.
 
         Raises what is no failure of the model: being cancelled, an error in here.
         """
         await self._compute(group, group.entries)
 
-    async def _compute(self, group: Group, entries: Sequence[Entry]) -> None:
+    async def _compute(self, group: RunningBatch, entries: Sequence[Entry]) -> None:
         live = [entry for entry in entries if not entry.future.done()]
         if live:
             for part in await self._attempt(group, live):
                 await self._compute(group, part)
 
-    async def _attempt(self, group: Group, entries: list[Entry]) -> list[list[Entry]]:
+    async def _attempt(self, group: RunningBatch, entries: list[Entry]) -> list[list[Entry]]:
         """Compute `entries` together. What is returned is to be computed again, in these parts; the rest is answered.
 
         It is not computed again in here: the error is then still held, and with it what the model was at.
@@ -92,7 +92,9 @@ class Computer:
             return self._failed(group, entries, error)
         return self._succeeded(group, entries, outputs, begin)
 
-    def _succeeded(self, group: Group, entries: list[Entry], outputs: list[object], begin: float) -> list[list[Entry]]:
+    def _succeeded(
+        self, group: RunningBatch, entries: list[Entry], outputs: list[object], begin: float
+    ) -> list[list[Entry]]:
         now = self._clock.now()
         seconds, stats = now - begin, self._stats
         may_fail = any(issubclass(kind, (BaseException, InferenceResponse)) for kind in set(map(type, outputs)))
@@ -120,7 +122,7 @@ class Computer:
         # Those that are to be tried again are fewer than they were, if not by half.
         return self._halves(again) if 2 * len(again) > len(entries) else [again]
 
-    def _answer_all(self, group: Group, entries: list[Entry], outputs: list[object], now: float) -> None:
+    def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
         """With outputs of which none is a failure."""
         arrivals = []
         for entry, output in zip(entries, outputs, strict=True):
@@ -135,7 +137,7 @@ class Computer:
         self._stats.count_successes(arrivals, now)
 
     def _answer_each(
-        self, group: Group, entries: list[Entry], outputs: list[object], now: float
+        self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float
     ) -> tuple[bool, list[Entry]]:
         """Whether memory ran out for some, and which of them are to be computed again; all others are answered."""
         retries = len(entries) > 1 and self._retries(memory=True)
@@ -153,7 +155,7 @@ class Computer:
                 entry.succeed(output, now, self._measure, self._stats)
         return short, again
 
-    def _failed(self, group: Group, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
+    def _failed(self, group: RunningBatch, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
         """Everybody fails, unless one request or the size may be to blame."""
         memory = ran_out_of_memory(error)
         if memory:

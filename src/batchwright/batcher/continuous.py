@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from batchwright.batcher.engine_loop import EngineLoop
 from batchwright.batcher.front import Front, time_allowed, urgency
-from batchwright.batcher.handover import HandoverCore
-from batchwright.batcher.lengths import Measure
-from batchwright.batcher.limits import Limits
-from batchwright.batcher.model import Call, RequestStepModel, RequestStreamModel, StepModel, StreamModel
-from batchwright.batcher.sequence import Listener, Sequence
+from batchwright.batcher.model import ModelCall, RequestStepModel, RequestStreamModel, StepModel, StreamModel
 from batchwright.batcher.steps import StepCore
 from batchwright.batcher.streams import StreamCore
 from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.batcher.token_entry import Listener, TokenEntry
+from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.token_stats import ContinuousStats
+from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, MissingExtra
 from batchwright.policies import Order
@@ -90,15 +90,15 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
         if max_waiting_tokens is not None:
             check_size("max_waiting_tokens", max_waiting_tokens)
         self._max_length = max_sequence_length
-        self._call: Call | None = None
+        self._call: ModelCall | None = None
         self._engine: AsyncEngine | None = None
         self._owns_engine = False
         slots = places = max_batch_size
         if callable(step := getattr(model, "generate_step", None)):
-            self._call = Call(step, threads=1)
+            self._call = ModelCall(step, threads=1)
             self._core_in: Callable[..., TokenCore] = partial(StepCore, self._call)
         elif callable(stream := getattr(model, "generate_stream_batch", None)):
-            self._call = Call(stream, threads=max_batch_size)
+            self._call = ModelCall(stream, threads=max_batch_size)
             self._core_in = partial(StreamCore, self._call)
         else:
             _require_own(
@@ -109,7 +109,7 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
             )
             self._engine = _engine(model, max_batch_size, max_sequence_length)
             self._owns_engine = self._engine is not model
-            self._core_in = partial(HandoverCore, self._engine)
+            self._core_in = partial(EngineLoop, self._engine)
             places = self._engine.stats.max_num_seqs
             slots = places + max_waiting
             self._before = replace(self._engine.stats)
@@ -117,7 +117,7 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
         self._shared = Shared(
             Slots(slots, order),
             places,
-            Limits(max_waiting, max_waiting_tokens, isolate_failures),
+            WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures),
             self._clock,
             self._stats,
         )
@@ -204,7 +204,7 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
         allowed: float,
         tenant: Hashable,
         listener: Listener | None,
-    ) -> Sequence:
+    ) -> TokenEntry:
         length, most = 1, request.max_tokens
         if self._engine is None:
             length = self._measure.length(request.prompt)
@@ -230,7 +230,7 @@ class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int,
                     param="stop_token_ids",
                 )
             most = min(most, room)
-        return Sequence(
+        return TokenEntry(
             future,
             request,
             now,

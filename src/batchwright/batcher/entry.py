@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.lengths import Measure
+from batchwright.batcher.token_lengths import Measure
 from batchwright.errors import BatchwrightError, Cancelled, DeadlineExceeded, GenerationError
 from batchwright.policies import Item
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage

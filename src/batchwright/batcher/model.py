@@ -83,7 +83,7 @@ class RequestStreamModel(Protocol):
     ) -> AsyncIterator[Tokens] | Awaitable[AsyncIterator[Tokens]] | Iterator[Tokens]: ...
 
 
-class Call:
+class ModelCall:
     """One function of a model: async, or called in a thread of its own."""
 
     def __init__(self, function: Callable[..., Any], *, threads: int) -> None:
@@ -137,7 +137,7 @@ class Runner:
             raise TypeError(
                 f"model of type {type(model).__name__}: must have generate_batch(prompts), or be a function of a list"
             )
-        self._call = Call(call, threads=slots)
+        self._call = ModelCall(call, threads=slots)
         self.in_thread = self._call.in_thread
         self._slots = slots
 

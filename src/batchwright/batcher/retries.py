@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from batchwright.batcher.computation import Group
+from batchwright.batcher.computation import RunningBatch
 from batchwright.batcher.entry import Entry
 from batchwright.policies.search import Search
 
 RETRY_SHARE = 0.1
 
 
-class Retries:
+class RetryBudget:
     """The searches for the requests that are to blame: those of which no part is computed now, the next one first."""
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class Retries:
         """Whether parts may be computed although others wait."""
         return self._seconds > 0.0
 
-    def account(self, group: Group, seconds: float) -> None:
+    def account(self, group: RunningBatch, seconds: float) -> None:
         """`group` has taken so long: `RETRY_SHARE` of what others take is for parts."""
         if group.search is None:
             self._seconds = min(self._seconds + RETRY_SHARE * seconds, seconds)
         elif group.is_charged:
             self._seconds -= seconds
 
-    def go_on(self, group: Group, suspects: list[Entry]) -> None:
+    def go_on(self, group: RunningBatch, suspects: list[Entry]) -> None:
         """With the search of which `group` was a part, or begin one for its suspects."""
         search = group.search
         if search is not None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from batchwright.batcher.model import Call, WrongOutputs, checked_outputs, is_being_cancelled
-from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.model import ModelCall, WrongOutputs, checked_outputs, is_being_cancelled
 from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.batcher.token_entry import TokenEntry
 
 
 class StepCore(TokenCore):
     """The loop of steps."""
 
-    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+    def __init__(self, call: ModelCall, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._call = call
         self._task: asyncio.Task[None] | None = None
-        self._computing: set[Sequence] = set()
+        self._computing: set[TokenEntry] = set()
         """In the model now, and still wanted."""
         self._dropping = False
         """The call of the model was cancelled, because nobody waited for it any more."""
@@ -34,7 +34,7 @@ class StepCore(TokenCore):
             # One that is cancelled before its first step never runs.
             self._task.add_done_callback(self._end)
 
-    def _left(self, sequence: Sequence) -> None:
+    def _left(self, sequence: TokenEntry) -> None:
         if sequence in self._computing:
             self._computing.discard(sequence)
             if not self._computing and self._task is not None and (self._closing or not self._call.in_thread):
@@ -44,7 +44,7 @@ class StepCore(TokenCore):
     async def _run(self) -> None:
         while not self.is_empty:
             self._place()
-            live = cast(list[Sequence], list(self._slots.live))
+            live = cast(list[TokenEntry], list(self._slots.live))
             begin = self._clock.now()
             parts = [live]
             while parts:
@@ -61,7 +61,7 @@ class StepCore(TokenCore):
             self._task = None
             self._ended_early(task)
 
-    async def _step(self, sequences: list[Sequence]) -> list[list[Sequence]]:
+    async def _step(self, sequences: list[TokenEntry]) -> list[list[TokenEntry]]:
         """Compute one token for each. What is returned is to be computed again, in these parts, the last one first."""
         try:
             tokens = await self._tokens(sequences)
@@ -76,7 +76,7 @@ class StepCore(TokenCore):
             self._accept(sequence, token, now)
         return []
 
-    async def _tokens(self, sequences: list[Sequence]) -> list[Any]:
+    async def _tokens(self, sequences: list[TokenEntry]) -> list[Any]:
         """What the model gives; nothing when nobody waits for it any more."""
         self._computing = set(sequences)
         try:
@@ -98,7 +98,7 @@ class StepCore(TokenCore):
         dropped, self._dropping = self._dropping, False
         return dropped and self._task is not None and self._task.uncancel() == 0
 
-    def _failed(self, sequences: list[Sequence], error: BaseException) -> list[list[Sequence]]:
+    def _failed(self, sequences: list[TokenEntry], error: BaseException) -> list[list[TokenEntry]]:
         """All fail, or, where one may be to blame, those to compute again in halves."""
         if len(sequences) == 1 or isinstance(error, WrongOutputs) or not self._shared.limits.isolate:
             self._fail(sequences, error)

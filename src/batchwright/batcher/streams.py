@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
-from batchwright.batcher.model import Call, WrongOutputs, awaited, checked_outputs, is_being_cancelled
-from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.model import ModelCall, WrongOutputs, awaited, checked_outputs, is_being_cancelled
 from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.batcher.token_entry import TokenEntry
 
 _END = object()
 
@@ -23,7 +23,7 @@ _END = object()
 class _Stream:
     """A batch in the model."""
 
-    def __init__(self, sequences: list[Sequence]) -> None:
+    def __init__(self, sequences: list[TokenEntry]) -> None:
         self.sequences = sequences
         self.task: asyncio.Task[None] | None = None
         self.in_thread = False
@@ -40,7 +40,7 @@ class _Stream:
 class StreamCore(TokenCore):
     """Streams side by side."""
 
-    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+    def __init__(self, call: ModelCall, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._call = call
         self._pumping = False
@@ -57,12 +57,12 @@ class StreamCore(TokenCore):
         if placed:
             self._start(list(placed))
 
-    def _left(self, sequence: Sequence) -> None:
+    def _left(self, sequence: TokenEntry) -> None:
         stream = sequence.group
         if stream is not None and not stream.wanted and (self._closing or not stream.in_thread):
             stream.task.cancel()
 
-    def _start(self, sequences: list[Sequence]) -> None:
+    def _start(self, sequences: list[TokenEntry]) -> None:
         stream = _Stream(sequences)
         for sequence in sequences:
             sequence.group = stream

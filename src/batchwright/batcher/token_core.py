@@ -15,15 +15,14 @@ import asyncio
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from collections.abc import Sequence as List
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import WrongOutputs
-from batchwright.batcher.sequence import Sequence
+from batchwright.batcher.token_entry import TokenEntry
 from batchwright.batcher.token_stats import ContinuousStats
+from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed
 from batchwright.policies.slots import Slots
@@ -38,7 +37,7 @@ class Shared:
     slots: Slots
     places: int
     """Sequences that are computed at once; those beyond them wait."""
-    limits: Limits
+    limits: WaitingLimits
     clock: Clock
     stats: ContinuousStats
 
@@ -66,7 +65,7 @@ class TokenCore(ABC):
     def is_empty(self) -> bool:
         return not len(self._slots)
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: TokenEntry) -> None:
         """Take a new sequence. Raises `BatcherClosed` and `Overloaded`."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
@@ -77,7 +76,7 @@ class TokenCore(ABC):
             self._watch(sequence)
         self._wake()
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: TokenEntry) -> None:
         """The caller of `sequence` has gone: it frees its slot."""
         if not sequence.future.cancelled():
             # It was answered before its caller could know.
@@ -106,16 +105,16 @@ class TokenCore(ABC):
         """Somebody has come, or a slot has become free: see to it that those who wait are placed. Called often."""
 
     @abstractmethod
-    def _left(self, sequence: Sequence) -> None:
+    def _left(self, sequence: TokenEntry) -> None:
         """`sequence`, which may be in the model, is not wanted any more; it is out of the slots."""
 
-    def _watch(self, sequence: Sequence) -> None:
+    def _watch(self, sequence: TokenEntry) -> None:
         """See to it that `sequence` is answered at its deadline."""
         sequence.timer = self.loop.call_later(max(0.0, sequence.due - self._clock.now()), self._late, sequence)
 
-    def _place(self) -> List[Sequence]:
+    def _place(self) -> Sequence[TokenEntry]:
         """Fill the slots; those who got one."""
-        placed = cast("List[Sequence]", self._slots.fill())
+        placed = cast("Sequence[TokenEntry]", self._slots.fill())
         if placed:
             now, stats = self._clock.now(), self._stats
             for sequence in placed:
@@ -132,7 +131,7 @@ class TokenCore(ABC):
         stats.model_seconds += seconds
         stats.model_ms.add(seconds * 1e3)
 
-    def _accept(self, sequence: Sequence, token: Any, now: float) -> None:
+    def _accept(self, sequence: TokenEntry, token: Any, now: float) -> None:
         """What the model gave for one sequence: its next token, an empty one at its end, or an exception."""
         if sequence.future.done():
             return
@@ -156,7 +155,7 @@ class TokenCore(ABC):
     def _learn(self, stay: float) -> None:
         self._stay = stay if self._stay is None else self._stay + (stay - self._stay) * 0.1
 
-    def _fail(self, sequences: Iterable[Sequence], error: BaseException) -> None:
+    def _fail(self, sequences: Iterable[TokenEntry], error: BaseException) -> None:
         now = self._clock.now()
         for sequence in sequences:
             if sequence.waits_for_answer:
@@ -165,12 +164,12 @@ class TokenCore(ABC):
 
     def _fail_all(self, error: BaseException) -> None:
         """Answer everybody with this, and leave the model."""
-        everybody = cast(list[Sequence], self._slots.clear())
+        everybody = cast(list[TokenEntry], self._slots.clear())
         self._fail(everybody, error)
         for sequence in everybody:
             self._left(sequence)
 
-    def _ended_early(self, task: asyncio.Task[None], sequences: Iterable[Sequence] | None = None) -> None:
+    def _ended_early(self, task: asyncio.Task[None], sequences: Iterable[TokenEntry] | None = None) -> None:
         """A task of ours was ended by somebody else, or by a fault: those it should have answered (or all) get one."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -181,13 +180,13 @@ class TokenCore(ABC):
         else:
             self._fail(sequences, reason)
 
-    def _late(self, sequence: Sequence) -> None:
+    def _late(self, sequence: TokenEntry) -> None:
         if sequence.waits_for_answer:
             self._free(sequence)
             sequence.expire(self._clock.now(), self._stats)
             self._left(sequence)
 
-    def _free(self, sequence: Sequence) -> None:
+    def _free(self, sequence: TokenEntry) -> None:
         self._slots.remove(sequence)
         if sequence.timer is not None:
             sequence.timer.cancel()
@@ -200,7 +199,7 @@ class TokenCore(ABC):
         else:
             self._wake()
 
-    def _check_room(self, sequence: Sequence) -> None:
+    def _check_room(self, sequence: TokenEntry) -> None:
         if len(self._slots) < self._shared.places:
             return
         waiting = self._shared.waiting

@@ -45,7 +45,7 @@ def progress_view(console: Console, *, quiet: bool) -> ProgressView:
     return TerminalProgress(console) if console.is_terminal else LogProgress(sys.stderr)
 
 
-class Rates:
+class ThroughputMeter:
     """Speed and remaining time of a run, from what this run itself did."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class LogProgress(ProgressView):
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         self._stream = stream
         self._clock = clock or MonotonicClock()
-        self._rates = Rates()
+        self._rates = ThroughputMeter()
         self._phase = ""
         self._last = 0.0
 
@@ -114,7 +114,7 @@ class TerminalProgress(ProgressView):
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         self._clock = clock or MonotonicClock()
-        self._rates = Rates()
+        self._rates = ThroughputMeter()
         self._last = -_SECONDS_BETWEEN_DRAWINGS
         self._phase = ""
         self._progress = Progress(

@@ -29,10 +29,10 @@ class Attention(Protocol):
 def choose_attention(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Attention:
     """The compiled kernel where it can run, else torch."""
     kernel = load_bidirectional(dtype) if device.type == "cpu" and head_dim % LANES == 0 else "not for this shape"
-    return TorchAttention(heads) if isinstance(kernel, str) else NativeAttention(heads, head_dim, kernel)
+    return TorchAttention(heads) if isinstance(kernel, str) else NativeBidirectionalAttention(heads, head_dim, kernel)
 
 
-class NativeAttention:
+class NativeBidirectionalAttention:
     """The compiled kernel, parallel over sequences and heads."""
 
     name = "native"

@@ -46,7 +46,7 @@ _FOREVER = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Retries:
+class EndpointRetries:
     """How often a call is tried, and how long is waited before the next try, in seconds."""
 
     attempts: int
@@ -54,7 +54,10 @@ class Retries:
     wait_max: float
 
 
-RETRIES: Mapping[Traffic, Retries] = {"online": Retries(3, 0.25, 2.0), "batch": Retries(30, 1.0, 60.0)}
+RETRIES: Mapping[Traffic, EndpointRetries] = {
+    "online": EndpointRetries(3, 0.25, 2.0),
+    "batch": EndpointRetries(30, 1.0, 60.0),
+}
 """Online somebody waits; a line of a batch outlasts half an hour of refusals. While the endpoint does not answer at
 all, the line goes back to whoever keeps it."""
 
@@ -84,7 +87,7 @@ class EndpointInference:
         max_concurrency: int = 64,
         timeout: float = 600.0,
         max_waiting: int = 1000,
-        retries: Mapping[Traffic, Retries] = RETRIES,
+        retries: Mapping[Traffic, EndpointRetries] = RETRIES,
     ) -> None:
         self._limit = AimdLimit(max_concurrency)
         self._gate = Gate(self._limit)
@@ -282,7 +285,7 @@ class _Opened:
     chunks: AsyncGenerator[dict[str, Any]]
 
 
-def pause_before_retry(error: Exception, traffic: Traffic, retries: Retries, failures: int) -> bool | float:
+def pause_before_retry(error: Exception, traffic: Traffic, retries: EndpointRetries, failures: int) -> bool | float:
     """Seconds to wait before the next try where the endpoint named them, else whether to try again at all.
 
     `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all

@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedModel:
     """What stands in the cache under one key. Absent: `manifest` and `damage` are both None."""
 
     folder: Path
@@ -74,34 +74,34 @@ class Entry:
         return self.manifest is not None and self.damage is None
 
 
-def inspect(key: str) -> Entry:
+def inspect(key: str) -> CachedModel:
     """Look at the entry `key` and check it cheaply: the manifest, and the size of every file it names."""
     return _inspect_folder(cache_dir() / "models" / key)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CachedModel]:
     """Every entry of the cache, sorted by key, damaged ones included."""
     root = cache_dir() / "models"
     return [_inspect_folder(folder) for folder in sorted(root.iterdir())] if root.is_dir() else []
 
 
-def _inspect_folder(folder: Path) -> Entry:
+def _inspect_folder(folder: Path) -> CachedModel:
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError:
-        return Entry(folder, damage="its manifest is missing") if folder.exists() else Entry(folder)
+        return CachedModel(folder, damage="its manifest is missing") if folder.exists() else CachedModel(folder)
     except (OSError, msgspec.DecodeError) as error:
-        return Entry(folder, damage=f"its manifest cannot be read: {error}")
+        return CachedModel(folder, damage=f"its manifest cannot be read: {error}")
     if manifest.schema != _MANIFEST_SCHEMA:
-        return Entry(folder, manifest, f"its manifest has schema {manifest.schema}, not {_MANIFEST_SCHEMA}")
+        return CachedModel(folder, manifest, f"its manifest has schema {manifest.schema}, not {_MANIFEST_SCHEMA}")
     for name, size in manifest.files.items():
         try:
             actual = (folder / name).stat().st_size
         except OSError as error:
-            return Entry(folder, manifest, f"{name} cannot be read: {error.strerror}")
+            return CachedModel(folder, manifest, f"{name} cannot be read: {error.strerror}")
         if actual != size:
-            return Entry(folder, manifest, f"{name} has {actual} bytes instead of {size}")
-    return Entry(folder, manifest)
+            return CachedModel(folder, manifest, f"{name} has {actual} bytes instead of {size}")
+    return CachedModel(folder, manifest)
 
 
 def build(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from batchwright.models import cache
-from batchwright.models.cache import Entry, Manifest
+from batchwright.models.cache import CachedModel, Manifest
 from batchwright.models.cache_keys import builtin_key, is_gguf_key
 from batchwright.models.catalog import BUILTIN, BuiltinModel
 
@@ -43,7 +43,7 @@ def _builtin_status(model: BuiltinModel) -> ModelStatus:
     return ModelStatus(model.name, model.kind, model.installed_bytes, model.licence, state, model.description, None)
 
 
-def _stored_status(entry: Entry, manifest: Manifest, name: str, description: str) -> ModelStatus:
+def _stored_status(entry: CachedModel, manifest: Manifest, name: str, description: str) -> ModelStatus:
     return ModelStatus(
         name=name,
         kind=manifest.origin.kind,

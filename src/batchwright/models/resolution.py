@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batchwright.errors import DownloadError, ModelNotFound
 from batchwright.models import cache, hub
-from batchwright.models.cache import Entry, Origin, Progress
+from batchwright.models.cache import CachedModel, Origin, Progress
 from batchwright.models.cache_keys import builtin_key, gguf_key
 from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind
 from batchwright.models.checksums import remembered_sha256
@@ -80,7 +80,7 @@ def _unknown(name: str) -> ModelNotFound:
     )
 
 
-def _require_pull(entry: Entry, name: str, pull: bool) -> None:
+def _require_pull(entry: CachedModel, name: str, pull: bool) -> None:
     if pull:
         return
     state = f"damaged in the cache ({entry.damage})" if entry.damage else "not in the cache"

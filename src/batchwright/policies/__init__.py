@@ -6,9 +6,9 @@ A policy is an order × a shape × a timing; `policy.py` says what each answers.
 from batchwright.policies.adaptive import TargetLatency, adaptive
 from batchwright.policies.auto import Goodput, auto
 from batchwright.policies.fair import FairShare
-from batchwright.policies.gives_way import GivesWay
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
+from batchwright.policies.latency_cap import LatencyCappedBatches
 from batchwright.policies.length_aware import LikeLengths, length_aware
 from batchwright.policies.memory import Memory, WithinMemory, within_memory
 from batchwright.policies.policy import (
@@ -34,9 +34,9 @@ __all__ = [
     "Dispatch",
     "FairShare",
     "Fifo",
-    "GivesWay",
     "Goodput",
     "Item",
+    "LatencyCappedBatches",
     "LatencyModel",
     "LikeLengths",
     "MaxWait",

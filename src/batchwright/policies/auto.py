@@ -16,7 +16,7 @@ latency (`latency.py`):
 The order stands above this: the batches compared are those with requests of the level that comes first, which is a
 priority, aging included (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for nothing
 in them. Until the model's latency is known, requests go in order. Where urgent requests come too, batches of others are
-kept short if that costs little (`gives_way.py`).
+kept short if that costs little (`latency_cap.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchwright.policies.gives_way import GivesWay
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
+from batchwright.policies.latency_cap import LatencyCappedBatches
 from batchwright.policies.lengths import PaddedLimits, capacity, divide
 from batchwright.policies.policy import Order, Policy, Timing
 from batchwright.policies.priority import Urgency
@@ -129,5 +129,5 @@ def auto(
     timing: Timing | None = None,
 ) -> Policy:
     """The default. The limits are what the model can hold at once, not settings to tune."""
-    shape = GivesWay(Goodput(max_batch_size, max_batch_tokens))
+    shape = LatencyCappedBatches(Goodput(max_batch_size, max_batch_tokens))
     return Policy(shape, order=order or Urgency(), timing=timing)

@@ -224,7 +224,7 @@ class Precedence:
     has_heavier: bool = False
     """Whether there are such shares."""
 
-    def gives_way(self, sequence: Sequence) -> bool:
+    def must_defer(self, sequence: Sequence) -> bool:
         """Whether its share has more places than a newcomer's."""
         if sequence.priority < self.priority:
             return False
@@ -246,10 +246,10 @@ def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Pre
         fewest_of_owners = min(fewest_of_owners, owner.crowd)
         fewest_of_requests[owner] = min(fewest_of_requests.get(owner, math.inf), request.crowd)
     found = Precedence(priority, fewest_of_owners, fewest_of_requests, StepRoom(0))
-    own = _first_parts((each for each in newcomers if not found.gives_way(each)), budget)
+    own = _first_parts((each for each in newcomers if not found.must_defer(each)), budget)
     most = max(_FEW_ROWS, min(sum(each.count for each in own), budget // 2))
     found.room = slo.room_beside(own, most)
-    found.has_heavier = any(map(found.gives_way, running))
+    found.has_heavier = any(map(found.must_defer, running))
     return found
 
 
@@ -273,8 +273,8 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
     ready = sorted((each for each in running if each.remaining == 1), key=_by_crowd)
     if first is None:
         return ready
-    chosen = [each for each in ready if not first.gives_way(each)]
-    for each in sorted((each for each in ready if first.gives_way(each)), key=_last_turn):
+    chosen = [each for each in ready if not first.must_defer(each)]
+    for each in sorted((each for each in ready if first.must_defer(each)), key=_last_turn):
         if first.room.fits_row(len(each.tokens)):
             first.room.take_row(len(each.tokens))
             chosen.append(each)

@@ -281,7 +281,7 @@ class Scheduler:
         prompts = [each for each in self._places.online if each.remaining > 1]
         if contended:
             prompts.sort(key=fairness.by_turn)
-            if first is not None and prompts and first.gives_way(prompts[0]):
+            if first is not None and prompts and first.must_defer(prompts[0]):
                 first = None
         for sequence in prompts:
             self._plan_part(sequence, plan, room, first)
@@ -320,7 +320,7 @@ class Scheduler:
         """Admit waiting ones, at the cost of batches where they must."""
         queue = self._places.waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
-            if first is not None and first.gives_way(waiting) and not first.room.most_prompt(len(waiting.tokens), 1):
+            if first is not None and first.must_defer(waiting) and not first.room.most_prompt(len(waiting.tokens), 1):
                 break  # it would get no tokens in this step: nobody loses a place for it yet
             # No batch sequence is in the plan yet, so all of them can still go.
             if waiting in plan.preempted or not (
@@ -334,7 +334,7 @@ class Scheduler:
     def _plan_part(self, sequence: Sequence, plan: StepPlan, room: StepRoom, first: Precedence | None) -> int:
         """Plan as many tokens of a prompt as there is room for, and newcomers leave it. How many."""
         count = room.most_prompt(sequence.num_computed, sequence.remaining)
-        if first is not None and first.gives_way(sequence):
+        if first is not None and first.must_defer(sequence):
             count = first.room.most_prompt(sequence.num_computed, count)
             if count:
                 first.room.take_prompt(sequence.num_computed, count)

@@ -21,7 +21,7 @@ from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.files.paired_store import database_of, joined, open_with_files
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.loading import load_inference, model_times
 from batchwright.service.observability.activity import Live
 from batchwright.service.observability.engines import dispatch_reasons, engine_stats
@@ -53,7 +53,7 @@ class Services:
     """Made by `open_services`."""
 
     settings: Settings
-    limits: Limits
+    limits: ServiceLimits
     clock: Clock
     unix_time: Callable[[], float]
     started_at: float

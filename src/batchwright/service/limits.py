@@ -12,7 +12,7 @@ LONGEST_AGE = LONGEST_WINDOW = 30 * DAY
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ServiceLimits:
     """Of the job service. Sizes in bytes, times in seconds."""
 
     max_lines: int = 50_000

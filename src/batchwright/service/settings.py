@@ -30,7 +30,7 @@ from batchwright.inference.endpoint_address import endpoint_url
 from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.wire.bounds import MAX_PROMPTS
 
 ENV_PREFIX = "BATCHWRIGHT_"
@@ -371,9 +371,9 @@ class Settings(_EngineSettings):
         return (init_settings,)
 
 
-def limits_of(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> ServiceLimits:
     """The limits of the job service, from the settings."""
-    return Limits(
+    return ServiceLimits(
         max_lines=settings.max_lines,
         max_file_bytes=settings.max_file_size,
         max_line_bytes=settings.max_line_size,

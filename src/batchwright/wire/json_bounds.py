@@ -28,7 +28,7 @@ _STEP[list(b"]}")] = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class JsonShape:
     """What a JSON text, or its beginning, consists of."""
 
     values: int = 1
@@ -46,7 +46,7 @@ class JsonScan:
     """
 
     def __init__(self) -> None:
-        self.shape = Shape()
+        self.shape = JsonShape()
         """Of what has come so far."""
         self._in_string = False
         self._escape = False
@@ -85,7 +85,7 @@ class JsonScan:
             return
         depths = np.cumsum(_STEP[np.frombuffer(outside, np.uint8)], dtype=np.int32)
         opened = outside.count(b"[") + outside.count(b"{")
-        self.shape = Shape(
+        self.shape = JsonShape(
             values=self.shape.values + opened + outside.count(b","),
             containers=self.shape.containers + opened,
             fields=self.shape.fields + outside.count(b":"),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from batchwright.service.observability.activity import Point, Rates
+from batchwright.service.observability.activity import Point, TokenRates
 from batchwright.store.records import BatchStatus
 
 
@@ -39,7 +39,7 @@ class ClassState(_Part):
     failed: int = 0
     """Since the process started: answered with an error, cancelled ones left out."""
     cancelled: int = 0
-    tokens: Rates = Rates()
+    tokens: TokenRates = TokenRates()
     latency_ms: Percentiles = Percentiles()
     """From the call to its answer."""
     ttft_ms: Percentiles = Percentiles()
@@ -86,10 +86,10 @@ class ServerState(_Part):
     """Online requests waiting or running; null for one that tells nothing (yet), as the following."""
     lines: int | None
     """Batch lines being computed."""
-    tokens: Rates | None
+    tokens: TokenRates | None
 
 
-class Job(_Part):
+class JobState(_Part):
     """A batch of the tenant."""
 
     id: str
@@ -149,7 +149,7 @@ class DashboardState(_Part):
     models: list[str]
     backend: str
     """`engine`, or the address of an endpoint elsewhere."""
-    tokens: Rates
+    tokens: TokenRates
     online: ClassState
     batch: ClassState
     engine: EngineState | None
@@ -167,7 +167,7 @@ class DashboardState(_Part):
     servers: list[ServerState] = []
     """All of them, by name; empty where this is the only one."""
     job_counts: JobCounts
-    jobs: list[Job]
+    jobs: list[JobState]
     """At most 50: those that have not ended, then the newest that have."""
     history: list[Point]
     """The last 120 seconds, oldest first."""

@@ -13,14 +13,14 @@ from batchwright.server.dashboard.dashboard_state import (
     ClassState,
     DashboardState,
     EngineState,
-    Job,
     JobCounts,
+    JobState,
     Percentiles,
     QuotaState,
     ServerState,
 )
 from batchwright.service.composition import Services
-from batchwright.service.observability.activity import Rates
+from batchwright.service.observability.activity import TokenRates
 from batchwright.service.observability.engines import dispatch_reasons, engine_stats
 from batchwright.service.worker.worker import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchProblem, BatchRecord, BatchStatus
@@ -50,7 +50,7 @@ async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = 
         keys_required=await services.keys.required(),
         models=list(services.inference.models),
         backend=_backend(services.settings.backend, key),
-        tokens=Rates(prompt=sum(each.prompt for each in rates), generated=sum(each.generated for each in rates)),
+        tokens=TokenRates(prompt=sum(each.prompt for each in rates), generated=sum(each.generated for each in rates)),
         online=_traffic(services, "online", 0),
         batch=_traffic(services, "batch", lines.get("pending", 0)),
         engine=_engine(services),
@@ -129,7 +129,7 @@ def _servers(services: Services, *, named: bool) -> list[ServerState]:
 
 
 def _server(name: str, told: Mapping[str, Any], *, here: bool) -> ServerState:
-    tokens = Rates(prompt=told["prompt"], generated=told["generated"]) if "prompt" in told else None
+    tokens = TokenRates(prompt=told["prompt"], generated=told["generated"]) if "prompt" in told else None
     return ServerState(name=name, here=here, online=told.get("online"), lines=told.get("lines"), tokens=tokens)
 
 
@@ -154,7 +154,7 @@ def _engine(services: Services) -> EngineState | None:
     )
 
 
-async def _jobs(services: Services, tenant: str) -> list[Job]:
+async def _jobs(services: Services, tenant: str) -> list[JobState]:
     """Those that have not ended, then the newest that have; of both kinds."""
     found: dict[str, BatchRecord] = {}
     for simple in (False, True):
@@ -169,10 +169,10 @@ async def _jobs(services: Services, tenant: str) -> list[Job]:
     return [_job(services, batch) for batch in ordered[:_JOBS]]
 
 
-def _job(services: Services, batch: BatchRecord) -> Job:
+def _job(services: Services, batch: BatchRecord) -> JobState:
     progress = services.jobs.progress(batch)
     ended = batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at
-    return Job(
+    return JobState(
         id=batch.id,
         kind="simple" if batch.simple else "batch",
         name=batch.metadata.get("name"),

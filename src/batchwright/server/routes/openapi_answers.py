@@ -209,14 +209,14 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class Usage(_Open):
+class UsageObject(_Open):
     """Tokens, by the model's tokenizer."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class GenerationUsage(Usage):
+class GenerationUsage(UsageObject):
     completion_tokens: int
 
 
@@ -272,4 +272,4 @@ class Embeddings(_Open):
     object: Literal["list"]
     data: list[Embedding]
     model: str
-    usage: Usage
+    usage: UsageObject

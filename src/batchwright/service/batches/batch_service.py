@@ -17,7 +17,7 @@ from batchwright.service.batches import batch_checks, simple_batches
 from batchwright.service.batches.batch_progress import BatchRates, ProgressEstimate
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
 from batchwright.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
@@ -39,7 +39,7 @@ class BatchService:
         store: Store,
         blobs: Blobs,
         *,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         rates: BatchRates | None = None,
         clock: Clock | None = None,
         unix_time: Callable[[], float] = time.time,
@@ -50,7 +50,7 @@ class BatchService:
         """
         self._store = store
         self._blobs = blobs
-        self._limits = limits or Limits()
+        self._limits = limits or ServiceLimits()
         self._rates = rates or BatchRates()
         self._clock = clock or MonotonicClock()
         self._unix_time = unix_time

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from batchwright.errors import InvalidRequest
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.output_lines import UNFINISHED
 from batchwright.store.records import BatchRecord, BatchStatus, Endpoint, StoredLine
 from batchwright.wire.requests import read_generation
@@ -50,7 +50,7 @@ class Prompts:
         rest = {name: value for name, value in given.items() if value is not None}
         return [{"prompt": prompt, **rest} for prompt in self.prompts]
 
-    def check(self, limits: Limits) -> None:
+    def check(self, limits: ServiceLimits) -> None:
         """Raises `InvalidRequest` for what could never be computed, whatever the model."""
         if not 0 < len(self.prompts) <= limits.max_prompts:
             raise InvalidRequest(

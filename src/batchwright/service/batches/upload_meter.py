@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from batchwright.errors import InvalidRequest
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 
 
 class UploadMeter:
     """Measures an upload as it passes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
         self._bytes = 0
         self._newlines = 0

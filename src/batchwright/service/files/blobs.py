@@ -32,7 +32,7 @@ from batchwright.service.files.durable import (
     remove_files,
     sync_folder,
 )
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
 
 _ID = re.compile(r"file-([0-9a-f]{2})[0-9a-f]{22}")
@@ -138,7 +138,9 @@ class Blobs:
                 writer.close()
 
     @asynccontextmanager
-    async def upload(self, file_id: str, chunks: AsyncIterable[bytes], limits: Limits) -> AsyncIterator[BlobWriter]:
+    async def upload(
+        self, file_id: str, chunks: AsyncIterable[bytes], limits: ServiceLimits
+    ) -> AsyncIterator[BlobWriter]:
         """An input file that has arrived in full: `keep` it, then add its record.
 
         Nothing is left of an upload that breaks off. Raises `InvalidRequest` (code `file_too_large`) past a limit,

@@ -23,7 +23,7 @@ WINDOW = 10
 
 
 @dataclass(frozen=True)
-class Rates:
+class TokenRates:
     """Tokens a second over the last ten seconds."""
 
     prompt: float = 0.0
@@ -84,7 +84,7 @@ class Live:
         """Take one."""
         self._samples.append(self._sample())
 
-    def rates(self, traffic: Traffic) -> Rates:
+    def rates(self, traffic: Traffic) -> TokenRates:
         """Tokens a second of late."""
         first, last = self._window()
         return _rates(first, last, traffic)
@@ -136,12 +136,12 @@ class Live:
         )
 
 
-def _rates(first: Sample, last: Sample, traffic: Traffic) -> Rates:
+def _rates(first: Sample, last: Sample, traffic: Traffic) -> TokenRates:
     seconds = last.at - first.at
     if seconds <= 0:
-        return Rates()
+        return TokenRates()
     before, after = first.tokens[traffic], last.tokens[traffic]
-    return Rates(
+    return TokenRates(
         prompt=(after.prompt - before.prompt) / seconds, generated=(after.generated - before.generated) / seconds
     )
 

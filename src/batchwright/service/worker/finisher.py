@@ -10,7 +10,7 @@ from functools import partial
 
 from batchwright.errors import LeaseLost, StoreUnavailable
 from batchwright.service.files.blobs import Blobs, BlobWriter
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
 from batchwright.service.worker import output_lines
@@ -24,7 +24,7 @@ _WRITE_BYTES = 2**20
 
 
 async def finish(
-    store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: Limits, unix_time: Callable[[], float]
+    store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits, unix_time: Callable[[], float]
 ) -> bool:
     """Build the files of a batch with an ending, and finish it. False: it is not this worker's any more.
 
@@ -103,7 +103,7 @@ class _LineFile:
         self._buffer.clear()
         self._size = 0
 
-    async def keep(self, limits: Limits, now: float) -> FileRecord | None:
+    async def keep(self, limits: ServiceLimits, now: float) -> FileRecord | None:
         """The record of the file, durable now; None when it has no lines."""
         await self._flush()
         if self._writer is None:

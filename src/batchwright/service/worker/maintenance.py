@@ -10,7 +10,7 @@ from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.files.custody import ESTRANGED, Custody
 from batchwright.service.files.sweeper import Sweeper
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.processes import has_ended
 from batchwright.store.store import Store
 
@@ -34,7 +34,7 @@ class _Task:
 class Maintenance:
     """What a process with a store does from time to time. Several processes may do it at once."""
 
-    def __init__(self, store: Store, blobs: Blobs, limits: Limits, *, max_crashes: int = MAX_CRASHES) -> None:
+    def __init__(self, store: Store, blobs: Blobs, limits: ServiceLimits, *, max_crashes: int = MAX_CRASHES) -> None:
         """`max_crashes`: deaths of its process after which a line fails."""
         self._store = store
         self._max_crashes = max_crashes

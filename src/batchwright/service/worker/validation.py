@@ -12,7 +12,7 @@ from typing import BinaryIO
 from batchwright.errors import NotFound
 from batchwright.lines.custom_ids import IdTable
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
 from batchwright.store.records import BatchProblem, BatchRecord, NewLine
 from batchwright.store.store import Store
@@ -27,7 +27,7 @@ _PIECE_BYTES = 2**20
 _READ_BYTES = 2**20
 
 
-async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: Limits) -> bool:
+async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits) -> bool:
     """Bring `batch` from validating to in progress, or to failed. False: it is not this worker's any more.
 
     Raises what the store raises; the batch is then validated again, from the start.
@@ -56,7 +56,7 @@ async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, 
 class LineCheck:
     """Reads one input file and judges it. Its methods block."""
 
-    def __init__(self, file: BinaryIO, endpoint: str, limits: Limits) -> None:
+    def __init__(self, file: BinaryIO, endpoint: str, limits: ServiceLimits) -> None:
         self._file = file
         self._endpoint = endpoint
         self._limits = limits

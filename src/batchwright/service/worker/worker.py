@@ -34,7 +34,7 @@ from batchwright.inference.inference import Inference
 from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.limits import Limits
+from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import output_lines
 from batchwright.service.worker.claim_plan import ClaimPlan
 from batchwright.service.worker.claimed_lines import ClaimedLines
@@ -76,7 +76,7 @@ class WorkerOptions:
     max_crashes: int = MAX_CRASHES
     """Deaths of the process that computes it after which a line fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
 
 
 @dataclass(slots=True)

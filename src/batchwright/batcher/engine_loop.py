@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from batchwright.batcher.sequence import Sequence
 from batchwright.batcher.token_core import Shared, TokenCore
+from batchwright.batcher.token_entry import TokenEntry
 from batchwright.errors import GenerationError, InvalidRequest
 from batchwright.request import InferenceRequest, InferenceResponse
 
@@ -21,7 +21,7 @@ _SOONEST = 1e-6
 """Seconds: a request has to be given some time."""
 
 
-class HandoverCore(TokenCore):
+class EngineLoop(TokenCore):
     """One task for each request in the engine."""
 
     def __init__(self, engine: AsyncEngine, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
@@ -29,23 +29,23 @@ class HandoverCore(TokenCore):
         self._engine = engine
 
     def _wake(self) -> None:
-        for sequence in cast("list[Sequence]", self._slots.fill()):
+        for sequence in cast("list[TokenEntry]", self._slots.fill()):
             sequence.group = self.loop.create_task(self._run(sequence))
             sequence.group.add_done_callback(partial(self._end, sequence))
 
-    def _watch(self, sequence: Sequence) -> None:
+    def _watch(self, sequence: TokenEntry) -> None:
         """The engine knows of the deadline, and has the text that there is when it passes."""
 
-    def _left(self, sequence: Sequence) -> None:
+    def _left(self, sequence: TokenEntry) -> None:
         if sequence.group is not None:
             sequence.group.cancel()
 
-    def _end(self, sequence: Sequence, task: asyncio.Task[None]) -> None:
+    def _end(self, sequence: TokenEntry, task: asyncio.Task[None]) -> None:
         sequence.group = None
         if sequence.waits_for_answer or not task.cancelled():
             self._ended_early(task, [sequence])
 
-    async def _run(self, sequence: Sequence) -> None:
+    async def _run(self, sequence: TokenEntry) -> None:
         try:
             response = await self._respond(sequence)
         except InvalidRequest as error:
@@ -60,7 +60,7 @@ class HandoverCore(TokenCore):
                 self._learn((response.latency_ms - response.queue_ms) / 1e3)
                 sequence.conclude(response, self._clock.now(), self._stats)
 
-    async def _respond(self, sequence: Sequence) -> InferenceResponse:
+    async def _respond(self, sequence: TokenEntry) -> InferenceResponse:
         request = self._handed(sequence)
         if not sequence.is_heard:
             return await self._engine.generate(request)
@@ -72,7 +72,7 @@ class HandoverCore(TokenCore):
                     return event.response
         raise GenerationError("the engine ended the stream of the request without a response")
 
-    def _handed(self, sequence: Sequence) -> InferenceRequest:
+    def _handed(self, sequence: TokenEntry) -> InferenceRequest:
         """The request as this call wants it. Its callback is called by us, in our event loop."""
         left = sequence.due - self._clock.now()
         return replace(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.lengths import Measure
+from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
@@ -18,7 +18,7 @@ Listener: TypeAlias = Callable[[str | InferenceResponse], None]
 """Is told each piece of text, and last the response, in the event loop of the batcher. It must not raise."""
 
 
-class Sequence(Entry):
+class TokenEntry(Entry):
     """A prompt and the tokens that the model has added to it. The answer holds the text also where it failed."""
 
     __slots__ = (

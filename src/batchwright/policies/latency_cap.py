@@ -24,7 +24,7 @@ _REMEMBERED = 64
 """Batches without urgent requests after which none are expected."""
 
 
-class GivesWay:
+class LatencyCappedBatches:
     """Shape: what another shape chose, without the less urgent that would make others wait for little."""
 
     def __init__(self, inner: Shape) -> None:

@@ -29,12 +29,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.computation import Computer, Group
+from batchwright.batcher.computation import BatchExecutor, RunningBatch
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.lengths import Measure
-from batchwright.batcher.limits import Limits, overloaded
 from batchwright.batcher.model import DEADLINES_PASSED, Runner
-from batchwright.batcher.retries import Retries
+from batchwright.batcher.retries import RetryBudget
+from batchwright.batcher.token_lengths import Measure
+from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, InvalidRequest
 from batchwright.policies import BatchPolicy, Dispatch, Policy, Reason
@@ -50,7 +50,7 @@ _DONE_KEPT = 64
 """Answered entries that the deadlines may hold beside twice those that are not."""
 
 
-class Core:
+class DispatchLoop:
     """One queue, one policy, one model, in one event loop."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Core:
         policy: BatchPolicy,
         measure: Measure,
         clock: Clock,
-        limits: Limits,
+        limits: WaitingLimits,
         stats: BatcherStats,
     ) -> None:
         self.loop = loop
@@ -69,11 +69,11 @@ class Core:
         self._policy = policy
         self._limits = limits
         self._stats = stats
-        self._computer = Computer(runner, policy, measure, clock, stats, isolate=limits.isolate)
-        self._groups: set[Group] = set()
+        self._computer = BatchExecutor(runner, policy, measure, clock, stats, isolate=limits.isolate)
+        self._groups: set[RunningBatch] = set()
         self._all_late = 0
         """Batches in a row in which all would be late."""
-        self._retries = Retries()
+        self._retries = RetryBudget()
         self._queued: set[Entry] = set()
         """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._suspects: set[Entry] = set()
@@ -430,12 +430,12 @@ class Core:
         )
         entry.expire(now, self._stats, error)
 
-    def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> Group:
+    def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> RunningBatch:
         expected = self._policy.seconds(max([entry.length for entry in entries]) * len(entries), len(entries))
         is_charged = search is not None and bool(self._queued)
-        return Group(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
+        return RunningBatch(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
 
-    def _launch(self, group: Group, reason: Reason) -> None:
+    def _launch(self, group: RunningBatch, reason: Reason) -> None:
         self._stats.count_batch(str(reason), len(group.entries))
         for entry in group.entries:
             entry.group = group
@@ -450,7 +450,7 @@ class Core:
         for group in [group for group in self._groups if group.task is task]:
             self._end(group, None)
 
-    async def _run(self, group: Group) -> None:
+    async def _run(self, group: RunningBatch) -> None:
         error: BaseException | None = None
         if group.task is not None:
             group.task.remove_done_callback(self._never_ran)
@@ -465,7 +465,7 @@ class Core:
             # In the turn of the answers: whoever is answered finds the slot free.
             self._end(group, error)
 
-    def _end(self, group: Group, error: BaseException | None) -> None:
+    def _end(self, group: RunningBatch, error: BaseException | None) -> None:
         """Everybody has an answer, and the slot is free. The second time it does nothing."""
         if group not in self._groups:
             return

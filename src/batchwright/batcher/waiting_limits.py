@@ -8,7 +8,7 @@ from batchwright.errors import Overloaded
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WaitingLimits:
     """What a batcher takes on at most."""
 
     waiting: int
