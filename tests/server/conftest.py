@@ -15,6 +15,7 @@ import httpx2
 import openai
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from tests.server.fakes import StubInference
@@ -130,3 +131,13 @@ def endpoint() -> Iterator[Endpoint]:
     server.answer.set()
     server.shutdown()
     server.server_close()
+
+
+def routes(service: Service) -> list[tuple[str, str]]:
+    """Every method and path that the application answers."""
+    return [
+        (method, str(route.path))
+        for route in iter_route_contexts(service.app.routes)
+        for method in sorted(route.methods or ())
+        if method != "HEAD"
+    ]

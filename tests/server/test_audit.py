@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.server.conftest import Play, Service
-from tests.server.test_batches import content, line
-from tests.server.test_tenancy import _routes
+from tests.server.batch_files import content, line
+from tests.server.conftest import Play, Service, routes
 
 from batchwright.clock import ManualClock
 from batchwright.limiting.sparing import Sparing
@@ -93,7 +92,7 @@ async def _ended(client: Any, batch_id: str) -> bool:
 def test_every_route_that_changes_something_writes_a_line(play: Play) -> None:
     async def main(service: Service) -> None:
         online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
-        changing = [(method, path) for method, path in _routes(service) if method != "GET" and path not in online]
+        changing = [(method, path) for method, path in routes(service) if method != "GET" and path not in online]
         assert len(changing) >= 12
         batch = {"input_file_id": "file-" + "0" * 24, "endpoint": "/v1/completions", "completion_window": "24h"}
         bodies = {

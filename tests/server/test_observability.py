@@ -16,8 +16,8 @@ import stamina
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from stamina.instrumentation import set_on_retry_hooks
+from tests.server.batch_files import begin, line
 from tests.server.conftest import Play, Service
-from tests.server.test_batches import begin, line
 
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra

@@ -10,8 +10,8 @@ from typing import Any
 
 import openai
 import pytest
+from tests.server.batch_files import content, line
 from tests.server.conftest import Play, Service, running
-from tests.server.test_batches import content, line
 
 from batchwright.clock import ManualClock
 from batchwright.limiting.quotas import Quotas

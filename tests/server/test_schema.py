@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 from benchmarks.attacks.described import run
+from tests.server.batch_files import begin, line
 from tests.server.conftest import running
-from tests.server.test_batches import begin, line
 
 
 class _Running:

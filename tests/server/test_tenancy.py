@@ -14,9 +14,8 @@ from typing import TypeVar
 import httpx2
 import openai
 import pytest
-from fastapi.routing import iter_route_contexts
-from tests.server.conftest import Play, Service
-from tests.server.test_batches import begin, content, line
+from tests.server.batch_files import begin, content, line
+from tests.server.conftest import Play, Service, routes
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
@@ -36,16 +35,6 @@ _OPEN = {"/v1/models/{model:path}"}
 """Routes with an id that belongs to nobody."""
 
 
-def _routes(service: Service) -> list[tuple[str, str]]:
-    """Every method and path that the application answers."""
-    return [
-        (method, str(route.path))
-        for route in iter_route_contexts(service.app.routes)
-        for method in sorted(route.methods or ())
-        if method != "HEAD"
-    ]
-
-
 def test_another_tenants_ids_are_not_found_on_any_route(play: Play) -> None:
     async def main(service: Service) -> None:
         ours, theirs = [service.as_tenant(await service.key(name)) for name in ("ours", "theirs")]
@@ -55,7 +44,7 @@ def test_another_tenants_ids_are_not_found_on_any_route(play: Play) -> None:
         simple = (await ours.post("/v1/batch/async", json={"prompts": ["x"]})).json()["batch_id"]
         assert batch.output_file_id is not None
         tried = 0
-        for method, path in _routes(service):
+        for method, path in routes(service):
             names = re.findall(r"{(\w+)(?::\w+)?}", path)
             if not names or path in _OPEN or is_public(path) or path.startswith("/v1/admin"):
                 continue
@@ -110,7 +99,7 @@ def test_once_there_is_a_key_every_route_but_the_public_ones_needs_one(play: Pla
     async def main(service: Service) -> None:
         key = await service.key("ours")
         nobody, wrong = service.as_tenant(None), service.as_tenant(key[:-1] + "x")
-        closed = [(method, path) for method, path in _routes(service) if not is_public(path)]
+        closed = [(method, path) for method, path in routes(service) if not is_public(path)]
         assert len(closed) > 20
         for method, path in closed:
             for client in (nobody, wrong):
@@ -255,7 +244,7 @@ def test_every_route_needs_its_scope_and_no_other(play: Play) -> None:
         for scope in SCOPES:
             client = service.as_tenant(await service.key("ours", scope, scopes=[scope]))
             tried = 0
-            for method, path in _routes(service):
+            for method, path in routes(service):
                 # A stream of states has no end.
                 if is_public(path) or path == "/dashboard/events":
                     continue

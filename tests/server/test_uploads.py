@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from tests.server.batch_files import content, line
 from tests.server.conftest import Play, Service
-from tests.server.test_batches import content, line
 
 _TYPE = {"content-type": "multipart/form-data; boundary=cut"}
 _PURPOSE = b'--cut\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
