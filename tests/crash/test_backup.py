@@ -46,7 +46,7 @@ def _require(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
-async def _scenario(
+async def _assert_restored_whole(
     folder: Path, database: str, back_up: Callable[[Path], None], restore: Callable[[Path], str]
 ) -> None:
     """`back_up` gets the data folder; `restore` fills another one, and says which database goes with it."""
@@ -105,7 +105,9 @@ def test_sqlite(tmp_path: Path) -> None:
         assert (data / "batchwright.db").stat().st_mode & 0o077 == 0, "others can read the backup"
         return str(data / "batchwright.db")
 
-    asyncio.run(_scenario(tmp_path, str(tmp_path / "original" / "data" / "batchwright.db"), back_up, restore))
+    asyncio.run(
+        _assert_restored_whole(tmp_path, str(tmp_path / "original" / "data" / "batchwright.db"), back_up, restore)
+    )
 
 
 def test_postgresql(tmp_path: Path) -> None:
@@ -127,4 +129,4 @@ def test_postgresql(tmp_path: Path) -> None:
             _run(_script("pg_restore "), BACKUP=str(backup), DATABASE=other)
             return other
 
-        asyncio.run(_scenario(tmp_path, database, back_up, restore))
+        asyncio.run(_assert_restored_whole(tmp_path, database, back_up, restore))

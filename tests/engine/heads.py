@@ -70,7 +70,7 @@ def step(rows: int) -> StepBatch:
     return build_batch(chunks, 16, CPU)
 
 
-def check(head: Tensor, norm: Tensor, x: Tensor, greedy: Sequence[bool]) -> Tensor:
+def assert_same_tokens(head: Tensor, norm: Tensor, x: Tensor, greedy: Sequence[bool]) -> Tensor:
     """The screen finds for the greedy rows of `x` [rows, hidden] what all logits say, and gives the others' logits.
 
     Returns the logits of all rows.

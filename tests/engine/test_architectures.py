@@ -52,7 +52,7 @@ def random_prompts() -> list[list[int]]:
     return [*several, several[-1][:48] + several[4]]
 
 
-def check(folder: Path, model: Any, **options: Any) -> Engine:
+def assert_computes_as_reference(folder: Path, model: Any, **options: Any) -> Engine:
     prompts = random_prompts()
     expected = [own_greedy(model, prompt, _NEW) for prompt in prompts]
     assert len(set(map(tuple, expected))) > 4
@@ -100,7 +100,7 @@ def check(folder: Path, model: Any, **options: Any) -> Engine:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_transformers_body(tmp_path: Path, model_type: str, config: dict[str, Any]) -> None:
-    check(tmp_path, tiny_model(tmp_path, model_type, **config), body="transformers")
+    assert_computes_as_reference(tmp_path, tiny_model(tmp_path, model_type, **config), body="transformers")
 
 
 _NINE_HEADS: dict[str, Any] = {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3}
@@ -152,14 +152,14 @@ def test_fused_body(
     tmp_path: Path, model_type: str, config: dict[str, Any], attention: str, native: NativeKernels | str
 ) -> None:
     model = tiny_model(tmp_path, model_type, **config)
-    check(tmp_path, model, body="fused", attention=attention)
+    assert_computes_as_reference(tmp_path, model, body="fused", attention=attention)
 
 
 @pytest.mark.parametrize("head_dim", [10, 20, 24])
 @pytest.mark.parametrize("body", ["fused", "transformers"])
 def test_head_sizes_that_the_kernels_refuse(tmp_path: Path, head_dim: int, body: str) -> None:
     model = tiny_model(tmp_path, "llama", **TINY | {"head_dim": head_dim})
-    check(tmp_path, model, body=body)
+    assert_computes_as_reference(tmp_path, model, body=body)
     with pytest.raises(UnsupportedModel, match=r"attention='native' is not possible.*attention='auto'"):
         Engine(tmp_path, dtype="float32", body=body, attention="native", kv_memory="1MB")
 
@@ -220,6 +220,6 @@ def test_rope_that_changes_with_the_longest_sequence_is_held_below_the_change(tm
         "original_max_position_embeddings": 128,
     }
     model = tiny_model(tmp_path, "phi3", **TINY | {"rope_parameters": rope, "original_max_position_embeddings": 128})
-    check(tmp_path, model)
+    assert_computes_as_reference(tmp_path, model)
     with pytest.raises(ValueError, match="128 tokens at most"):
         Engine(tmp_path, dtype="float32", max_model_len=200, kv_memory="8MB")

@@ -24,7 +24,7 @@ from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.errors import UnsupportedModel
 from batchwright.scheduling import Chunk, Sequence
 
-from .heads import check, scaled_rows
+from .heads import assert_same_tokens, scaled_rows
 from .paged import Case, Paged, Problem, textbook
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def ops(dtype: torch.dtype) -> tuple[LayerOps, LayerOps]:
     return NativeOps(kernels), TorchOps(ReferenceAttention())
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     tolerance = 2e-6 if ours.dtype is torch.float32 else 1.6e-2
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
@@ -57,7 +57,7 @@ def test_add_rms_norm(dtype: torch.dtype, rows: int, vectors: int, delta: bool) 
     dim = 16 * vectors
     weight, added = random(dim, dtype=dtype, seed=1), random(rows, dim, dtype=dtype, seed=2) if delta else None
     ours, theirs = (random(rows, dim, dtype=dtype) for _ in range(2))
-    close(native.add_rms_norm(added, ours, weight, 1e-5), torch_ops.add_rms_norm(added, theirs, weight, 1e-5))
+    assert_close(native.add_rms_norm(added, ours, weight, 1e-5), torch_ops.add_rms_norm(added, theirs, weight, 1e-5))
     assert torch.equal(ours, theirs)
 
 
@@ -68,7 +68,7 @@ def test_add_rms_norm(dtype: torch.dtype, rows: int, vectors: int, delta: bool) 
 def test_silu_mul(dtype: torch.dtype, rows: int, vectors: int) -> None:
     native, torch_ops = ops(dtype)
     gate_up = random(rows, 32 * vectors, dtype=dtype) * 4
-    close(native.silu_mul(gate_up), torch_ops.silu_mul(gate_up))
+    assert_close(native.silu_mul(gate_up), torch_ops.silu_mul(gate_up))
 
 
 @needs_native
@@ -82,7 +82,7 @@ def test_head_rms_norm(dtype: torch.dtype, rows: int, heads: int, others: int, v
     ours, theirs = (random(rows, (others + heads) * head_dim, dtype=dtype) for _ in range(2))
     for each, x in ((native, ours), (torch_ops, theirs)):
         each.head_rms_norm(x[:, others * head_dim :], weight, heads, 1e-6)
-    close(ours, theirs)
+    assert_close(ours, theirs)
 
 
 @needs_native
@@ -110,7 +110,7 @@ def test_rope_and_store(
         each.rope_and_store(rows, cache, rope, shape, batch)
         outcomes.append((rows[:, : heads[0] * head_dim], *token_major(cache, backend.name)))
     for ours, theirs in zip(*outcomes, strict=True):
-        close(ours, theirs)
+        assert_close(ours, theirs)
 
 
 def zeroed(cache: LayerCache) -> LayerCache:
@@ -269,8 +269,8 @@ def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: 
     for dtype in (torch.float32, torch.bfloat16):
         native, torch_ops = ops(dtype)
         x, weight = random(5, 96, dtype=dtype), random(96, dtype=dtype, seed=1)
-        close(native.add_rms_norm(None, x, weight, 1e-5), torch_ops.add_rms_norm(None, x, weight, 1e-5))
-        close(native.silu_mul(x), torch_ops.silu_mul(x))
+        assert_close(native.add_rms_norm(None, x, weight, 1e-5), torch_ops.add_rms_norm(None, x, weight, 1e-5))
+        assert_close(native.silu_mul(x), torch_ops.silu_mul(x))
         case = Case(((40, 1), (50, 1), (0, 30), (200, 5)), head_dim=80, dtype=dtype)
         tolerance = 1e-5 if dtype is torch.float32 else 2e-2
         problem = Problem.of(case)
@@ -283,7 +283,9 @@ def test_kernels_for_a_processor_without_avx512(fresh_cache: Path, monkeypatch: 
         return
     generator = torch.Generator().manual_seed(2)
     head, rows = (scaled_rows("plain", count, 96, generator) for count in (300, 40))
-    logits = check(head, torch.ones(96, dtype=torch.bfloat16), rows, [index % 3 > 0 for index in range(40)])
+    logits = assert_same_tokens(
+        head, torch.ones(96, dtype=torch.bfloat16), rows, [index % 3 > 0 for index in range(40)]
+    )
     normed = rows.double() * rows.double().pow(2).mean(1, keepdim=True).rsqrt()
     torch.testing.assert_close(
         logits.double(), normed.to(torch.bfloat16).double() @ head.double().T, rtol=0.02, atol=0.2

@@ -17,7 +17,7 @@ from batchwright.engine.bodies.screening import screen_for, turned
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, quantize_rows
 
-from .heads import check, scaled_rows
+from .heads import assert_same_tokens, scaled_rows
 from .support import STORY, needs_decoder
 
 BF16 = torch.bfloat16
@@ -44,7 +44,7 @@ def test_as_from_all_logits(
     head = scaled_rows(heads, vocab, hidden, generator)
     x = scaled_rows(rows, len(greedy), hidden, generator)
     x[:, 0] += 1  # a row of nothing but zeros has no norm
-    check(head, torch.full((hidden,), norm, dtype=BF16), x, greedy)
+    assert_same_tokens(head, torch.full((hidden,), norm, dtype=BF16), x, greedy)
 
 
 @needs_decoder
@@ -55,7 +55,7 @@ def test_where_rounding_decides(heads: str, rows: str, hidden: int) -> None:
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         head, x = scaled_rows(heads, 500, hidden, generator), scaled_rows(rows, 60, hidden, generator)
-        check(head, torch.ones(hidden, dtype=BF16), x, [True] * 60)
+        assert_same_tokens(head, torch.ones(hidden, dtype=BF16), x, [True] * 60)
 
 
 @needs_decoder
@@ -69,8 +69,8 @@ def test_rows_that_are_not_finite_and_rows_of_zeros(
     head, x = (scaled_rows("plain", n, 96, generator) for n in (333, rows))
     x[0, 5] = torch.nan
     x[rows // 2, 7] = torch.inf
-    check(head, torch.ones(96, dtype=BF16), x, [True] * rows)
-    check(head, torch.zeros(96, dtype=BF16), scaled_rows("plain", rows, 96, generator), [True] * rows)
+    assert_same_tokens(head, torch.ones(96, dtype=BF16), x, [True] * rows)
+    assert_same_tokens(head, torch.zeros(96, dtype=BF16), scaled_rows("plain", rows, 96, generator), [True] * rows)
 
 
 def test_no_screen_for_weights_that_have_no_bounds() -> None:

@@ -29,7 +29,7 @@ class Form:
         self._schema = jsonschema_rs.Draft202012Validator(schema)
         self._read = read
 
-    def agrees(self, body: Mapping[str, Any]) -> None:
+    def assert_agrees(self, body: Mapping[str, Any]) -> None:
         try:
             self._read(body)
         except InvalidRequest as error:
@@ -85,17 +85,17 @@ def test_of_each_field_at_its_edges(form: str) -> None:
             {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"logprobs": True} if name == "top_logprobs" else {}
         )
         for value in EDGES:
-            kind.agrees({**kind.needed, **beside, name: value})
-    kind.agrees({})
-    kind.agrees({**kind.needed, "top_logprobs": 1})
-    kind.agrees({**kind.needed, "unheard_of": 1})
-    kind.agrees({**kind.needed, **dict.fromkeys(map(str, range(127)))})
-    kind.agrees({**kind.needed, **dict.fromkeys(map(str, range(128)))})
+            kind.assert_agrees({**kind.needed, **beside, name: value})
+    kind.assert_agrees({})
+    kind.assert_agrees({**kind.needed, "top_logprobs": 1})
+    kind.assert_agrees({**kind.needed, "unheard_of": 1})
+    kind.assert_agrees({**kind.needed, **dict.fromkeys(map(str, range(127)))})
+    kind.assert_agrees({**kind.needed, **dict.fromkeys(map(str, range(128)))})
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_of_messages(message: Any) -> None:
-    FORMS["chat"].agrees({"messages": [HELLO, message]})
+    FORMS["chat"].assert_agrees({"messages": [HELLO, message]})
 
 
 @settings(max_examples=300)
@@ -103,7 +103,7 @@ def test_of_messages(message: Any) -> None:
 def test_of_any_value(form: str, data: st.DataObject) -> None:
     kind = FORMS[form]
     name = data.draw(st.sampled_from(sorted({*kind.names, "x"} - {"min_tokens"})))
-    kind.agrees({**kind.needed, name: data.draw(json_values)})
+    kind.assert_agrees({**kind.needed, name: data.draw(json_values)})
 
 
 def test_every_field_that_is_taken_is_described() -> None:

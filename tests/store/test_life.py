@@ -345,7 +345,7 @@ class Life(RuleBasedStateMachine):
         assert [line.sequence for line in done] == [*range(1, batch.finished + 1)]
 
 
-def _run(url: Callable[[], str], examples: int, steps: int) -> None:
+def _assert_lives_by_the_model(url: Callable[[], str], examples: int, steps: int) -> None:
     machine = type("LifeHere", (Life,), {"url": staticmethod(url)})
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     run_state_machine_as_test(
@@ -356,9 +356,9 @@ def _run(url: Callable[[], str], examples: int, steps: int) -> None:
 
 def test_on_sqlite(folder: Path) -> None:
     names = itertools.count()
-    _run(lambda: str(folder / f"{next(names)}.db"), 80, 40)
+    _assert_lives_by_the_model(lambda: str(folder / f"{next(names)}.db"), 80, 40)
 
 
 def test_on_postgresql(request: pytest.FixtureRequest) -> None:
     empty: Callable[[], str] = request.getfixturevalue("empty")
-    _run(empty, 6, 30)
+    _assert_lives_by_the_model(empty, 6, 30)

@@ -210,7 +210,7 @@ async def send(url: str, allowed: AllowList, names: Names) -> tuple[Answer, int]
         return result, receiver.connections
 
 
-def refused(url: str, allowed: AllowList, names: Names, connects: list[str]) -> None:
+def assert_refused(url: str, allowed: AllowList, names: Names, connects: list[str]) -> None:
     result, connections = asyncio.run(send(url, allowed, names))
     assert result.status is None
     assert not result.taken
@@ -227,13 +227,13 @@ def test_there_are_many() -> None:
 @pytest.mark.parametrize("allow", [[], ["192.0.2.0/24", "hooks.internal"]], ids=["nothing allowed", "others allowed"])
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_a_hostile_url_is_refused(url: str, allow: list[str], connects: list[str]) -> None:
-    refused(url, AllowList.parse(allow), Names([["127.0.0.1"]]), connects)
+    assert_refused(url, AllowList.parse(allow), Names([["127.0.0.1"]]), connects)
 
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.parametrize("addresses", NAMES.values(), ids=NAMES)
 def test_a_name_that_leads_inside_is_refused(addresses: Sequence[str], scheme: str, connects: list[str]) -> None:
-    refused(f"{scheme}://hooks.example:PORT/", AllowList.parse(["192.0.2.0/24"]), Names([addresses]), connects)
+    assert_refused(f"{scheme}://hooks.example:PORT/", AllowList.parse(["192.0.2.0/24"]), Names([addresses]), connects)
 
 
 def test_the_trap_works(connects: list[str]) -> None:
