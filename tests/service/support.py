@@ -106,9 +106,9 @@ async def pieces(*contents: bytes) -> AsyncIterator[bytes]:
 class House:
     """A service, and workers in it. Everything lies in one folder, so another house may go on where one ended."""
 
-    def __init__(self, folder: Path, store: Patient, clock: ManualClock, limits: ServiceLimits) -> None:
+    def __init__(self, folder: Path, store: Any, clock: ManualClock, limits: ServiceLimits) -> None:
         self.folder = folder
-        self.store: Any = store
+        self.store = store
         self.clock = clock
         self.limits = limits
         self.blobs = blobs_of(folder)

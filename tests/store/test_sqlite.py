@@ -18,7 +18,6 @@ from tests.store.support import Play, World, play, spoil_table
 
 from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.store import open_store
-from batchwright.store.sql_store import SqlStore
 from batchwright.store.sqlite import SqliteDriver
 
 
@@ -33,7 +32,6 @@ def _play(path: Path) -> Play:
 
 
 def _writer(world: World) -> apsw.Connection:
-    assert isinstance(world.store, SqlStore)
     driver = world.store._driver
     assert isinstance(driver, SqliteDriver)
     return driver._writer

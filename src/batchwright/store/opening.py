@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from batchwright.errors import InvalidRequest, MissingExtra, StoreUnavailable
-from batchwright.store.sql_store import SqlStore
 from batchwright.store.store import Store
 from batchwright.store.transaction import Driver
 
@@ -29,7 +28,7 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
     and `StoreUnavailable` when the database cannot be reached, is damaged, or was written by a newer version or another
     program.
     """
-    return SqlStore(_driver(str(url), now))
+    return Store(_driver(str(url), now))
 
 
 def store_exists(url: str | Path) -> bool:
