@@ -151,7 +151,7 @@ def test_pages_of_the_service_name_what_exists(page: str) -> None:
     for name in re.findall(r"\bbatchwright_[a-z_]+", text):
         assert f"`{name.removesuffix('_bucket')}`" in metrics, f"{page}.md names the metric {name}"
     flags = {name.replace("_", "-") for name in Settings.model_fields}
-    others = {"config", "tenant", "wait", "no-prefix-caching", "no-deterministic"}
+    others = {"config", "tenant", "wait"} | {f"no-{flag}" for flag in flags}
     for flag in re.findall(r"`(?:serve )?--([a-z-]+)", text):
         assert flag in flags | others, f"{page}.md names the flag --{flag}"
 
