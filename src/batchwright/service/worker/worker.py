@@ -1,7 +1,7 @@
 """A worker: takes batches and lines from the store, has them computed, and commits what came of them.
 
 It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
-through the store and the lines in hand:
+through the store and the lines that are claimed:
 
 - *feed* claims lines so that the model has what it wants and some are ready (`claim_plan.py`), and starts them;
 - *commit* hands over all results that were gathered while the commit before was under way;
@@ -10,7 +10,7 @@ through the store and the lines in hand:
 - *maintenance* does what is done from time to time (`maintenance.py`).
 
 What the store refuses for now (`StoreUnavailable`) is tried again, and results wait for it. When the lease is lost, all
-lines in hand are forgotten, since others may compute them, and the worker registers again.
+claimed lines are forgotten, since others may compute them, and the worker registers again.
 """
 
 from __future__ import annotations
@@ -456,7 +456,7 @@ class Worker:
 
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[str]:
-        """The id of this worker, for one exchange with the store. When the lease is lost, so is what is in hand."""
+        """The id of this worker, for one exchange with the store. When the lease is lost, so are its claimed lines."""
         worker = await self._registered()
         try:
             yield worker
