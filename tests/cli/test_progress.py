@@ -28,8 +28,8 @@ def test_log_lines_at_each_phase_and_every_ten_seconds() -> None:
         "batchwright: reading the input",
         f"batchwright: loading the model: 100 of 1,000 lines done, {others}",
         f"batchwright: running: 100 of 1,000 lines done, {others}",
-        f"batchwright: running: 190 of 1,000 lines done, {others}, 8 in the engine, 500 tokens/s, 1:30 left",
-        f"batchwright: running: 280 of 1,000 lines done, {others}, 8 in the engine, 500 tokens/s, 1:20 left",
+        f"batchwright: running: 190 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:30 left",
+        f"batchwright: running: 280 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:20 left",
     ]
 
 
@@ -42,7 +42,7 @@ def test_a_terminal_gets_one_live_line() -> None:
         clock.advance(10.0)
         show(running(200, 5000))
     assert (
-        "200 of 1,000 lines done, 1 failed, 100 by earlier runs, 8 in the engine, 500 tokens/s, 1:20 left"
+        "200 of 1,000 lines done, 1 failed, 100 by earlier runs, 8 being computed, 500 tokens/s, 1:20 left"
         in stream.getvalue()
     )
 

@@ -7,20 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.jobs.fakes import FakeEngine
 from typer.testing import CliRunner
 
 from batchwright.cli.main import app, main
-from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
-from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import Executor
-from batchwright.models import DEFAULT_MODEL
-from batchwright.request import Choice, InferenceRequest, InferenceResponse, Usage
+from batchwright.jobs import loading
+from batchwright.request import InferenceResponse
 
 COMMAND = Path(sys.executable).with_name("batchwright")
 
@@ -30,43 +28,14 @@ def batchwright(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Comple
     return subprocess.run([COMMAND, *arguments], input=stdin, capture_output=True, check=False)
 
 
-class Echo:
-    """Answers each request with its own prompt in one step; `on_step` is called before."""
-
-    model_name = DEFAULT_MODEL
-
-    def __init__(self, on_step: Callable[[], None] = lambda: None) -> None:
-        self.stats = EngineStats()
-        self.on_step = on_step
-        self._waiting: list[InferenceRequest] = []
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def wants(self) -> int:
-        return 1 - len(self._waiting)
-
-    def submit(self, request: InferenceRequest) -> None:
-        self._waiting.append(request)
+class Echo(FakeEngine):
+    """Answers a request a step."""
 
     def step(self) -> list[InferenceResponse]:
-        self.on_step()
         self.stats.steps += 1
-        request = self._waiting.pop()
-        choice = Choice(0, str(request.prompt), (1,), "stop")
-        usage = Usage(1, 1)
-        return [
-            InferenceResponse(request.request_id, choice.text, 1, 1.0, 0.0, "stop", usage, choices=(choice,)),
-        ]
-
-    def cancel(self, request_id: str) -> InferenceResponse | None:
-        self._waiting = [request for request in self._waiting if request.request_id != request_id]
-        return None
-
-    def close(self) -> None:
-        pass
+        self.on_step(self.stats.steps)
+        request, _ = self._running.pop(next(iter(self._running)))
+        return [self._response(request)]
 
 
 @pytest.fixture
@@ -76,15 +45,15 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def use(monkeypatch: pytest.MonkeyPatch, executor: Executor) -> list[EngineConfig]:
-    """The command gets `executor` in place of an engine. Returns the options that it asked for."""
+def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list[EngineConfig]:
+    """The command gets `engine`. Returns the options that it asked for."""
     asked: list[EngineConfig] = []
 
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         asked.append(config)
-        return executor
+        return cast("Engine", engine), None
 
-    monkeypatch.setattr(run_module, "load_engine", load)
+    monkeypatch.setattr(loading, "load_models", load)
     return asked
 
 
@@ -128,7 +97,7 @@ def test_how_long_a_line_may_be(source: Path, tmp_path: Path, monkeypatch: pytes
     arguments = ["run", str(source), "-o", str(output), "--max-line-bytes"]
     assert CliRunner().invoke(app, [*arguments, "40"]).exit_code == 3
     errors = [line["error"]["message"] for line in map(json.loads, output.read_text().splitlines()) if line["error"]]
-    assert errors == ["the line has more than 40 bytes: shorten it, or raise --max-line-bytes"]
+    assert errors == ["This line has more than 40 bytes, the limit (max_line_bytes): shorten it, or raise the limit."]
     assert CliRunner().invoke(app, [*arguments, "80", "--overwrite"]).exit_code == 0
     assert CliRunner().invoke(app, [*arguments, "0"]).exit_code == 2
 
@@ -142,14 +111,11 @@ def test_signals(
     number: signal.Signals,
     status: int,
 ) -> None:
-    steps: list[None] = []
-
-    def stop_at_third() -> None:
-        steps.append(None)
-        if len(steps) == 3:
+    def stop_at_third(step: int) -> None:
+        if step == 3:
             os.kill(os.getpid(), number)
 
-    use(monkeypatch, Echo(stop_at_third))
+    use(monkeypatch, Echo(on_step=stop_at_third))
     # What is started in the background of a shell begins with SIGINT ignored, and so would the tests.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
@@ -167,10 +133,10 @@ def test_signals(
 
 
 def test_ctrl_c_before_the_first_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "load_engine", load)
+    monkeypatch.setattr(loading, "load_models", load)
     assert CliRunner().invoke(app, ["run", str(source), "-o", str(tmp_path / "out.jsonl")]).exit_code == 130
 
 
@@ -219,11 +185,11 @@ def test_usage_errors_are_one_line_and_status_2(
 def test_an_input_that_changes_meanwhile_is_not_bad_usage(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def change() -> None:
+    def change(step: int) -> None:
         with source.open("a") as file:
             file.write('{"prompt": "new"}\n')
 
-    use(monkeypatch, Echo(change))
+    use(monkeypatch, Echo(slots=1, on_step=change))
     monkeypatch.setattr("sys.argv", ["batchwright", "run", "-q", str(source), "-o", str(tmp_path / "out.jsonl")])
     with pytest.raises(SystemExit) as ended:
         main()

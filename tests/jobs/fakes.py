@@ -1,14 +1,16 @@
-"""An executor whose output is a pure function of the request, several steps long, with several requests in flight."""
+"""An engine whose output is a pure function of the request, several steps long, with several requests in flight."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 
@@ -19,12 +21,26 @@ from batchwright.request import (
     Choice,
     InferenceRequest,
     InferenceResponse,
+    Prompt,
     TokenLogprob,
     Usage,
 )
 
 LONGEST_PROMPT = 5000
 POISON = "poison"
+
+
+def encode(prompt: Prompt) -> list[int]:
+    """A token a character."""
+    if isinstance(prompt, str):
+        return [*map(ord, prompt)]
+    return [*map(ord, json.dumps(prompt))] if isinstance(prompt[0], dict) else cast("list[int]", [*prompt])
+
+
+def decode(prompt: Prompt) -> Any:
+    """What `encode` made tokens of, if that was a text or messages."""
+    text = "".join(map(chr, cast("list[int]", prompt)))
+    return json.loads(text) if text.startswith('[{"role"') else text
 
 
 def answer(request: InferenceRequest, index: int = 0) -> str:
@@ -34,7 +50,7 @@ def answer(request: InferenceRequest, index: int = 0) -> str:
 
 
 @dataclass
-class FakeExecutor:
+class FakeEngine:
     """Takes up to `slots` requests; each takes 1 to 5 steps. `on_step` is called with the number of each step."""
 
     slots: int = 4
@@ -45,19 +61,25 @@ class FakeExecutor:
     peak: int = 0
     keep_requests: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
+    max_model_len: int = 2**20
+    core: Any = field(default_factory=lambda: SimpleNamespace(tokenizer=SimpleNamespace(encode=encode)))
     _running: dict[str, tuple[InferenceRequest, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stats.max_num_seqs, self.stats.kv_blocks, self.stats.block_size = self.slots, 2**16, 16
 
     @property
     def unfinished(self) -> int:
         return len(self._running)
 
     @property
-    def wants(self) -> int:
-        return self.slots - len(self._running)
+    def prompts(self) -> list[Any]:
+        """Those of all requests, as they were before they were encoded."""
+        return [decode(request.prompt) for request in self.submitted]
 
     def submit(self, request: InferenceRequest) -> None:
-        if len(str(request.prompt)) > LONGEST_PROMPT:
-            raise ContextLengthExceeded(f"prompt of {len(str(request.prompt))} tokens is too long")
+        if len(request.prompt) > LONGEST_PROMPT:
+            raise ContextLengthExceeded(f"prompt of {len(request.prompt)} tokens is too long")
         if self.keep_requests:
             self.submitted.append(request)
         self._running[request.request_id] = (request, 1 + zlib.crc32(repr(request.prompt).encode()) % 5)
@@ -80,8 +102,8 @@ class FakeExecutor:
 
     def _response(self, request: InferenceRequest) -> InferenceResponse:
         choices = tuple(self._choice(request, index) for index in range(request.n))
-        failed = POISON in str(request.prompt)
-        usage = Usage(len(str(request.prompt)), 3 * request.n, cached_tokens=1)
+        failed = POISON in str(decode(request.prompt))
+        usage = Usage(len(request.prompt), 3 * request.n, cached_tokens=1)
         self.stats.generated_tokens += usage.completion_tokens
         return InferenceResponse(
             request_id=request.request_id,
@@ -104,6 +126,11 @@ class FakeExecutor:
 
     def close(self) -> None:
         self.closed = True
+
+
+def fake(**options: Any) -> Any:
+    """A `FakeEngine` for `run`."""
+    return FakeEngine(**options)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -137,4 +164,4 @@ def run_and_die(input_path: str, output_path: str, ordered: bool, step: int) -> 
         if number == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run(input_path, output_path, ordered=ordered, executor=FakeExecutor(on_step=die))
+    run(input_path, output_path, ordered=ordered, model=fake(on_step=die))

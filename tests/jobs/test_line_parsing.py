@@ -18,14 +18,14 @@ from batchwright.jobs.sources import Record
 from batchwright.jobs.template import PromptTemplate
 from batchwright.request import SamplingParams
 from batchwright.wire.fields import sampling_overrides
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_generation
 
 SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)}
-DEFAULTS = SamplingParams(max_tokens=17, temperature=0.0)
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 def parse(value: Any, *, chat: bool = False, system: str | None = None) -> Line | BadLine:
-    parser = LineParser("jsonl", DEFAULTS, chat=chat, system=system)
+    parser = LineParser("jsonl", chat=chat, system=system)
     content = value if isinstance(value, bytes) else json.dumps(value).encode()
     return parser.parse(Record(7, content))
 
@@ -47,130 +47,61 @@ def batch(body: object, url: str = "/v1/chat/completions", **rest: object) -> di
     return {"custom_id": "a", "method": "POST", "url": url, "body": body} | rest
 
 
-def test_forms_and_their_answers() -> None:
-    assert good({"prompt": "Hi"}) == Line(7, None, False, ("Hi",), DEFAULTS)
-    assert good({"messages": MESSAGES, "id": 12}) == Line(7, "12", True, (MESSAGES,), DEFAULTS)
-    assert good({"prompt": [5, 6], "custom_id": "x"}) == Line(7, "x", False, ([5, 6],), DEFAULTS)
-    assert good({"prompt": ["a", "b"]}).prompts == ("a", "b")
-    assert good({"prompt": [[1], [2, 3]]}).prompts == ([1], [2, 3])
-    assert good(batch({"messages": MESSAGES})) == Line(7, "a", True, (MESSAGES,), DEFAULTS)
-    assert good(batch({"prompt": "Hi"}, "/v1/completions")) == Line(7, "a", False, ("Hi",), DEFAULTS)
+def test_forms_and_their_bodies() -> None:
+    assert good({"prompt": "Hi"}) == Line(7, None, COMPLETION_URL, {"prompt": "Hi"})
+    assert good({"messages": MESSAGES, "id": 12}) == Line(7, "12", CHAT_URL, {"messages": MESSAGES})
+    assert good({"prompt": [5, 6], "custom_id": "x"}) == Line(7, "x", COMPLETION_URL, {"prompt": [5, 6]})
+    for url in (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL):
+        body = {"anything": 1}
+        assert good(batch(body, url)) == Line(7, "a", url, body)
 
 
 def test_chat_makes_plain_prompts_into_chats() -> None:
-    line = good({"prompt": "Hi"}, chat=True, system="Be brief.")
-    assert line.chat
-    assert line.prompts == ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],)
-    assert not good({"prompt": [1, 2]}, chat=True).chat
-    assert not good(batch({"prompt": "Hi"}, "/v1/completions"), chat=True).chat
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    line = good({"prompt": "Hi", "n": 2}, chat=True, system="Be brief.")
+    assert (line.endpoint, line.body) == (CHAT_URL, {"messages": messages, "n": 2})
+    assert good({"prompt": [1, 2]}, chat=True).endpoint == COMPLETION_URL
+    assert good(batch({"prompt": "Hi"}, COMPLETION_URL), chat=True).endpoint == COMPLETION_URL
 
 
-def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert good({"messages": [{"role": "user", "content": parts}]}).prompts == ([{"role": "user", "content": "ab"}],)
-
-
-def test_sampling_fields() -> None:
-    body = {
-        "messages": MESSAGES, "model": "gpt-4o", "max_tokens": 5, "max_completion_tokens": 6, "temperature": 1,
-        "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1, "min_tokens": 2,
-        "frequency_penalty": -1, "logit_bias": {"42": -100}, "seed": 9, "stop": "x", "stop_token_ids": [3], "n": 2,
-        "logprobs": True, "top_logprobs": 4, "ignore_eos": True, "user": "u", "stream": False, "tools": [],
-        "response_format": {"type": "text"}, "priority": 1, "store": True, "top": None,
-    }  # fmt: skip
-    line = good(batch(body))
-    assert line.priority == 1
-    assert line.params == SamplingParams(
-        max_tokens=6, temperature=1, top_p=0.5, top_k=3, min_p=0.1, repetition_penalty=1.1, presence_penalty=1,
-        frequency_penalty=-1, logit_bias={42: -100}, seed=9, stop=("x",), stop_token_ids=(3,), n=2, logprobs=4,
-        ignore_eos=True, min_tokens=2,
-    )  # fmt: skip
-    assert good({"messages": MESSAGES, "logprobs": True}).params.logprobs == 0
-    assert good({"prompt": "x", "logprobs": 3}).params.logprobs == 3
-    assert good({"prompt": "x", "logprobs": False, "stop": ["a", "b"]}).params.stop == ("a", "b")
-
-
-def test_null_means_not_set() -> None:
-    assert good({"prompt": "x", "temperature": None, "seed": None, "tools": None, "id": None}).params is DEFAULTS
-
-
-def test_columns_of_ones_own_are_ignored_in_simple_lines() -> None:
-    assert good({"prompt": "x", "category": "q", "label": 3}).params is DEFAULTS
+def test_columns_of_ones_own_are_left_out_of_the_body_and_a_model_is_not() -> None:
+    line = good({"prompt": "x", "category": "q", "label": 3, "user": 5, "model": "gpt", "seed": None, "tools": []})
+    assert line.body == {"prompt": "x", "model": "gpt", "seed": None, "tools": []}
 
 
 def test_columns_called_as_batch_fields_do_not_make_a_batch_line() -> None:
-    assert good({"id": 1, "url": "http://x", "method": "GET", "prompt": "a"}).prompts == ("a",)
-    assert good({"url": "http://x", "messages": MESSAGES}).chat
+    assert good({"id": 1, "url": "http://x", "method": "GET", "prompt": "a"}).body == {"prompt": "a"}
+    assert good({"url": "http://x", "messages": MESSAGES}).endpoint == CHAT_URL
 
 
-def test_deadlines() -> None:
-    assert good({"prompt": "a"}).deadline is None
-    assert good({"prompt": "a", "deadline": 2}).request(0, "r").deadline == 2.0
-    assert good({"prompt": "a", "deadline_ms": 250}).request(0, "r").deadline == 0.25
-    assert good(batch({"messages": MESSAGES, "deadline_ms": 1500})).request(0, "r").deadline == 1.5
+def test_the_endpoint_is_told_without_a_check() -> None:
+    parser = LineParser("jsonl")
+    for line in (batch({}, EMBEDDINGS_URL), {"url": EMBEDDINGS_URL, "prompt": "x"}):
+        assert parser.endpoint_of(Record(1, json.dumps(line).encode())) == EMBEDDINGS_URL
+    for content in (b"{", b"[1]", b'{"url": 5}', json.dumps(batch({})).encode(), InvalidRequest("long"), {"a": 1}):
+        assert parser.endpoint_of(Record(1, content)) == COMPLETION_URL
 
 
 @pytest.mark.parametrize(
     ("value", "code", "says"),
     [
-        (b"{", "invalid_json", "not JSON"),
-        (b"[1]", "invalid_json", "list"),
-        (b"[" * 100_000, "invalid_json", "not JSON"),
-        (b'{"prompt": "\xff"}', "invalid_encoding", "UTF-8"),
-        (b'{"prompt": "\\ud800"}', "invalid_json", "not JSON"),
-        ({}, "missing_field", "no prompt"),
-        ({"prompt": None}, "invalid_request", "prompt must be"),
-        ({"prompt": []}, "invalid_request", "prompt must be"),
-        ({"prompt": ["a", 1]}, "invalid_request", "prompt must be"),
-        ({"prompt": [-1]}, "invalid_request", "prompt must be"),
+        (b"{", "invalid_json_line", "not parseable"),
+        (b"[1]", "invalid_json_line", "array"),
+        (b"[" * 100_000, "invalid_json_line", "not parseable"),
+        (b'{"prompt": "\xff"}', "invalid_json_line", "utf-8"),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "invalid_json_line", ""),
+        ({}, "missing_required_parameter", "no prompt"),
         ({"prompt": "a", "messages": MESSAGES}, "invalid_request", "both"),
-        ({"messages": []}, "invalid_request", "messages must be"),
-        ({"messages": [{"content": "x"}]}, "invalid_request", r"messages[0]"),
-        ({"messages": [{"role": "user"}]}, "invalid_request", "content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "unsupported_parameter",
-            "image_url",
-        ),
-        ({"prompt": "a", "id": ""}, "invalid_request", "id must be"),
-        ({"prompt": "a", "id": 1.5}, "invalid_request", "id must be"),
-        ({"prompt": "a", "temperature": 99}, "invalid_request", "temperature"),
-        ({"prompt": "a", "temperature": "1"}, "invalid_request", "temperature"),
-        ({"prompt": "a", "max_tokens": 0}, "invalid_request", "max_tokens"),
+        ({"prompt": "a", "id": ""}, "invalid_custom_id", "id has 0 characters"),
+        ({"prompt": "a", "id": 1.5}, "invalid_type", "id must be"),
+        ({"prompt": "a", "id": True}, "invalid_type", "id must be"),
+        ({"prompt": "a", "custom_id": "x" * 513}, "invalid_custom_id", "513"),
         ({"prompt": "a", "max_token": 5}, "unknown_parameter", "did you mean max_tokens?"),
-        ({"prompt": "a", "seed": 10**30}, "invalid_request", "seed"),
-        (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "invalid_json", ""),
-        ({"prompt": "a", "stop": 5}, "invalid_request", "stop"),
-        ({"prompt": "a", "stop_token_ids": 5}, "invalid_request", "stop_token_ids"),
-        ({"prompt": "a", "logit_bias": {"x": 1}}, "invalid_request", "logit_bias"),
-        ({"prompt": "a", "logit_bias": [1]}, "invalid_request", "logit_bias"),
-        ({"prompt": "a", "top_logprobs": 1}, "invalid_request", "top_logprobs"),
-        ({"messages": MESSAGES, "top_logprobs": 1}, "invalid_request", "logprobs: true"),
-        ({"messages": MESSAGES, "logprobs": 3}, "invalid_request", "top_logprobs"),
-        ({"prompt": "a", "priority": "high"}, "invalid_request", "priority"),
-        ({"prompt": "a", "deadline": "soon"}, "invalid_request", "deadline must be a number of seconds above 0"),
-        ({"prompt": "a", "deadline_ms": 0}, "invalid_request", "deadline_ms must be a number of milliseconds"),
-        ({"prompt": "a", "deadline_ms": 10**400}, "invalid_request", "deadline_ms"),
-        ({"prompt": "a", "deadline_ms": 1, "deadline": 1}, "invalid_request", "both deadline and deadline_ms"),
-        ({"prompt": "a", "stream": True}, "unsupported_parameter", "stream"),
-        ({"prompt": "a", "echo": True}, "unsupported_parameter", "echo"),
-        ({"prompt": "a", "suffix": "z"}, "unsupported_parameter", "suffix"),
-        ({"prompt": "a", "best_of": 2}, "unsupported_parameter", "best_of"),
-        (batch({"messages": MESSAGES, "tools": [{"type": "function"}]}), "unsupported_parameter", "tools"),
-        (batch({"messages": MESSAGES, "functions": [{}]}), "unsupported_parameter", "functions"),
-        (
-            batch({"messages": MESSAGES, "response_format": {"type": "json_object"}}),
-            "unsupported_parameter",
-            "response_format",
-        ),
-        (batch({"messages": MESSAGES, "made_up": 1}), "unknown_parameter", "made_up"),
-        (batch({"messages": MESSAGES, "prompt": "x"}), "unknown_parameter", "prompt"),
-        (batch({}), "missing_field", "messages"),
-        (batch({"prompt": "x"}, "/v1/embeddings"), "unsupported_url", "/v1/embeddings"),
-        (batch({"messages": MESSAGES}, method="GET"), "invalid_request", "POST"),
-        (batch([]), "invalid_request", "body"),
-        ({"method": "POST", "custom_id": "a", "url": "/v1/completions"}, "missing_field", "body"),
-        ({"method": "POST", "url": "/v1/completions", "body": {}}, "missing_field", "custom_id"),
+        (batch({}, "/v1/responses"), "invalid_url", "/v1/responses"),
+        (batch({"messages": MESSAGES}, method="GET"), "invalid_method", "POST"),
+        (batch([]), "invalid_type", "body"),
+        ({"method": "POST", "custom_id": "a", "url": "/v1/completions"}, "missing_required_parameter", "body"),
+        ({"method": "POST", "url": "/v1/completions", "body": {}}, "missing_required_parameter", "custom_id"),
     ],
 )  # fmt: skip
 def test_what_is_refused_and_how(value: Any, code: str, says: str) -> None:
@@ -181,14 +112,16 @@ def test_what_is_refused_and_how(value: Any, code: str, says: str) -> None:
 
 
 def test_a_bad_line_keeps_its_id() -> None:
-    assert bad({"id": "mine", "prompt": "a", "n": 0}).custom_id == "mine"
+    assert bad({"id": "mine", "prompt": "a", "messages": []}).custom_id == "mine"
+    assert bad(batch([])).custom_id == "a"
+    assert bad(batch([], custom_id="x" * 513)).custom_id is None
 
 
 def test_a_table_needs_a_value_in_each_column_of_the_template() -> None:
-    parser = LineParser("csv", DEFAULTS, PromptTemplate.parse("{{{a}}}: {b}"), max_line_bytes=20)
+    parser = LineParser("csv", PromptTemplate.parse("{{{a}}}: {b}"), max_line_bytes=20)
     line = parser.parse(Record(2, {"a": "x", "b": 3, "id": "k", "c": None}))
     assert isinstance(line, Line)
-    assert (line.prompts, line.custom_id) == (("{x}: 3",), "k")
+    assert (line.body, line.custom_id) == ({"prompt": "{x}: 3"}, "k")
     missing = parser.parse(Record(3, {"a": "x", "b": None, "id": ""}))
     assert isinstance(missing, BadLine)
     assert (missing.error.code, missing.custom_id) == ("missing_field", None)
@@ -219,11 +152,12 @@ def likely_line(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @settings(max_examples=300)
 @given(st.binary(max_size=60) | likely_line(json_values).map(lambda value: msgspec.json.encode(value)))
 def test_any_bytes_are_a_line_or_an_error_line(content: bytes) -> None:
-    line = LineParser("jsonl", DEFAULTS).parse(Record(3, content))
+    line = LineParser("jsonl").parse(Record(3, content))
     assert line.number == 3
     if isinstance(line, Line):
-        for index in range(len(line.prompts)):
-            line.request(index, "r")
+        if line.endpoint != EMBEDDINGS_URL:
+            with suppress(InvalidRequest):
+                read_generation(line.body, chat=line.endpoint == CHAT_URL)
     else:
         assert line.error.code
         msgspec.json.encode(str(line.error))

@@ -39,7 +39,7 @@ def test_the_texts_are_those_of_the_engine(tmp_path: Path, engine: Engine) -> No
         {"id": "foreign ids", "prompt": [10**9]},
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    report = run(source, tmp_path / "out.jsonl", executor=engine, defaults=GREEDY)
+    report = run(source, tmp_path / "out.jsonl", model=engine, defaults=GREEDY)
     results = by_id(tmp_path / "out.jsonl")
     seeded = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
     prompts: list[Prompt] = ["The capital of France is", messages, "Once upon a time", [504, 3575]]
@@ -65,13 +65,19 @@ def test_an_engine_can_be_used_again_after_a_stop(tmp_path: Path, engine: Engine
 
     generated = engine.stats.generated_tokens
     with pytest.raises(RunInterrupted):
-        run(source, tmp_path / "stopped.jsonl", executor=engine, defaults=GREEDY, progress=stop)
+        run(source, tmp_path / "stopped.jsonl", model=engine, defaults=GREEDY, progress=stop)
     assert engine.unfinished == 0
-    assert run(source, tmp_path / "out.jsonl", executor=engine, defaults=GREEDY).succeeded == 6
+    assert run(source, tmp_path / "out.jsonl", model=engine, defaults=GREEDY).succeeded == 6
 
 
 def test_the_examples_all_succeed_and_the_report_adds_up(tmp_path: Path, smollm2_path: Path) -> None:
-    report = run(EXAMPLES / "prompts.jsonl", tmp_path / "out.jsonl", model=str(smollm2_path), dtype="float32")
+    report = run(
+        EXAMPLES / "prompts.jsonl",
+        tmp_path / "out.jsonl",
+        model=str(smollm2_path),
+        served_model_names=["smollm2-135m"],
+        dtype="float32",
+    )
     assert (report.total, report.failed) == (24, 0)
     usages = [line["response"]["body"]["usage"] for line in read(tmp_path / "out.jsonl")]
     assert report.generated_tokens == sum(usage["completion_tokens"] for usage in usages)
@@ -93,7 +99,7 @@ def test_the_table_example(tmp_path: Path, engine: Engine) -> None:
     report = run(
         EXAMPLES / "prompts.csv",
         tmp_path / "out.jsonl",
-        executor=engine,
+        model=engine,
         defaults=GREEDY,
         chat=True,
         ordered=True,

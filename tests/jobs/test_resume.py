@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.clock import ManualClock
+from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelNotFound, ResumeRefused
-from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import Executor
+from batchwright.jobs import loading
 from batchwright.jobs.run import RunInterrupted, run
 from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
 
-from .fakes import FakeExecutor, by_id, read, run_and_die
+from .fakes import by_id, fake, read, run_and_die
 
 LINES = [
     *({"prompt": f"question {i}", "id": f"q{i}"} for i in range(12)),
@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The results of a run that nothing stopped."""
     output = tmp_path_factory.mktemp("whole") / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
+    run(source, output, model=fake())
     return by_id(output)
 
 
@@ -72,12 +72,12 @@ def test_an_output_cut_at_any_byte_is_completed(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out.jsonl"
-        run(source, output, ordered=ordered, executor=FakeExecutor())
+        run(source, output, ordered=ordered, model=fake())
         content = output.read_bytes()
         kept = data.draw(st.integers(0, len(content)), label="bytes kept")
         output.write_bytes(content[:kept])
-        executor = FakeExecutor(slots=data.draw(st.integers(1, 9), label="slots"))
-        report = run(source, output, ordered=ordered, executor=executor)
+        engine = fake(slots=data.draw(st.integers(1, 9), label="slots"))
+        report = run(source, output, ordered=ordered, model=engine)
         assert same_apart_from_keys(by_id(output), whole)
         assert report.resumed == content[:kept].count(b"\n")
         assert report.done == report.total == len(whole)
@@ -101,7 +101,7 @@ def test_a_killed_process_loses_nothing_finished(
     assert process.exitcode == -9
     held = tmp_path / "out.jsonl.partial" if ordered else output
     finished = held.read_bytes().count(b"\n")
-    report = run(source, output, ordered=ordered, executor=FakeExecutor())
+    report = run(source, output, ordered=ordered, model=fake())
     assert report.resumed == finished
     assert same_apart_from_keys(by_id(output), whole)
     assert not (tmp_path / "out.jsonl.partial").exists()
@@ -115,12 +115,12 @@ def test_an_interruption_keeps_what_is_finished(source: Path, whole: dict[str, A
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted) as caught:
-        run(source, output, executor=FakeExecutor(on_step=interrupt), report=tmp_path / "report.json")
+        run(source, output, model=fake(on_step=interrupt), report=tmp_path / "report.json")
     report = caught.value.report
     assert report.interrupted
     assert 0 < report.done == len(read(output)) < report.total
     assert json.loads((tmp_path / "report.json").read_text())["interrupted"]
-    again = run(source, output, executor=FakeExecutor())
+    again = run(source, output, model=fake())
     assert again.resumed == report.done
     assert by_id(output) == whole
 
@@ -133,29 +133,29 @@ def test_an_executor_can_be_used_again_after_a_stop(
         if number == 5:
             raise raised
 
-    executor = FakeExecutor(on_step=stop)
+    engine = fake(on_step=stop)
     with pytest.raises(raised):
-        run(source, tmp_path / "stopped.jsonl", executor=executor)
-    assert executor.unfinished == 0
-    run(source, tmp_path / "out.jsonl", executor=executor)
+        run(source, tmp_path / "stopped.jsonl", model=engine)
+    assert engine.unfinished == 0
+    run(source, tmp_path / "out.jsonl", model=engine)
     assert by_id(tmp_path / "out.jsonl") == whole
 
 
 def test_requests_of_others_in_the_executor_are_left_alone(source: Path, whole: dict[str, Any], tmp_path: Path) -> None:
-    executor = FakeExecutor(slots=1)
-    executor.submit(InferenceRequest("someone else's", request_id="other"))
-    run(source, tmp_path / "out.jsonl", executor=executor)
+    engine = fake(slots=1)
+    engine.submit(InferenceRequest([5, 6], request_id="other"))
+    run(source, tmp_path / "out.jsonl", model=engine)
     assert by_id(tmp_path / "out.jsonl") == whole
 
 
 def test_finished_lines_are_not_run_again(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
+    run(source, output, model=fake())
     lines = output.read_bytes().splitlines(keepends=True)
     output.write_bytes(b"".join(line for line in lines if b'"q5"' not in line))
-    executor = FakeExecutor()
-    run(source, output, executor=executor)
-    assert [request.prompt for request in executor.submitted] == ["question 5"]
+    engine = fake()
+    run(source, output, model=engine)
+    assert engine.prompts == ["question 5"]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -165,11 +165,11 @@ def test_a_complete_job_loads_no_model(
     output = tmp_path / "out.jsonl"
     loaded: list[str] = []
 
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         loaded.append(model)
-        return FakeExecutor()
+        return fake(), None
 
-    monkeypatch.setattr(run_module, "load_engine", load)
+    monkeypatch.setattr(loading, "load_models", load)
     first = run(source, output, ordered=ordered, model="m")
     content = output.read_bytes()
     again = run(source, output, ordered=ordered, model="m")
@@ -183,10 +183,10 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 ) -> None:
     output = tmp_path / "out.jsonl"
 
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
-    monkeypatch.setattr(run_module, "load_engine", load)
+    monkeypatch.setattr(loading, "load_models", load)
     with pytest.raises(ModelNotFound):
         run(source, output, model="typo")
     assert [*tmp_path.iterdir()] == []
@@ -198,70 +198,70 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 
 def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
+    run(source, output, model=fake())
     content = output.read_bytes()
     with pytest.raises(ResumeRefused, match=r"temperature \(then 0.7, now 0.1\).*--overwrite"):
-        run(source, output, executor=FakeExecutor(), defaults=SamplingParams(temperature=0.1))
+        run(source, output, model=fake(), defaults=SamplingParams(temperature=0.1))
     with pytest.raises(ResumeRefused, match=r"chat \(then false, now true\)"):
-        run(source, output, executor=FakeExecutor(), chat=True)
+        run(source, output, model=fake(), chat=True)
     with pytest.raises(ResumeRefused, match="ordered"):
-        run(source, output, executor=FakeExecutor(), ordered=True)
+        run(source, output, model=fake(), ordered=True)
     with pytest.raises(ResumeRefused, match=r"model \(then \"fake-model\", now \"other\"\)"):
-        run(source, output, executor=FakeExecutor(model_name="other"))
+        run(source, output, model=fake(model_name="other"))
     with pytest.raises(ResumeRefused, match="dtype"):
-        run(source, output, executor=FakeExecutor(), dtype="bfloat16")
+        run(source, output, model=fake(), dtype="bfloat16")
     with pytest.raises(ResumeRefused, match=r"quantization \(then null, now \"int8\"\)"):
-        run(source, output, executor=FakeExecutor(), quantization="int8")
+        run(source, output, model=fake(), quantization="int8")
     with pytest.raises(ResumeRefused, match=r"deterministic \(then null, now true\)"):
-        run(source, output, executor=FakeExecutor(), deterministic=True)
+        run(source, output, model=fake(), deterministic=True)
     changed = tmp_path / "changed.jsonl"
     changed.write_bytes(source.read_bytes() + b"\n")
     with pytest.raises(ResumeRefused, match="the content of the input"):
-        run(changed, output, executor=FakeExecutor())
+        run(changed, output, model=fake())
     assert output.read_bytes() == content
     # The same content under another name is the same job, and how fast it is run does not matter.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(source.read_bytes())
-    run(moved, output, executor=FakeExecutor(), max_num_seqs=3, device="cpu", deterministic=False)
+    run(moved, output, model=fake(), max_num_seqs=3, device="cpu", deterministic=False)
     assert output.read_bytes() == content
 
 
 def test_overwrite_starts_over(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
-    report = run(source, output, executor=FakeExecutor(model_name="b"), overwrite=True, ordered=True)
+    run(source, output, model=fake())
+    report = run(source, output, model=fake(model_name="b"), overwrite=True, ordered=True)
     assert report.resumed == 0
     assert {line["response"]["body"]["model"] for line in read(output) if line["response"]} == {"b"}
-    report = run(source, output, executor=FakeExecutor(), overwrite=True)
+    report = run(source, output, model=fake(), overwrite=True)
     assert report.resumed == 0
 
 
 def test_a_deleted_output_starts_over(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
+    run(source, output, model=fake())
     output.unlink()
-    assert run(source, output, executor=FakeExecutor(), chat=True).resumed == 0
+    assert run(source, output, model=fake(), chat=True).resumed == 0
 
 
 def test_files_of_others_are_never_written_to(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("precious\n")
     with pytest.raises(ResumeRefused, match="does not belong"):
-        run(source, output, executor=FakeExecutor())
+        run(source, output, model=fake())
     assert output.read_text() == "precious\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
     output.write_text("")
-    assert run(source, output, executor=FakeExecutor()).resumed == 0
+    assert run(source, output, model=fake()).resumed == 0
 
 
 def test_an_output_that_was_tampered_with_is_refused(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    run(source, output, executor=FakeExecutor())
+    run(source, output, model=fake())
     lines = output.read_bytes().splitlines(keepends=True)
     for damaged in ([b"hello\n", *lines], [*lines, lines[0]], [lines[0].replace(b"batch_req_", b"batch_req_0")]):
         output.write_bytes(b"".join(damaged))
         with pytest.raises(ResumeRefused, match="was not written by this job"):
-            run(source, output, executor=FakeExecutor())
+            run(source, output, model=fake())
 
 
 def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
     with (tmp_path / "out.jsonl.batchwright.json").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ResumeRefused, match="another run"):
-            run(source, output, executor=FakeExecutor())
-    assert run(source, output, executor=FakeExecutor()).done == len(LINES) + 1
+            run(source, output, model=fake())
+    assert run(source, output, model=fake()).done == len(LINES) + 1
 
 
 def test_a_full_disk_is_named() -> None:

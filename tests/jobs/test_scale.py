@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batchwright.jobs.run import run
 
-from .fakes import FakeExecutor
+from .fakes import fake
 
 LINES = 200_000
 MOST_GROWTH = 24 * 2**20
@@ -35,9 +35,9 @@ def measure(folder: str, ordered: bool, result: Queue[tuple[int, int]]) -> None:
     for name, lines in (("small", 2000), ("large", LINES)):
         write_input(Path(folder) / name, lines)
         before = peak()
-        executor = FakeExecutor(slots=256, keep_requests=False)
+        engine = fake(slots=256, keep_requests=False)
         report = run(
-            Path(folder) / name, Path(folder) / f"{name}.out", ordered=ordered, input_format="jsonl", executor=executor
+            Path(folder) / name, Path(folder) / f"{name}.out", ordered=ordered, input_format="jsonl", model=engine
         )
     result.put((report.done, peak() - before))
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, ModelNotFound, ResumeRefused
-from batchwright.jobs import run as run_module
-from batchwright.jobs.executor import Executor
+from batchwright.jobs import loading
 from batchwright.jobs.run import RunInterrupted, run
 
-from .fakes import FakeExecutor, by_id
+from .fakes import by_id, fake
 
 CONTENT = b'{"prompt": "a"}\n{"prompt": "b"}\nbad\n{"prompt": "c"}\n'
 
@@ -30,7 +30,7 @@ def files(folder: Path) -> list[str]:
 
 
 def interrupt(number: int) -> None:
-    if number == 8:
+    if number == 3:
         raise KeyboardInterrupt
 
 
@@ -38,17 +38,17 @@ def test_standard_input_is_resumed_and_cleaned_up(tmp_path: Path, monkeypatch: p
     output = tmp_path / "out.jsonl"
     feed(monkeypatch, CONTENT)
     with pytest.raises(RunInterrupted) as caught:
-        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+        run("-", output, model=fake(slots=1, on_step=interrupt))
     assert caught.value.kept_input == tmp_path / "out.jsonl.input"
     assert caught.value.kept_input.read_bytes() == CONTENT
 
     feed(monkeypatch, CONTENT + b"x")
     with pytest.raises(ResumeRefused, match="content of the input"):
-        run("-", output, executor=FakeExecutor())
+        run("-", output, model=fake())
     assert caught.value.kept_input.read_bytes() == CONTENT
 
     feed(monkeypatch, CONTENT)
-    report = run("-", output, executor=FakeExecutor())
+    report = run("-", output, model=fake())
     assert report.resumed == caught.value.report.done
     assert by_id(output).keys() == {"line-1", "line-2", "line-3", "line-4"}
     assert files(tmp_path) == ["out.jsonl", "out.jsonl.batchwright.json"]
@@ -58,19 +58,19 @@ def test_the_kept_input_can_be_named_instead(tmp_path: Path, monkeypatch: pytest
     output = tmp_path / "out.jsonl"
     feed(monkeypatch, CONTENT)
     with pytest.raises(RunInterrupted) as caught:
-        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+        run("-", output, model=fake(slots=1, on_step=interrupt))
     kept = caught.value.kept_input
     assert kept is not None
-    report = run(kept, output, input_format="jsonl", executor=FakeExecutor())
+    report = run(kept, output, input_format="jsonl", model=fake())
     assert report.resumed == caught.value.report.done
     assert len(by_id(output)) == 4
 
 
 def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
-    monkeypatch.setattr(run_module, "load_engine", load)
+    monkeypatch.setattr(loading, "load_models", load)
     feed(monkeypatch, CONTENT)
     with pytest.raises(ModelNotFound):
         run("-", tmp_path / "out.jsonl")
@@ -83,15 +83,15 @@ def test_overwriting_touches_nothing_before_the_model_is_loaded(
     output = tmp_path / "out.jsonl"
     feed(monkeypatch, CONTENT)
     with pytest.raises(RunInterrupted):
-        run("-", output, executor=FakeExecutor(slots=1, on_step=interrupt))
+        run("-", output, model=fake(slots=1, on_step=interrupt))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert before.keys() >= {tmp_path / "out.jsonl.input"}
 
-    def load(model: str, config: EngineConfig) -> Executor:
+    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "load_engine", load)
+        patch.setattr(loading, "load_models", load)
         feed(patch, b'{"prompt": "another"}\n')
         with pytest.raises(ModelNotFound):
             run("-", output, overwrite=True)
@@ -99,7 +99,7 @@ def test_overwriting_touches_nothing_before_the_model_is_loaded(
 
     feed(monkeypatch, b'{"prompt": "another"}\n' * 12)
     with pytest.raises(RunInterrupted) as caught:
-        run("-", output, overwrite=True, executor=FakeExecutor(slots=1, on_step=interrupt))
+        run("-", output, overwrite=True, model=fake(slots=1, on_step=interrupt))
     assert caught.value.kept_input == tmp_path / "out.jsonl.input"
     assert caught.value.kept_input.read_bytes() == b'{"prompt": "another"}\n' * 12
 
@@ -118,7 +118,7 @@ def test_a_stream_that_is_not_read_to_its_end_leaves_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=Broken(CONTENT)))
     with pytest.raises(type(raised)):
-        run("-", "-" if to_stream else tmp_path / "out.jsonl", executor=FakeExecutor())
+        run("-", "-" if to_stream else tmp_path / "out.jsonl", model=fake())
     assert files(tmp_path) == []
 
 
@@ -127,7 +127,7 @@ def test_a_named_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"one\ntwo\n",))
     writer.start()
-    report = run(pipe, tmp_path / "out.jsonl", input_format="txt", executor=FakeExecutor())
+    report = run(pipe, tmp_path / "out.jsonl", input_format="txt", model=fake())
     writer.join()
     assert report.succeeded == 2
 
@@ -136,7 +136,7 @@ def test_standard_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     feed(monkeypatch, CONTENT)
-    report = run("-", "-", executor=FakeExecutor())
+    report = run("-", "-", model=fake())
     assert report.done == 4
     (tmp_path / "read").write_bytes(capfdbinary.readouterr().out)
     assert len(by_id(tmp_path / "read")) == 4

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import EndpointError, EngineClosed, InvalidRequest, Overloaded, StoreUnavailable
+from batchwright.lines.line_retries import Failures, RetryPolicy, passing
 from batchwright.service.batches.batch_progress import BatchRate, BatchRates
 from batchwright.service.worker.claim_plan import LOOKAHEAD, ClaimPlan
-from batchwright.service.worker.line_retries import Failures, RetryPolicy, passing
 from batchwright.service.worker.periodic import BACKOFF
 from batchwright.store.records import BatchRecord, LineCounts
 

@@ -18,7 +18,7 @@ from batchwright.errors import (
     Overloaded,
     StoreUnavailable,
 )
-from batchwright.service.worker.line_retries import RetryPolicy
+from batchwright.lines.line_retries import RetryPolicy
 from batchwright.service.worker.processes import this_process
 from batchwright.store.records import LineCounts, TokenUsage
 

@@ -93,7 +93,7 @@ def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
     if progress.resumed:
         parts.append(f"{progress.resumed:,} by earlier runs")
     if rate:
-        parts.append(f"{progress.running:,} in the engine")
+        parts.append(f"{progress.running:,} being computed")
         parts.append(f"{rate:,.0f} tokens/s")
     if left is not None:
         parts.append(f"{duration(left)} left")

@@ -17,7 +17,7 @@ import typer
 from batchwright.cli.engine_flags import with_engine_flags
 from batchwright.cli.progress import progress_view
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InvalidRequest, RunFailed
+from batchwright.errors import InvalidRequest, ModelNotFound, RunFailed
 from batchwright.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 
-_INPUT, _SAMPLING, _ENGINE = "Input and output", "Sampling (for lines that do not say)", "Engine"
+_INPUT, _MODEL = "Input and output", "Model"
+_SAMPLING = "Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
 
 
 @with_engine_flags
@@ -56,15 +57,54 @@ def run_command(
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="A built-in name, a local folder, a GGUF file or a hub id.", rich_help_panel=_ENGINE)
-    ] = DEFAULT_MODEL,
+        str | None,
+        typer.Option(
+            help=f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend "
+            "the name of one of its models (default: the first that it lists).",
+            rich_help_panel=_MODEL, show_default=False,
+        ),
+    ] = None,
+    embedding_model: Annotated[
+        str | None, typer.Option(help="The model for lines for /v1/embeddings, such as minilm.", rich_help_panel=_MODEL)
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further name that lines may give as their model, * for any; may be repeated. Without it, a line "
+            "that names another model fails.",
+            metavar="NAME", rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="An OpenAI-compatible endpoint that computes in place of this machine, such as "
+            "http://10.0.0.5:8000/v1.",
+            metavar="URL", rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    backend_api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Its key.", envvar="BATCHWRIGHT_BACKEND_API_KEY", rich_help_panel=_MODEL, show_default=False
+        ),
+    ] = None,
+    backend_concurrency: Annotated[
+        int, typer.Option(min=1, help="Most requests under way at it.", rich_help_panel=_MODEL)
+    ] = 64,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate for a prompt.", rich_help_panel=_SAMPLING)
-    ] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.7,
+        int | None,
+        typer.Option(help="Most tokens to generate for a prompt (default: 256).", rich_help_panel=_SAMPLING),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy (default: 0.7).", rich_help_panel=_SAMPLING)
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Smallest set of tokens whose probability reaches this.", rich_help_panel=_SAMPLING)
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Smallest set of tokens whose probability reaches this (default: 1.0).", rich_help_panel=_SAMPLING
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Same seed, same tokens, on one machine and dtype.", rich_help_panel=_SAMPLING)
     ] = None,
@@ -107,11 +147,11 @@ def run_command(
     """See HELP."""
     from rich.console import Console
 
-    from batchwright.jobs.run import RunInterrupted, run
-    from batchwright.request import SamplingParams
+    from batchwright.jobs.run import RunInterrupted, run, sampling_defaults
 
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     try:
-        defaults = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        defaults = sampling_defaults(backend, **{name: value for name, value in given.items() if value is not None})
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(stderr=True)
@@ -122,6 +162,11 @@ def run_command(
                     input,
                     output,
                     model=model,
+                    embedding_model=embedding_model,
+                    backend=backend,
+                    backend_api_key=backend_api_key,
+                    backend_concurrency=backend_concurrency,
+                    served_model_names=served_model_name or (),
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_unescaped(prompt_template),
@@ -169,7 +214,10 @@ def _terminable() -> Iterator[_Stop]:
 
     def terminate(number: int, frame: FrameType | None) -> None:
         stop.exit_status = 128 + number
-        raise KeyboardInterrupt
+        interrupt = signal.getsignal(signal.SIGINT)
+        if not callable(interrupt):
+            raise KeyboardInterrupt
+        interrupt(signal.SIGINT, frame)
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
@@ -187,6 +235,12 @@ def _show(console: Console, report: RunReport) -> None:
     if report.failed:
         console.print(
             f"{report.failed:,} lines failed: each has an error with a code and its line number in {report.output}.",
+            highlight=False,
+        )
+    if not_found := report.failed_by_code.get(ModelNotFound.code):
+        console.print(
+            f"{not_found:,} of them name a model that is not here: to have them answered by {report.model} "
+            "nevertheless, add --served-model-name NAME (or '*'), and --overwrite.",
             highlight=False,
         )
 

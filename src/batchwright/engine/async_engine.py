@@ -51,6 +51,9 @@ class AsyncEngine:
     `Engine` in place of the model is taken over: from then on it belongs to this one, and is closed with it.
     """
 
+    blocking = False
+    """Whether the event loop is blocked while the engine computes."""
+
     def __init__(
         self, model: str | Path | Engine = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any
     ) -> None:

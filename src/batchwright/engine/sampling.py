@@ -21,12 +21,16 @@ from batchwright.request import SamplingParams
 _TYPES = {"q": np.int64, "f": np.float32}
 
 
+_UNUSED = random.Random(0)
+"""For sequences whose tokens nothing random decides: to seed a generator takes as long as to read a short request."""
+
+
 class SamplingState:
     """What the choice of one sequence's tokens depends on besides its logits."""
 
     def __init__(self, params: SamplingParams, index: int, prompt: Sequence[int], ends: frozenset[int]) -> None:
         self.params = params
-        self._random = random.Random() if params.seed is None else random.Random(f"{params.seed}/{index}")
+        self._random = _generator(params, index)
         self.uniform = self._random.random()
         """Decides the next token; a step that fails and is computed again draws it again."""
         self.generated = 0
@@ -94,6 +98,12 @@ class SamplingState:
             logits[_tensor(self._bias_ids, logits.device)] += _tensor(self._bias, logits.device)
         if self.generated < params.min_tokens and self._ends:
             logits[_tensor(self._ends, logits.device)] = -torch.inf
+
+
+def _generator(params: SamplingParams, index: int) -> random.Random:
+    if params.seed is not None:
+        return random.Random(f"{params.seed}/{index}")
+    return _UNUSED if params.greedy else random.Random()
 
 
 @dataclass(frozen=True, slots=True)

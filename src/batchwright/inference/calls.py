@@ -65,6 +65,8 @@ def time_left(call: Call, deadline: float | None) -> float | None:
 
 async def all_of(work: Sequence[Awaitable[_T]]) -> list[_T]:
     """The results in order. When one raises, or the caller is cancelled, the others are cancelled."""
+    if len(work) == 1:
+        return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)

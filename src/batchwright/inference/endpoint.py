@@ -29,7 +29,14 @@ from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds, priority_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_model, require_few_completions
+from batchwright.wire.requests import (
+    CHAT_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    read_model,
+    require_few_completions,
+    with_defaults,
+)
 
 _T = TypeVar("_T")
 
@@ -192,6 +199,8 @@ class EndpointInference:
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
         body = {name: value for name, value in call.body.items() if name not in _OURS}
+        if call.defaults is not None and call.endpoint != EMBEDDINGS_URL:
+            body = with_defaults(body, call.defaults, chat=call.endpoint == CHAT_URL)
         model = read_model(call.body)
         if self._theirs:
             body["model"] = self._theirs[chosen_model(model, tuple(self._theirs))]

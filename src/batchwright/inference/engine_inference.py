@@ -5,19 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from itertools import count
+from typing import Any, Protocol
 
-from batchwright.engine.async_engine import AsyncEngine
+from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, all_of, chosen_model, merged, time_left
 from batchwright.inference.inference import Call
 from batchwright.inference.traffic_threads import TrafficThreads
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Traffic, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 
 _WANTED = 2
 """Sequences held for each place in the engine, so that none stays empty while the next lines are fetched."""
+
+
+class GeneratingEngine(Protocol):
+    """What `EngineInference` needs of an engine: an `AsyncEngine` or a `SteppedEngine`."""
+
+    model_name: str
+    max_model_len: int
+    tokenizer: Tokenizer
+    blocking: bool
+    """Whether the event loop computes: nothing is gained then by tokenizing elsewhere."""
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    async def generate(self, request: InferenceRequest, /) -> InferenceResponse: ...
+
+    def stream(self, request: InferenceRequest, /) -> AsyncGenerator[StreamEvent]: ...
+
+    async def close(self) -> None: ...
 
 
 class EngineInference:
@@ -32,7 +53,7 @@ class EngineInference:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: GeneratingEngine,
         names: Sequence[str] = (),
         *,
         unix_time: Callable[[], float] = time.time,
@@ -44,7 +65,8 @@ class EngineInference:
         self._unix_time = unix_time
         self._places = engine.stats.max_num_seqs
         self._context = min(engine.max_model_len, engine.stats.kv_blocks * engine.stats.block_size)
-        self._threads = TrafficThreads()
+        self._threads = None if engine.blocking else TrafficThreads()
+        self._serial = count()
         self._held = InFlight()
 
     @property
@@ -64,7 +86,7 @@ class EngineInference:
         return max(0, self.room)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
         head = self._head(call, body)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
@@ -72,7 +94,7 @@ class EngineInference:
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL)
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
         head = self._head(call, body)
         chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
@@ -91,7 +113,8 @@ class EngineInference:
             yield chunk
 
     async def close(self) -> None:
-        self._threads.close()
+        if self._threads is not None:
+            self._threads.close()
         await self.engine.close()
 
     def _head(self, call: Call, body: GenerationBody) -> Head:
@@ -102,12 +125,12 @@ class EngineInference:
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """With ids of their own, since a line may be computed anew before its first try has left the engine."""
         left = time_left(call, body.deadline)
-        # One at a time: between them prompts of other requests have their turn on the thread.
-        encoded = [await self._threads.run(call.traffic, self._encoded, prompt) for prompt in body.prompts]
+        encoded = [await self._encode(call.traffic, prompt) for prompt in body.prompts]
         return [
             InferenceRequest.of(
                 ids,
                 body.params(self._context - len(ids)),
+                request_id=f"{call.request_id}-{next(self._serial)}",
                 priority=body.priority,
                 deadline=left,
                 traffic=call.traffic,
@@ -115,6 +138,12 @@ class EngineInference:
             )
             for ids in encoded
         ]
+
+    async def _encode(self, traffic: Traffic, prompt: Prompt) -> list[int]:
+        # One at a time: between them prompts of other requests have their turn on the thread.
+        return (
+            self._encoded(prompt) if self._threads is None else await self._threads.run(traffic, self._encoded, prompt)
+        )
 
     def _encoded(self, prompt: Prompt) -> list[int]:
         try:

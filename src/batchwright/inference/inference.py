@@ -1,4 +1,4 @@
-"""What the service needs of whatever computes: bodies of OpenAI requests in, bodies of OpenAI responses out."""
+"""What lines and services need of whatever computes: bodies of OpenAI requests in, bodies of OpenAI responses out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from batchwright.request import Flow, Traffic
+from batchwright.request import Flow, SamplingParams, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Call:
     """Whose share of what computes it takes; None: one that all who say nothing have together."""
     used: Callable[[int], None] | None = None
     """Told how many tokens the prompts and the answers have, where that comes to be known."""
+    defaults: SamplingParams | None = None
+    """For what the body leaves out; None: OpenAI's defaults."""
 
 
 class Inference(Protocol):

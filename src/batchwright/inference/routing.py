@@ -11,6 +11,9 @@ from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
 from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.wire.requests import read_model
 
+ANY_MODEL = "*"
+"""Every name, where the names of models are listed for which another stands."""
+
 
 class Route(Inference, Protocol):
     """An `Inference` that says what it serves."""
@@ -108,6 +111,51 @@ class RoutedInference:
         served = [name for route in serving for name in route.models]
         names = ", ".join([*served, *(alias for alias, name in self._aliases.items() if name in served)])
         raise ModelNotFound(f"model={shown(model)} is not served here: choose from {names}")
+
+
+class StandIn:
+    """Has `inner` answer for models of other names, `names`, as it answers calls that name none.
+
+    `ANY_MODEL` among them stands for every name. Answers carry the name that was asked for.
+    """
+
+    def __init__(self, inner: Inference, names: Collection[str]) -> None:
+        self._inner = inner
+        self._names = frozenset(names)
+
+    @property
+    def models(self) -> Sequence[str]:
+        return [*self._inner.models, *sorted(self._names - {ANY_MODEL})]
+
+    @property
+    def wants(self) -> int:
+        return self._inner.wants
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why the inner one can compute no call now; None when it can."""
+        return why_not_ready(self._inner)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        name, call = self._resolved(call)
+        body = await self._inner.answer(call)
+        return body if name is None else {**body, "model": name}
+
+    def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        name, call = self._resolved(call)
+        bodies = self._inner.stream(call)
+        return bodies if name is None else _under_the_name(name, bodies)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _resolved(self, call: Call) -> tuple[str | None, Call]:
+        """The name that the inner one does not know, if the call asks for one, and the call without it."""
+        asked = read_model(call.body)
+        stands_in = asked in self._names or ANY_MODEL in self._names
+        if asked is None or not stands_in or asked in self._inner.models:
+            return None, call
+        return asked, replace(call, body={name: value for name, value in call.body.items() if name != "model"})
 
 
 async def _under_the_name(name: str, bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

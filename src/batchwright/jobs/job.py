@@ -92,6 +92,15 @@ class Job:
         """Where the results of earlier runs are: ordered ones that were complete have left the working file."""
         return self._working if self._working.exists() else self._output
 
+    def endpoints(self) -> set[str]:
+        """The endpoints of the lines, as far as they can be told without checking them, two at most."""
+        found: set[str] = set()
+        for record in self.source.records():
+            found.add(self.parser.endpoint_of(record))
+            if len(found) == 2:
+                break
+        return found
+
     @property
     def complete(self) -> bool:
         """Whether there is nothing left to do."""
@@ -171,5 +180,5 @@ def _reader(spec: JobSpec, path: Path) -> tuple[LineParser, Source]:
                 f"'… {{column}} …'; its columns are {', '.join(map(repr, source.columns))}"
             )
         template.check(source.columns)
-    parser = LineParser(input_format, spec.defaults, template, spec.chat, spec.system, spec.max_line_bytes)
+    parser = LineParser(input_format, template, spec.chat, spec.system, spec.max_line_bytes)
     return parser, source

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from batchwright.errors import BatchwrightError, InvalidRequest, shown
+from batchwright.errors import InvalidRequest
 from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.template import PromptTemplate
-from batchwright.request import InferenceRequest, Prompt, SamplingParams
-from batchwright.wire.fields import DEFAULT_PRIORITY, check_names, deadline_seconds, priority_of
-from batchwright.wire.lines import MAX_CUSTOM_ID
-from batchwright.wire.requests import (
-    CHAT_URL,
-    COMPLETION_URL,
-    out_of_range,
-    read_messages,
-    read_params,
-    read_prompts,
-    require_answer_size,
-)
+from batchwright.lines.batch_line import check_batch_line, check_custom_id, decode_line
+from batchwright.wire.fields import known_fields
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
+
+class _Url(msgspec.Struct):
+    url: object = None
+
+
+_decode_url = msgspec.json.Decoder(_Url).decode
 ID_FIELDS = ("custom_id", "id")
 
 _BATCH_FIELDS = frozenset({"method", "url"})
-_BODY_FIELDS = frozenset({"prompt", "messages"})
-_SIMPLE_FIELDS = _BODY_FIELDS | frozenset(ID_FIELDS)
-_LONGEST_MESSAGE = 500
+_PROMPT_FIELDS = frozenset({"prompt", "messages"})
+_OWN_FIELDS = _PROMPT_FIELDS | {"model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +36,9 @@ class Line:
     number: int
     custom_id: str | None
     """None: the line has none, and gets its default."""
-    chat: bool
-    """Whether its answer is a chat completion (else a text completion)."""
-    prompts: tuple[Prompt, ...]
-    """One, or several for a completion of a list of prompts."""
-    params: SamplingParams
-    priority: int = DEFAULT_PRIORITY
-    deadline: float | None = None
-    """Seconds from when its requests are submitted, not from the start of the run; a line that is late fails."""
-
-    def request(self, index: int, request_id: str) -> InferenceRequest:
-        """The request for prompt `index`. Raises `InvalidRequest` for a prompt that is none."""
-        return InferenceRequest.of(
-            self.prompts[index],
-            self.params,
-            request_id=request_id,
-            priority=self.priority,
-            deadline=self.deadline,
-        )
+    endpoint: str
+    body: Mapping[str, Any]
+    """Not checked yet: whoever computes it does that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +48,7 @@ class BadLine:
     number: int
     custom_id: str | None
     """None where it has none that can be read."""
-    error: BatchwrightError
+    error: InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,6 @@ class LineParser:
     """Reads records of one format."""
 
     input_format: InputFormat
-    defaults: SamplingParams
     template: PromptTemplate | None = None
     """Needed for tables."""
     chat: bool = False
@@ -90,19 +72,27 @@ class LineParser:
                 raise content
             if isinstance(content, Mapping):
                 # The id first: it names the line even when the template cannot be filled in.
-                custom_id = _custom_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
-                return self._simple_line(record.number, custom_id, {"prompt": self._rendered(content)})
+                custom_id = _own_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
+                return self._prompt_line(record.number, custom_id, {"prompt": self._rendered(content)})
             if self.input_format == "txt":
-                return self._simple_line(record.number, None, {"prompt": _decoded(content)})
-            fields = _json_object(content)
-            custom_id = _custom_id(fields)
+                return self._prompt_line(record.number, None, {"prompt": _decoded(content)})
+            fields = decode_line(content)
             if _is_batch_line(fields):
-                return self._batch_line(record.number, custom_id, fields)
-            return self._simple_line(record.number, custom_id, fields)
+                custom_id = _readable_id(fields.get("custom_id"))
+                line = check_batch_line(fields)
+                return Line(record.number, line.custom_id, line.endpoint, line.body)
+            custom_id = _own_id(fields)
+            return self._prompt_line(record.number, custom_id, known_fields(fields, _OWN_FIELDS))
         except InvalidRequest as error:
-            return BadLine(record.number, custom_id, _shortened(error))
-        except (ValueError, OverflowError, TypeError) as error:
-            return BadLine(record.number, custom_id, _shortened(out_of_range(error)))
+            return BadLine(record.number, custom_id, error)
+
+    def endpoint_of(self, record: Record) -> str:
+        """The endpoint of a record, told without checking it."""
+        if isinstance(record.content, bytes) and self.input_format == "jsonl":
+            with suppress(ValueError):
+                if _decode_url(record.content).url == EMBEDDINGS_URL:
+                    return EMBEDDINGS_URL
+        return COMPLETION_URL
 
     def _rendered(self, row: Mapping[str, object]) -> str:
         if self.template is None:
@@ -115,51 +105,24 @@ class LineParser:
             )
         return prompt
 
-    def _simple_line(self, number: int, custom_id: str | None, fields: Mapping[str, object]) -> Line:
-        check_names(fields, _SIMPLE_FIELDS, strict=False)
-        if "messages" in fields and "prompt" in fields:
+    def _prompt_line(self, number: int, custom_id: str | None, body: dict[str, Any]) -> Line:
+        """A line that is no OpenAI batch line: its fields are those of the body."""
+        given = _PROMPT_FIELDS & body.keys()
+        if len(given) == 2:
             raise InvalidRequest("the line has both prompt and messages: give one", param="prompt")
-        if "messages" not in fields and "prompt" not in fields:
-            raise InvalidRequest("the line has no prompt, no messages and no body: give one", code="missing_field")
-        prompt_field = fields.get("prompt")
-        if self.chat and isinstance(prompt_field, str):
-            system = [{"role": "system", "content": self.system}] if self.system is not None else []
-            user = {"role": "user", "content": prompt_field}
-            fields = {**fields, "messages": [*system, user]}
-        return self._of_body(number, custom_id, fields, chat="messages" in fields)
-
-    def _batch_line(self, number: int, custom_id: str | None, fields: Mapping[str, object]) -> Line:
-        if custom_id is None:
-            raise InvalidRequest("custom_id is missing", param="custom_id", code="missing_field")
-        for name in ("method", "url", "body"):
-            if fields.get(name) is None:
-                raise InvalidRequest(f"{name} is missing", param=name, code="missing_field")
-        if fields["method"] != "POST":
-            raise InvalidRequest(f"method={shown(fields['method'])}: must be POST", param="method")
-        url, body = fields["url"], fields["body"]
-        if url not in (CHAT_URL, COMPLETION_URL):
+        if not given:
             raise InvalidRequest(
-                f"url={shown(url)}: must be {CHAT_URL} or {COMPLETION_URL}", param="url", code="unsupported_url"
+                "the line has no prompt, no messages and no body: give one", code="missing_required_parameter"
             )
-        if not isinstance(body, Mapping):
-            raise InvalidRequest("body must be an object", param="body")
-        needed = "messages" if url == CHAT_URL else "prompt"
-        check_names(body, frozenset({needed}), strict=True)
-        if body.get(needed) is None:
-            raise InvalidRequest(f"body.{needed} is missing", param=needed, code="missing_field")
-        return self._of_body(number, custom_id, body, chat=url == CHAT_URL)
-
-    def _of_body(self, number: int, custom_id: str | None, body: Mapping[str, object], *, chat: bool) -> Line:
-        params = read_params(body, self.defaults, chat=chat)
-        priority = priority_of(body)
-        prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
-        require_answer_size(prompts, params, chat=chat)
-        return Line(number, custom_id, chat, prompts, params, priority, deadline_seconds(body))
+        if self.chat and isinstance(body.get("prompt"), str):
+            system = [{"role": "system", "content": self.system}] if self.system is not None else []
+            body["messages"] = [*system, {"role": "user", "content": body.pop("prompt")}]
+        return Line(number, custom_id, CHAT_URL if "messages" in body else COMPLETION_URL, body)
 
 
 def _is_batch_line(fields: Mapping[str, object]) -> bool:
-    """A simple line may have columns of its own called method or url."""
-    return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _BODY_FIELDS & fields.keys())
+    """Whether it has the form of OpenAI's: other lines may have columns of their own called method or url."""
+    return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _PROMPT_FIELDS & fields.keys())
 
 
 def _decoded(line: bytes) -> str:
@@ -169,37 +132,25 @@ def _decoded(line: bytes) -> str:
         raise InvalidRequest(f"the line is not UTF-8 (byte {error.start + 1})", code="invalid_encoding") from error
 
 
-def _json_object(line: bytes) -> Mapping[str, object]:
+def _readable_id(custom_id: object) -> str | None:
+    """The id of a line that may be bad, if it can stand as one in the output."""
     try:
-        value = msgspec.json.decode(_decoded(line))
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the line is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"the line is a JSON {type(value).__name__}, not an object", code="invalid_json")
-    return value
+        check_custom_id("custom_id", custom_id if isinstance(custom_id, str) else "")
+    except InvalidRequest:
+        return None
+    return custom_id if isinstance(custom_id, str) else None
 
 
-def _custom_id(fields: Mapping[str, object]) -> str | None:
+def _own_id(fields: Mapping[str, object]) -> str | None:
+    """The id of a line that is no batch line, which may be a whole number."""
     for name in ID_FIELDS:
         value = fields.get(name)
         if value is None:
             continue
         if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        if not isinstance(value, str) or not value:
-            raise InvalidRequest(f"{name} must be a text that is not empty, or a whole number", param=name)
-        if len(value) > MAX_CUSTOM_ID:
-            raise InvalidRequest(
-                f"{name} has {len(value):,} characters, the most is {MAX_CUSTOM_ID}",
-                param=name,
-                code="string_above_max_length",
-            )
+            value = str(value)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{name} must be a text or a whole number", param=name, code="invalid_type")
+        check_custom_id(name, value)
         return value
     return None
-
-
-def _shortened(error: InvalidRequest) -> InvalidRequest:
-    message = str(error)
-    if len(message) <= _LONGEST_MESSAGE:
-        return error
-    return InvalidRequest(message[:_LONGEST_MESSAGE] + "…", param=error.param, code=error.code)

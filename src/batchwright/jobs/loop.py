@@ -1,23 +1,30 @@
-"""The loop of a job: lines in, steps of the executor, results out."""
+"""The loop of a job: lines in, calls of an `Inference`, results out."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from batchwright.errors import BatchwrightError, EngineClosed, InvalidRequest
-from batchwright.jobs.executor import Executor
+from batchwright.clock import Clock
+from batchwright.errors import EndpointDown, RunFailed
+from batchwright.inference.inference import Call, Inference
 from batchwright.jobs.job import Job
-from batchwright.jobs.lines import BadLine, Line
-from batchwright.jobs.results import ResultEncoder
+from batchwright.jobs.lines import BadLine
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
-from batchwright.request import InferenceResponse
+from batchwright.lines.line_executor import LineExecutor, Outcome
+from batchwright.lines.line_retries import RetryPolicy, nobody_computes
+from batchwright.lines.results import encode_answer, encode_failure, line_error, request_id, token_count
+from batchwright.request import SamplingParams
 
-_LINES_BETWEEN_STEPS = 512
-"""So that a long run of bad or finished lines does not keep running sequences waiting."""
+_LINES_IN_A_ROW = 256
+"""So that a long run of bad or finished lines does not keep those that are being computed waiting."""
+_SHOWN_EVERY = 0.1
+"""Seconds between calls of `on_progress` while no line ends."""
 
 
 @dataclass(slots=True)
@@ -28,124 +35,196 @@ class Tally:
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    """Failed lines, by the code of their error."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A line whose prompts are with the executor."""
+class _Line(NamedTuple):
+    """A line that is to be computed."""
 
-    line: Line
+    number: int
     custom_id: str
-    open: int
-    """Prompts that have no response yet."""
-    responses: list[InferenceResponse | None]
-    error: BatchwrightError | None = None
+    endpoint: str
+    body: Mapping[str, object]
 
 
-@dataclass
 class JobLoop:
-    """Carries the lines of one job through one executor. Holds only the lines that are with the executor."""
+    """Carries the lines of one job through one `Inference`. Holds only the lines that are with it."""
 
-    job: Job
-    executor: Executor
-    sink: Sink
-    on_step: Callable[[], None] = lambda: None
-    """Called between steps."""
-    tally: Tally = field(default_factory=Tally)
-    unix_time: Callable[[], float] = time.time
-    """Seconds since 1970, for `created` in the results."""
-    _pending: dict[str, tuple[_Pending, int]] = field(default_factory=dict)
-    _exhausted: bool = False
+    def __init__(
+        self,
+        job: Job,
+        inference: Inference,
+        sink: Sink,
+        *,
+        clock: Clock,
+        defaults: SamplingParams,
+        on_progress: Callable[[], None] = lambda: None,
+        tally: Tally | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> None:
+        """`on_progress`: called after lines ended, and about ten times a second. It may raise, which ends the run."""
+        self.tally = tally or Tally()
+        self._job = job
+        self._inference = inference
+        self._sink = sink
+        self._clock = clock
+        self._defaults = defaults
+        self._on_progress = on_progress
+        self._retries = retries or RetryPolicy()
+        self._records: Iterator[Record] = job.source.records()
+        self._exhausted = False
+        self._returned: deque[_Line] = deque()
+        """Lines that nobody could compute, to be tried again."""
+        self._away_since: float | None = None
+        """When the endpoint was found not to answer, if no line was answered since."""
+        self._failure: BaseException | None = None
+        """Why the run cannot go on."""
+        self._moved = asyncio.Event()
+        """A line ended, or the run cannot go on."""
+        self._executor = LineExecutor[_Line](
+            inference,
+            call_of=self._call,
+            done=self._done,
+            following=self._following,
+            timeout=None,
+            retries=self._retries,
+            clock=clock,
+            draw=random.Random(),
+        )
 
-    def run(self) -> None:
-        """Until every line is finished.
+    def __len__(self) -> int:
+        """How many lines are being computed."""
+        return len(self._executor)
 
-        What is written stays written, and the executor holds none of this job's requests, whatever is raised.
+    async def run(self) -> None:
+        """Work until every line is finished.
+
+        What is written stays written, and the inference holds none of the lines, whatever is raised: `InputError` when
+        the input cannot be read on, OSError when results cannot be written, `RunFailed` when nobody computes.
         """
-        self._encoder = ResultEncoder(self.job.key, self.executor.model_name, self.unix_time)
         try:
-            self._run(self.job.source.records())
+            while not self._finished:
+                self._moved.clear()
+                filled = self._fill()
+                self._require_going()
+                if not filled:
+                    await asyncio.sleep(0)
+                elif not self._finished:
+                    await self._wait()
+                self._require_going()
+                self._on_progress()
         finally:
-            self._withdraw()
+            await self._executor.close()
 
-    def _run(self, records: Iterator[Record]) -> None:
-        while not self._exhausted or self._pending:
-            self._feed(records)
-            if self.executor.unfinished:
-                for response in self.executor.step():
-                    self._take(response)
-            self.on_step()
+    @property
+    def _finished(self) -> bool:
+        return self._exhausted and not self._executor and not self._returned
 
-    def _withdraw(self) -> None:
-        """Cancel what was submitted and is not answered: nothing, when every line is finished."""
-        # A closed executor has let go of everything; what closed it is the error to be seen.
-        with suppress(EngineClosed):
-            while self._pending:
-                self.executor.cancel(self._pending.popitem()[0])
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(_SHOWN_EVERY):
+                await self._moved.wait()
+        except TimeoutError:
+            pass
 
-    def _feed(self, records: Iterator[Record]) -> None:
-        for _ in range(_LINES_BETWEEN_STEPS):
-            if self._exhausted or (self.executor.unfinished and self.executor.wants <= 0):
-                return
-            record = next(records, None)
+    def _require_going(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._away_since is not None and self._clock.now() - self._away_since > self._retries.longest:
+            raise RunFailed(
+                f"the endpoint has not answered for {self._retries.longest / 60:.0f} minutes. Finished lines are kept: "
+                "run the same command again when it is back"
+            )
+
+    def _fill(self) -> bool:
+        """Start as many lines as there is room for; whether that is done, or others should have their turn before."""
+        for _ in range(_LINES_IN_A_ROW):
+            if self._executor.room <= 0 or self._failure is not None:
+                return True
+            line = self._next()
+            if line is not None:
+                self._executor.start(line)
+            elif self._exhausted:
+                return True
+        return False
+
+    def _following(self) -> _Line | None:
+        """A line for a task that has ended one."""
+        if self._executor.room <= 0 or self._failure is not None:
+            return None
+        for _ in range(_LINES_IN_A_ROW):
+            line = self._next()
+            if line is not None or self._exhausted:
+                return line
+        return None
+
+    def _next(self) -> _Line | None:
+        """The next line, if it is one that is to be computed. What makes the run impossible is noted, not raised."""
+        try:
+            if self._returned:
+                return self._returned.popleft()
+            record = None if self._exhausted else next(self._records, None)
             if record is None:
-                self.job.check_unchanged()
+                if not self._exhausted:
+                    self._job.check_unchanged()
                 self._exhausted = True
-            elif record.number not in self.job.finished:
-                self._start(self.job.parser.parse(record))
+                return None
+            return None if record.number in self._job.finished else self._accepted(record)
+        except Exception as error:
+            self._stop(error)
+            return None
 
-    def _start(self, line: Line | BadLine) -> None:
-        custom_id, duplicate = self.job.ids.assign(line.number, line.custom_id)
+    def _accepted(self, record: Record) -> _Line | None:
+        line = self._job.parser.parse(record)
+        custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
         if isinstance(line, BadLine):
             self._fail(line.number, custom_id, line.error)
         elif duplicate is not None:
             self._fail(line.number, custom_id, duplicate)
         else:
-            self._submit(line, custom_id)
+            return _Line(line.number, custom_id, line.endpoint, line.body)
+        return None
 
-    def _submit(self, line: Line, custom_id: str) -> None:
-        count = len(line.prompts)
-        pending = _Pending(line, custom_id, count, [None] * count)
+    def _call(self, line: _Line, pauses: Callable[[bool], None]) -> Call:
+        return Call(
+            line.endpoint,
+            line.body,
+            request_id(self._job.key, line.number),
+            "batch",
+            pauses=pauses,
+            defaults=self._defaults,
+        )
+
+    def _done(self, line: _Line, outcome: Outcome) -> None:
+        self._moved.set()
         try:
-            requests = [line.request(index, f"{self.job.key}-{line.number}-{index}") for index in range(count)]
-        except InvalidRequest as error:
-            self._fail(line.number, custom_id, error)
-            return
-        for index, request in enumerate(requests):
-            self._pending[request.request_id] = (pending, index)
-            try:
-                self.executor.submit(request)
-            except InvalidRequest as error:
-                del self._pending[request.request_id]
-                pending.error = error
-                # Those before it are with the executor and end there; those after it need not begin.
-                pending.open -= count - index
-                break
-        if not pending.open:
-            self._finish(pending)
+            if isinstance(outcome, dict):
+                self._succeed(line, outcome)
+            elif isinstance(outcome, EndpointDown):
+                self._returned.append(line)
+                if self._away_since is None:
+                    self._away_since = self._clock.now()
+            elif outcome is not None and nobody_computes(outcome):
+                self._stop(outcome.__cause__ or outcome)
+            elif outcome is not None:
+                self._fail(line.number, line.custom_id, outcome)
+        except Exception as error:
+            self._stop(error)
 
-    def _take(self, response: InferenceResponse) -> None:
-        if response.request_id not in self._pending:
-            # Of a request that the owner of the executor submitted, or that was withdrawn.
-            return
-        pending, index = self._pending.pop(response.request_id)
-        pending.responses[index] = response
-        pending.open -= 1
-        pending.error = pending.error or response.error
-        self.tally.prompt_tokens += response.usage.prompt_tokens
-        self.tally.generated_tokens += response.usage.completion_tokens
-        if not pending.open:
-            self._finish(pending)
+    def _stop(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._moved.set()
 
-    def _finish(self, pending: _Pending) -> None:
-        line = pending.line
-        if pending.error is not None:
-            self._fail(line.number, pending.custom_id, pending.error)
-            return
-        responses = [response for response in pending.responses if response is not None]
-        self.sink.write(self._encoder.success(line, pending.custom_id, responses))
+    def _succeed(self, line: _Line, body: dict[str, object]) -> None:
+        self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, body) + b"\n")
+        self._away_since = None
         self.tally.succeeded += 1
+        self.tally.prompt_tokens += token_count(body, "prompt_tokens")
+        self.tally.generated_tokens += token_count(body, "completion_tokens")
 
-    def _fail(self, number: int, custom_id: str, error: BatchwrightError) -> None:
-        self.sink.write(self._encoder.failure(number, custom_id, error))
+    def _fail(self, number: int, custom_id: str, error: Exception) -> None:
+        failure = line_error(error)
+        self._sink.write(encode_failure(self._job.key, number, custom_id, {**failure, "line": number}) + b"\n")
         self.tally.failed += 1
+        self.tally.codes[failure["code"]] += 1

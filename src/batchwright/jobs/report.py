@@ -39,6 +39,8 @@ class RunReport:
     """Lines with a response in the output, those of earlier runs included."""
     failed: int = 0
     """Lines with an error in the output, those of earlier runs included."""
+    failed_by_code: dict[str, int] = field(default_factory=dict)
+    """Lines of this run with an error, by its code."""
     resumed: int = 0
     """Of the lines that are done, those that earlier runs did."""
     interrupted: bool = False

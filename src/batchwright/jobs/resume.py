@@ -6,12 +6,13 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from batchwright.errors import ResumeRefused
-from batchwright.jobs.results import LineFailure
 from batchwright.lines.custom_ids import IdTable
+from batchwright.lines.results import output_id
 from batchwright.models.cache import sync
 
 
@@ -20,7 +21,7 @@ class _WrittenLine(msgspec.Struct):
     custom_id: str
     response: msgspec.Raw
     """Passed over: what is in it does not matter here."""
-    error: LineFailure | None
+    error: dict[str, Any] | None
 
 
 class Finished:
@@ -70,7 +71,7 @@ def scan(path: Path, key: str, ids: IdTable) -> Finished:
 def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, int]]:
     """`(number, line, size in bytes)` of each whole line of `path`."""
     decoder = msgspec.json.Decoder(_WrittenLine)
-    prefix = f"batch_req_{key}_"
+    prefix = output_id(key, 0)[:-1]
     with path.open("rb") as file:
         for position, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):

@@ -1,26 +1,35 @@
-"""`batchwright.run`: a file of prompts through an engine, resumably."""
+"""`batchwright.run`: a file of prompts through a model or an endpoint, resumably."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError
-from batchwright.jobs.executor import Executor, load_engine
+from batchwright.inference.inference import Inference
 from batchwright.jobs.job import Job
+from batchwright.jobs.loading import LoadedModels, ModelChoice
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.spec import STREAM, JobSpec
-from batchwright.models import DEFAULT_MODEL, fingerprint
+from batchwright.models import fingerprint
 from batchwright.request import SamplingParams
+from batchwright.wire.requests import OPENAI_DEFAULTS
 
 if TYPE_CHECKING:
+    from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
+
+_T = TypeVar("_T")
 
 _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
 """Of the engine's options, those that the identity of every job names; others that change results only when chosen."""
@@ -37,7 +46,7 @@ class RunProgress:
     failed: int = 0
     resumed: int = 0
     running: int = 0
-    """Requests that are with the engine."""
+    """Lines that are being computed."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
 
@@ -60,7 +69,12 @@ def run(
     input: str | os.PathLike[str],  # noqa: A002 - the name that users expect
     output: str | os.PathLike[str],
     *,
-    model: str = DEFAULT_MODEL,
+    model: str | Engine | None = None,
+    embedding_model: str | None = None,
+    backend: str | None = None,
+    backend_api_key: str | None = None,
+    backend_concurrency: int = 64,
+    served_model_names: Sequence[str] = (),
     defaults: SamplingParams | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
@@ -71,47 +85,69 @@ def run(
     max_line_bytes: int = 2**20,
     report: str | os.PathLike[str] | None = None,
     progress: Callable[[RunProgress], None] | None = None,
-    executor: Executor | None = None,
+    inference: Inference | None = None,
     clock: Clock | None = None,
     engine: EngineConfig | None = None,
     **engine_options: Any,
 ) -> RunReport:
     """Answer every line of `input` into `output`, and say how it went.
 
-    Lines are OpenAI batch lines, `{"prompt": …}` or `{"messages": […]}` (`.jsonl`), plain prompts (`.txt`), or rows
-    that `prompt_template` turns into prompts (`.csv`, `.tsv`, `.parquet`); `.gz` of the text forms too. `-` is standard
-    input or output. Results are written in the form of OpenAI's batch output as they finish, or by the order
-    of the input when `ordered`. A line that cannot be answered becomes a line with an error.
+    Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages": […]}`
+    (`.jsonl`), plain prompts (`.txt`), or rows that `prompt_template` turns into prompts (`.csv`, `.tsv`, `.parquet`);
+    `.gz` of the text forms too. `-` is standard input or output. Results are written in the form of OpenAI's batch
+    output as they finish, or by the order of the input when `ordered`. A line that cannot be answered becomes a line
+    with an error.
 
     A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
-    line is handed to the engine: one that is not finished by then becomes a line with the error `deadline_exceeded`.
+    line is handed to the model: one that is not finished by then becomes a line with the error `request_timeout`.
 
     Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished.
 
-    - `defaults`: sampling parameters of lines that do not set them.
+    - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
+      this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
+    - `embedding_model`: the model for lines for `/v1/embeddings`.
+    - `backend`: the address of an OpenAI-compatible endpoint, such as `https://host/v1`, which computes in place of
+      models in this process; `backend_api_key` is its key, `backend_concurrency` how many requests it is given at once.
+    - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
+      that is not there fails.
+    - `defaults`: sampling parameters of lines that do not set them. Default: `SamplingParams()`, or with `backend`
+      whatever the endpoint takes.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
     - `report`: a file for the report as JSON.
-    - `progress`: called between steps.
+    - `progress`: called after lines have ended, and about ten times a second.
     - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
-    - `executor`: something other than an engine made from `model` and that; it is not closed, and holds no
-      request of this run afterwards.
+    - `inference`: what computes, in place of all of these; it is not closed.
 
     Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
     lines were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever
-    loading the model raises, OSError when results cannot be written, and `RunInterrupted` on KeyboardInterrupt. In each
-    case the lines finished so far are kept.
+    loading the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for
+    an hour, and `RunInterrupted` on KeyboardInterrupt. In each case the lines finished so far are kept.
     """
     try:
         config = (engine or EngineConfig()).with_options(**engine_options)
     except ValueError as error:
         raise InputError(str(error)) from error
+    given = None if model is None or isinstance(model, str) else model
+    choice = ModelChoice.of(
+        model if isinstance(model, str) else None,
+        embedding_model,
+        backend,
+        config=config,
+        api_key=backend_api_key,
+        concurrency=backend_concurrency,
+        served_model_names=tuple(served_model_names),
+    )
+    name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
     spec = JobSpec(
         input=os.fspath(input),
         output=os.fspath(output),
-        model=executor.model_name if executor is not None else model,
-        defaults=defaults if defaults is not None else SamplingParams(),
+        model=name,
+        embedding_model=choice.embedding_model,
+        backend=backend,
+        served_model_names=choice.served_model_names,
+        defaults=sampling_defaults(backend) if defaults is None else defaults,
         input_format=input_format,
         prompt_template=prompt_template,
         chat=chat,
@@ -120,19 +156,27 @@ def run(
         overwrite=overwrite,
         max_line_bytes=max_line_bytes,
         engine_parameters=_parameters(config),
-        model_files=_model_files(model) if executor is None else None,
+        model_files=_model_files(choice) if given is None and inference is None else None,
     )
     report_path = None if report is None else Path(report)
     _check_report(report_path, spec)
-    job_run = _Run(
+    return _Run(
         spec=spec,
         clock=clock or MonotonicClock(),
-        load=lambda: load_engine(model, config),
-        given=executor,
+        choice=choice,
+        given_engine=given,
+        given_inference=inference,
         progress=progress or (lambda _: None),
         report_path=report_path,
-    )
-    return job_run.carry_out()
+    ).carry_out()
+
+
+def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:
+    """The sampling parameters of lines that do not set them: those given, for the rest the usual ones here.
+
+    With `backend` the rest is left to the endpoint. Raises `InvalidRequest`.
+    """
+    return replace(SamplingParams() if backend is None else OPENAI_DEFAULTS, **given)
 
 
 def _parameters(config: EngineConfig) -> dict[str, Any]:
@@ -145,10 +189,12 @@ def _parameters(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def _model_files(model: str) -> str | None:
-    """None when there is no such model, which matters only if it is to be loaded."""
+def _model_files(choice: ModelChoice) -> str | None:
+    """None where models are elsewhere, or there is no such model, which matters only if it is to be loaded."""
+    if choice.backend is not None:
+        return None
     try:
-        return fingerprint(model)
+        return " ".join(fingerprint(name) for name in (choice.model, choice.embedding_model) if name is not None)
     except (BatchwrightError, OSError):
         return None
 
@@ -169,14 +215,18 @@ class _Run:
 
     spec: JobSpec
     clock: Clock
-    load: Callable[[], Executor]
-    given: Executor | None
+    choice: ModelChoice
+    given_engine: Engine | None
+    given_inference: Inference | None
     progress: Callable[[RunProgress], None]
     report_path: Path | None
-    load_seconds: float = 0.0
 
     def carry_out(self) -> RunReport:
         self._started = self.clock.now()
+        self._load_seconds = self._loop_seconds = self._model_seconds = 0.0
+        self._tally = Tally()
+        self._engine = self.given_engine
+        self._loop: JobLoop | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             return self._finish(job) if job.complete else self._work(job)
@@ -187,88 +237,133 @@ class _Run:
             with job.begin():
                 pass
         job.end()
-        return self._report(job, Tally(), None, 0.0, 0.0)
+        return self._report(job)
 
     def _work(self, job: Job) -> RunReport:
-        self.progress(self._standing("loading", job, Tally()))
+        self._show("loading", job)
         before = self.clock.now()
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
-        executor = self.given if self.given is not None else self.load()
-        self.load_seconds = self.clock.now() - before
+        loaded = self._loaded(job)
+        self._load_seconds = self.clock.now() - before
         try:
-            return self._loop(job, executor)
-        finally:
-            if self.given is None:
-                executor.close()
-
-    def _loop(self, job: Job, executor: Executor) -> RunReport:
-        started, model_before = self.clock.now(), executor.stats.model_seconds
-        tally = Tally()
-        interrupted = False
-
-        def show() -> None:
-            self.progress(self._standing("running", job, tally, executor))
-
-        try:
-            with job.begin() as sink:
-                JobLoop(job, executor, sink, show, tally).run()
-            self.progress(self._standing("finishing", job, tally, executor))
-            job.end()
-        except InputError as error:
-            raise InputBroken(str(error)) from error
+            _run_coroutine(self._compute(job, loaded))
         except KeyboardInterrupt:
-            interrupted = True
-        loop_seconds = self.clock.now() - started
-        model_seconds = executor.stats.model_seconds - model_before
-        report = self._report(job, tally, executor.stats, loop_seconds, model_seconds, interrupted)
-        if interrupted:
-            raise RunInterrupted(report, job.kept_input)
-        return report
+            raise RunInterrupted(self._report(job, interrupted=True), job.kept_input) from None
+        return self._report(job)
 
-    def _report(
-        self,
-        job: Job,
-        tally: Tally,
-        stats: EngineStats | None,
-        loop_seconds: float,
-        model_seconds: float,
-        interrupted: bool = False,
-    ) -> RunReport:
+    def _loaded(self, job: Job) -> LoadedModels:
+        if self.given_engine is not None:
+            return LoadedModels(self.given_engine, None, owned=False)
+        if self.given_inference is not None:
+            return LoadedModels(None, None)
+        loaded = self.choice.load(job.endpoints() if self.choice.embedding_model is not None else ())
+        self._engine = loaded.engine
+        return loaded
+
+    async def _compute(self, job: Job, loaded: LoadedModels) -> None:
+        async with self._inference(loaded) as inference:
+            started, model_before = self.clock.now(), self._stats.model_seconds
+            try:
+                with job.begin() as sink:
+                    self._loop = JobLoop(
+                        job,
+                        inference,
+                        sink,
+                        clock=self.clock,
+                        defaults=self.spec.defaults,
+                        on_progress=lambda: self._show("running", job),
+                        tally=self._tally,
+                    )
+                    await self._loop.run()
+                self._show("finishing", job)
+                job.end()
+            except InputError as error:
+                raise InputBroken(str(error)) from error
+            finally:
+                self._loop_seconds = self.clock.now() - started
+                self._model_seconds = self._stats.model_seconds - model_before
+
+    @asynccontextmanager
+    async def _inference(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
+        if self.given_inference is not None:
+            yield self.given_inference
+            return
+        async with self.choice.opened(loaded) as inference:
+            yield inference
+
+    @property
+    def _stats(self) -> EngineStats:
+        """Figures of the engine; zeros where none computes."""
         from batchwright.engine.engine_stats import EngineStats
 
+        return EngineStats() if self._engine is None else self._engine.stats
+
+    def _report(self, job: Job, *, interrupted: bool = False) -> RunReport:
         report = RunReport.of_run(
-            tally,
-            stats or EngineStats(),
-            loop_seconds=loop_seconds,
-            model_seconds=model_seconds,
+            self._tally,
+            self._stats,
+            loop_seconds=self._loop_seconds,
+            model_seconds=self._model_seconds,
             output=self.spec.output,
-            model=self.spec.model,
+            model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
             total=job.total,
-            succeeded=job.finished.succeeded + tally.succeeded,
-            failed=job.finished.failed + tally.failed,
+            succeeded=job.finished.succeeded + self._tally.succeeded,
+            failed=job.finished.failed + self._tally.failed,
+            failed_by_code=dict(self._tally.codes.most_common()),
             resumed=len(job.finished),
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
-            load_seconds=self.load_seconds,
+            load_seconds=self._load_seconds,
         )
         if self.report_path is not None:
             report.save(self.report_path)
         return report
 
-    def _standing(
-        self,
-        phase: Literal["loading", "running", "finishing"],
-        job: Job,
-        tally: Tally,
-        executor: Executor | None = None,
-    ) -> RunProgress:
-        return RunProgress(
-            phase,
-            total=job.total,
-            succeeded=job.finished.succeeded + tally.succeeded,
-            failed=job.finished.failed + tally.failed,
-            resumed=len(job.finished),
-            running=executor.unfinished if executor is not None else 0,
-            prompt_tokens=tally.prompt_tokens,
-            generated_tokens=executor.stats.generated_tokens if executor is not None else 0,
+    def _show(self, phase: Literal["loading", "running", "finishing"], job: Job) -> None:
+        self.progress(
+            RunProgress(
+                phase,
+                total=job.total,
+                succeeded=job.finished.succeeded + self._tally.succeeded,
+                failed=job.finished.failed + self._tally.failed,
+                resumed=len(job.finished),
+                running=0 if self._loop is None else len(self._loop),
+                prompt_tokens=self._tally.prompt_tokens,
+                generated_tokens=self._tally.generated_tokens
+                if self._engine is None
+                else self._engine.stats.generated_tokens,
+            )
         )
+
+
+def _run_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` gives, on an event loop of its own: in a thread where this one has a loop that runs, as notebooks do.
+
+    KeyboardInterrupt cancels it, and is raised when it has ended.
+    """
+    if not _in_event_loop():
+        return asyncio.run(work)
+    stop: list[Callable[[], object]] = []
+
+    async def cancellable() -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        return await work
+
+    with ThreadPoolExecutor(1, thread_name_prefix="batchwright-run") as thread:
+        result = thread.submit(asyncio.run, cancellable())
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            for each in stop:
+                each()
+            raise
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

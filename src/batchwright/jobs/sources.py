@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from batchwright.errors import InputError, InvalidRequest
+from batchwright.lines.batch_line import line_too_long
+from batchwright.lines.splitting import split_lines
 
 InputFormat: TypeAlias = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 
@@ -23,7 +25,6 @@ _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-_UTF8_BOM = b"\xef\xbb\xbf"
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _ROWS_AT_A_TIME = 256
 
@@ -102,7 +103,7 @@ class LineSource:
     def records(self) -> Iterator[Record]:
         for number, line in _lines(self._path, self._max_line_bytes):
             if line is None:
-                yield Record(number, _too_long(self._max_line_bytes))
+                yield Record(number, line_too_long(self._max_line_bytes))
             elif line.strip():
                 yield Record(number, line)
 
@@ -187,7 +188,7 @@ class _CsvLines:
     def __next__(self) -> str:
         self.number, line = next(self._lines)
         if line is None:
-            raise _too_long(self._max_line_bytes)
+            raise line_too_long(self._max_line_bytes)
         try:
             return line.decode() + "\n"
         except UnicodeDecodeError:
@@ -277,24 +278,5 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
     with _reading(path) as file:
-        yield from _split(file, limit)
-
-
-def _split(file: IO[bytes], limit: int) -> Iterator[tuple[int, bytes | None]]:
-    # Room for a byte order mark and both bytes of a line end: what fills it without ending is over the limit.
-    room = limit + len(_UTF8_BOM) + 2
-    number = 0
-    while read := file.readline(room):
-        number += 1
-        whole = len(read) < room or read.endswith(b"\n")
-        line = (read.removeprefix(_UTF8_BOM) if number == 1 else read).rstrip(b"\r\n")
-        yield number, line if whole and len(line) <= limit else None
-        while not whole:
-            rest = file.readline(room)
-            whole = len(rest) < room or rest.endswith(b"\n")
-
-
-def _too_long(limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"the line has more than {limit:,} bytes: shorten it, or raise --max-line-bytes", code="line_too_long"
-    )
+        for number, _, content in split_lines(file, limit):
+            yield number, content

@@ -24,7 +24,13 @@ class JobSpec:
     """A path, or `-` for standard input."""
     output: str
     """A path, or `-` for standard output (then nothing can be resumed)."""
-    model: str
+    model: str | None
+    """None: the endpoint's own."""
+    embedding_model: str | None = None
+    backend: str | None = None
+    """The address of an endpoint elsewhere that computes."""
+    served_model_names: tuple[str, ...] = ()
+    """Names of models for which those that compute stand."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     input_format: str | None = None
     prompt_template: str | None = None
@@ -55,8 +61,14 @@ class JobSpec:
 
     def parameters(self) -> dict[str, Any]:
         """By name, everything that the results depend on beside the input."""
+        chosen = {
+            "backend": self.backend,
+            "embedding_model": _resolved(self.embedding_model),
+            "served_model_names": sorted(self.served_model_names) or None,
+        }
         return {
-            "model": str(Path(self.model).resolve()) if Path(self.model).exists() else self.model,
+            **{name: value for name, value in chosen.items() if value is not None},
+            "model": _resolved(self.model),
             "input_format": self.resolved_format(),
             "prompt_template": self.prompt_template,
             "chat": self.chat,
@@ -108,3 +120,8 @@ class JobSpec:
             raise InputError(f"output {path}: its folder does not exist; make it first")
         if not self.from_stream and path.exists() and path.samefile(self.input):
             raise InputError(f"output {path} is the input itself: name another file")
+
+
+def _resolved(model: str | None) -> str | None:
+    """A model that is a file or folder by its whole path."""
+    return model if model is None or not Path(model).exists() else str(Path(model).resolve())

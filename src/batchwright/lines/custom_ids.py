@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from batchwright.errors import InputError, InvalidRequest, shown
+from batchwright.errors import InputError, InvalidRequest
 
 _SPARE = 16
 
@@ -62,10 +62,14 @@ class IdTable:
         name = default
         while self.claim(name, line) is not None:
             name += "~"
-        what = f"custom_id {shown(wanted)}" if custom_id is not None else f"no id, and its default {wanted!r}"
-        error = InvalidRequest(
-            f"{what} is already used on line {holder}: give each line its own",
-            param="custom_id",
-            code="duplicate_id",
-        )
-        return name, error
+        return name, duplicate_id(holder, None if custom_id is not None else default)
+
+
+def duplicate_id(holder: int, default: str | None = None) -> InvalidRequest:
+    """The error of a line whose id line `holder` has already; `default` is the id that it got, having none itself."""
+    which = "This custom_id" if default is None else f"This line has no custom_id, and its default {default!r}"
+    return InvalidRequest(
+        f"{which} is already used on line {holder}: give each line its own.",
+        param="custom_id",
+        code="duplicate_custom_id",
+    )

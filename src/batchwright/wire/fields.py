@@ -92,28 +92,37 @@ RANGES: Mapping[str, tuple[int, int]] = {
 _LONGEST_NAME = 40
 
 
-def check_names(body: Mapping[str, object], reserved: frozenset[str], *, strict: bool) -> None:
-    """Raises `InvalidRequest` naming the first field that cannot be honoured.
+def check_names(body: Mapping[str, object], reserved: frozenset[str]) -> None:
+    """Raises `InvalidRequest` naming the first field that cannot be honoured, or is too large.
 
-    `reserved` are the names that the form of the body itself uses. With `strict` an unknown name is refused; without,
-    only one that looks like a slip of the pen for a field that is known, since lines may carry columns of their own.
-    What is too large is refused, too.
+    `reserved` are the names that the form of the body itself uses.
     """
-    if strict:
-        require_few_fields(body)
+    require_few_fields(body)
     for name, value in body.items():
         if value is None:
             continue
         if name in reserved or name in _TAKEN:
             require_size(name, value)
         elif name in IGNORED:
-            if strict:
-                _require_ignorable(name, value)
-        elif name in REFUSED:
-            if not any(_is_same(value, neutral) for neutral in REFUSED[name]):
-                raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
-        elif strict or _meant(name, _TAKEN) is not None:
+            _require_ignorable(name, value)
+        elif name not in REFUSED:
             raise _unknown(name, _TAKEN)
+        elif not any(_is_same(value, neutral) for neutral in REFUSED[name]):
+            raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+
+
+def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[str, object]:
+    """The fields of `line` that are those of a body. Others are columns of its own, which mean nothing here.
+
+    `reserved` as for `check_names`. Raises `InvalidRequest` for a column that looks like a misspelled field.
+    """
+    body = {}
+    for name, value in line.items():
+        if name in reserved or name in _TAKEN or name in REFUSED:
+            body[name] = value
+        elif name not in IGNORED and value is not None and _meant(name, _TAKEN) is not None:
+            raise _unknown(name, _TAKEN)
+    return body
 
 
 def check_embedding_names(body: Mapping[str, object]) -> None:

@@ -35,10 +35,13 @@ EncodingFormat: TypeAlias = Literal["float", "base64"]
 
 _TOKENS_COUNTED = 4096
 """Of a completion, when its log-probabilities are counted: a body without a limit means all that the context holds."""
-_CHAT_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
-_COMPLETION_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=16)
+OPENAI_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
+"""What a chat leaves out; a completion without a limit of its own gets 16 tokens."""
+_COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=16)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
 """Of a message, beside its role and content; whatever else it has is the chat template's."""
+_FIELDS_OF = {"max_tokens": {"max_tokens", "max_completion_tokens"}, "logprobs": {"logprobs", "top_logprobs"}}
+"""Names in a body of a field of `SamplingParams`, where they are others than its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
 
@@ -87,13 +90,15 @@ class EmbeddingsBody:
     deadline: float | None
 
 
-def read_generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
+def read_generation(body: Mapping[str, Any], *, chat: bool, defaults: SamplingParams | None = None) -> GenerationBody:
     """Read a body for `/v1/chat/completions`, or without `chat` for `/v1/completions`.
+
+    `defaults` stand for what the body leaves out; None: OpenAI's.
 
     Raises `InvalidRequest`, naming the field, and nothing else for whatever JSON holds.
     """
     try:
-        return _generation(body, chat=chat)
+        return _generation(body, defaults or (OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS), chat=chat)
     except InvalidRequest:
         raise
     except (ValueError, OverflowError, TypeError) as error:
@@ -137,7 +142,7 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return _flag("stream", body.get("stream"))
 
 
-def read_params(body: Mapping[str, object], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
+def _read_params(body: Mapping[str, object], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
     """`defaults` with the fields that `body` sets. Raises `InvalidRequest`."""
     overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
     return replace(defaults, **overrides) if overrides else defaults
@@ -158,6 +163,24 @@ def read_messages(messages: object) -> list[Mapping[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
     return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
+
+
+def with_defaults(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> dict[str, Any]:
+    """`body` with those fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`."""
+    filled = {
+        name: _as_json(name, value)
+        for name, value in vars(defaults).items()
+        if value != getattr(OPENAI_DEFAULTS, name) and not _FIELDS_OF.get(name, {name}) & body.keys()
+    }
+    if chat and (number := filled.pop("logprobs", None)) is not None:
+        filled |= {"logprobs": True, "top_logprobs": number}
+    return {**filled, **body}
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if name == "logit_bias":
+        return {str(token): bias for token, bias in value.items()}
+    return [*value] if isinstance(value, tuple) else value
 
 
 def require_few_completions(body: Mapping[str, Any]) -> None:
@@ -200,12 +223,12 @@ def out_of_range(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"a value is out of range: {error}")
 
 
-def _generation(body: Mapping[str, Any], *, chat: bool) -> GenerationBody:
-    check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES, strict=True)
+def _generation(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> GenerationBody:
+    check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
     needed = "messages" if chat else "prompt"
     if body.get(needed) is None:
         raise _missing(needed)
-    params = read_params(body, _CHAT_DEFAULTS if chat else _COMPLETION_DEFAULTS, chat=chat)
+    params = _read_params(body, defaults, chat=chat)
     prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
     require_answer_size(prompts, params, chat=chat)
     return GenerationBody(

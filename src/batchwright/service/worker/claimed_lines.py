@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
-from batchwright.service.worker.line_executor import LineExecutor
+from batchwright.lines.line_executor import LineExecutor
 from batchwright.store.records import ClaimedLine, LineResult
 
 _MOST_RESULTS = 8192
@@ -17,7 +17,7 @@ _COMMIT_BYTES = 16 * 2**20
 class ClaimedLines:
     """Lines go through it from claim to commit. It does no I/O."""
 
-    def __init__(self, calls: LineExecutor) -> None:
+    def __init__(self, calls: LineExecutor[tuple[ClaimedLine, bytes]]) -> None:
         """`calls` tells `end` of each line that it ended."""
         self.calls = calls
         self.waiting_bytes = 0
@@ -80,7 +80,7 @@ class ClaimedLines:
 
     def give_back_running(self) -> None:
         """Lines that are being computed go back to the store."""
-        self._returned += self.calls.drop(lambda line: False)
+        self._returned += [line for line, _ in self.calls.drop(lambda item: False)]
 
     def give_back(self, lines: Iterable[ClaimedLine]) -> None:
         """Claimed lines that were never held go back to the store."""
@@ -130,7 +130,7 @@ class ClaimedLines:
         dropped = [line for line, _ in self.waiting if line.batch_id in batch_ids]
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
         self.waiting_bytes = sum(line.length for line, _ in self.waiting)
-        dropped += self.calls.drop(lambda line: line.batch_id not in batch_ids)
+        dropped += [line for line, _ in self.calls.drop(lambda item: item[0].batch_id not in batch_ids)]
         self.release(dropped)
         return len(dropped)
 
@@ -138,7 +138,7 @@ class ClaimedLines:
         """Forget everything: the lease is lost."""
         self.waiting.clear()
         self.waiting_bytes = 0
-        self.calls.drop(lambda line: False)
+        self.calls.drop(lambda item: False)
         self._results.clear()
         self._result_bytes = 0
         self._returned.clear()

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
+from batchwright.errors import InputBroken
+from batchwright.lines.line_executor import Outcome
+from batchwright.lines.line_retries import nobody_computes
+from batchwright.lines.results import (
+    REQUEST_TIMEOUT,
+    encode_answer,
+    encode_failure,
+    encode_refusal,
+    is_timeout,
+    token_count,
+)
 from batchwright.store.records import ClaimedLine, Ending, LineResult, TokenUsage
-from batchwright.wire.error_bodies import error_body, status_of
 
-_encode = msgspec.json.Encoder().encode
-_OK = 200
 UNFINISHED: dict[Ending, tuple[str, str]] = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
@@ -19,30 +25,28 @@ UNFINISHED: dict[Ending, tuple[str, str]] = {
 """Code and message of a line that the end of its batch left without a result."""
 
 
-def request_id(batch_id: str, number: int) -> str:
-    """Of the call that computes a line; the same whenever it is computed."""
-    return f"req_{batch_id.removeprefix('batch_')}_{number}"
+def key_of(batch_id: str) -> str:
+    """What tells a batch from others in the ids of its results."""
+    return batch_id.removeprefix("batch_")
 
 
-def succeeded(line: ClaimedLine, body: Mapping[str, Any]) -> LineResult:
-    """The result of a line whose answer is `body`."""
-    return _result(line, usage_of(body), _OK, body)
-
-
-def refused(line: ClaimedLine, error: BaseException) -> LineResult:
-    """The result of a line that failed with `error`: with the status and the body that it has over HTTP."""
-    return _result(line, TokenUsage(), status_of(error), error_body(error))
-
-
-def broken(line: ClaimedLine, code: str, message: str) -> LineResult:
-    """The result of a line that got no answer at all."""
-    output = _encode(_line(line.batch_id, line.number, line.custom_id, None, {"code": code, "message": message}))
+def result_of(line: ClaimedLine, outcome: Outcome) -> LineResult | None:
+    """The result of a line, given what came of it; None where it is to be computed again, here or elsewhere."""
+    if outcome is None or (isinstance(outcome, Exception) and nobody_computes(outcome)):
+        return None
+    if isinstance(outcome, dict):
+        return _succeeded(line, outcome)
+    if isinstance(outcome, InputBroken):
+        return _failed(line, outcome.code, str(outcome))
+    if is_timeout(outcome):
+        return _failed(line, REQUEST_TIMEOUT, str(outcome))
+    output = encode_refusal(key_of(line.batch_id), line.number, line.custom_id, outcome)
     return LineResult(line.batch_id, line.number, line.attempt, False, output)
 
 
 def crashed(line: ClaimedLine) -> LineResult:
     """The result of a line that ended the process each time that it was computed."""
-    return broken(
+    return _failed(
         line,
         "crashed",
         f"The process that computed this request died {line.crashes} times, the last time with no other request of a "
@@ -54,46 +58,25 @@ def crashed(line: ClaimedLine) -> LineResult:
 def unfinished(batch_id: str, number: int, custom_id: str, ending: Ending) -> bytes:
     """The line of the error file for a line that the end of its batch left without a result."""
     code, message = UNFINISHED[ending]
-    return _encode(_line(batch_id, number, custom_id, None, {"code": code, "message": message}))
+    return encode_failure(key_of(batch_id), number, custom_id, {"code": code, "message": message})
 
 
 def usage_of(body: Mapping[str, Any]) -> TokenUsage:
-    """The token counts in the body of a response; zeros where an endpoint elsewhere sent none, or nonsense."""
-    usage = _part(body, "usage")
+    """The token counts in the body of a response."""
     return TokenUsage(
-        input_tokens=_count(usage, "prompt_tokens"),
-        cached_tokens=_count(_part(usage, "prompt_tokens_details"), "cached_tokens"),
-        output_tokens=_count(usage, "completion_tokens"),
-        reasoning_tokens=_count(_part(usage, "completion_tokens_details"), "reasoning_tokens"),
+        input_tokens=token_count(body, "prompt_tokens"),
+        cached_tokens=token_count(body, "cached_tokens", "prompt_tokens_details"),
+        output_tokens=token_count(body, "completion_tokens"),
+        reasoning_tokens=token_count(body, "reasoning_tokens", "completion_tokens_details"),
     )
 
 
-def _result(line: ClaimedLine, usage: TokenUsage, status: int, body: Mapping[str, Any]) -> LineResult:
-    response = {"status_code": status, "request_id": request_id(line.batch_id, line.number), "body": body}
-    output = _encode(_line(line.batch_id, line.number, line.custom_id, response, None))
-    return LineResult(line.batch_id, line.number, line.attempt, status == _OK, output, usage)
+def _succeeded(line: ClaimedLine, body: Mapping[str, Any]) -> LineResult:
+    output = encode_answer(key_of(line.batch_id), line.number, line.custom_id, body)
+    return LineResult(line.batch_id, line.number, line.attempt, True, output, usage_of(body))
 
 
-def _line(
-    batch_id: str,
-    number: int,
-    custom_id: str,
-    response: Mapping[str, Any] | None,
-    error: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    return {
-        "id": f"batch_req_{batch_id.removeprefix('batch_')}_{number}",
-        "custom_id": custom_id,
-        "response": response,
-        "error": error,
-    }
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = values.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _count(values: Mapping[str, Any], name: str) -> int:
-    count = values.get(name)
-    return count if isinstance(count, int) and 0 <= count < 2**53 else 0
+def _failed(line: ClaimedLine, code: str, message: str) -> LineResult:
+    """The result of a line that got no answer at all."""
+    output = encode_failure(key_of(line.batch_id), line.number, line.custom_id, {"code": code, "message": message})
+    return LineResult(line.batch_id, line.number, line.attempt, False, output)

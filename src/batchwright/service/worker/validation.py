@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from batchwright.errors import NotFound
-from batchwright.lines.custom_ids import IdTable
+from batchwright.errors import InvalidRequest, NotFound, shown
+from batchwright.lines.batch_line import BatchLine, check_batch_line, decode_line, line_too_long
+from batchwright.lines.custom_ids import IdTable, duplicate_id
+from batchwright.lines.splitting import split_lines
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
 from batchwright.store.records import BatchProblem, BatchRecord, NewLine
 from batchwright.store.store import Store
-from batchwright.wire.lines import BatchLine, parse_batch_line
 
 MAX_PROBLEMS = 100
 _ADDED_LINES = 4000
@@ -76,7 +77,7 @@ class LineCheck:
             newlines += content.count(b"\n")
         self._file.seek(0)
         self._ids = IdTable(min(newlines + 1, self._limits.max_lines))
-        self._lines = _lines(self._file, self._limits.max_line_bytes)
+        self._lines = split_lines(self._file, self._limits.max_line_bytes)
 
     def next_piece(self) -> list[NewLine] | None:
         """The next good lines, perhaps none; None when the end is reached, or enough is wrong."""
@@ -86,11 +87,7 @@ class LineCheck:
         size = 0
         for number, offset, content in self._lines:
             if content is None:
-                self._blame(
-                    "line_too_long",
-                    f"This line has more than {self._limits.max_line_bytes:,} bytes: shorten it.",
-                    number,
-                )
+                self._blame_line(line_too_long(self._limits.max_line_bytes), number)
             elif content and not content.isspace():
                 size += len(content)
                 self._take(number, offset, content, found)
@@ -107,33 +104,37 @@ class LineCheck:
             self._blame("too_many_lines", f"The input file has more than {self._limits.max_lines:,} lines: split it.")
             self._ended = True
             return
-        line = parse_batch_line(content, self._endpoint, model=self.model)
-        if not isinstance(line, BatchLine):
-            self._blame(line.code, line.message, number, line.param)
-            return
-        holder = self._ids.claim(line.custom_id, number)
-        if holder is not None:
-            message = f"This custom_id is already used on line {holder}: give each line its own."
-            self._blame("duplicate_custom_id", message, number, "custom_id")
+        try:
+            line = check_batch_line(decode_line(content))
+            self._check_batch(line)
+            holder = self._ids.claim(line.custom_id, number)
+            if holder is not None:
+                raise duplicate_id(holder)
+        except InvalidRequest as error:
+            self._blame_line(error, number)
             return
         self.model = self.model or line.model
         found.append(NewLine(number, line.custom_id, offset, len(content)))
 
+    def _check_batch(self, line: BatchLine) -> None:
+        """Raises `InvalidRequest` for a line that is good by itself, but not beside the others of its batch."""
+        if line.endpoint != self._endpoint:
+            raise InvalidRequest(
+                f"url is {shown(line.endpoint)}: it must be the endpoint of the batch, {self._endpoint!r}.",
+                param="url",
+                code="invalid_url",
+            )
+        if None not in (line.model, self.model) and line.model != self.model:
+            raise InvalidRequest(
+                f"model is {shown(line.model)}, before it was {shown(self.model)}: all lines of a batch must have the "
+                "same.",
+                param="body.model",
+                code="mismatched_model",
+            )
+
+    def _blame_line(self, error: InvalidRequest, line: int) -> None:
+        self._blame(error.code, str(error), line, error.param)
+
     def _blame(self, code: str, message: str, line: int | None = None, param: str | None = None) -> None:
         self.problems.append(BatchProblem(code, message, param, line))
         self._ended = len(self.problems) >= MAX_PROBLEMS
-
-
-def _lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Number, offset and content (without its end; None: too long) of each line."""
-    offset = number = 0
-    while line := file.readline(longest + 2):
-        number += 1
-        start = offset
-        offset += len(line)
-        content = line.rstrip(b"\r\n")
-        too_long = len(content) > longest
-        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
-            offset += len(line)
-            too_long = too_long or bool(line.rstrip(b"\r\n"))
-        yield number, start, None if too_long else content

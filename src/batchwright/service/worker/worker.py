@@ -29,9 +29,15 @@ from types import TracebackType
 from typing import Self
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InputBroken, LeaseLost, NotFound, StoreUnavailable
-from batchwright.inference.inference import Inference
+from batchwright.errors import InputBroken, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
+from batchwright.inference.inference import Call, Inference
+from batchwright.lines.batch_line import decode_line
+from batchwright.lines.line_executor import LineExecutor, Outcome
+from batchwright.lines.line_retries import RetryPolicy
+from batchwright.lines.results import request_id
 from batchwright.policies.suspects import MAX_CRASHES
+from batchwright.request import Flow
+from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
@@ -39,14 +45,13 @@ from batchwright.service.worker import output_lines
 from batchwright.service.worker.claim_plan import ClaimPlan
 from batchwright.service.worker.claimed_lines import ClaimedLines
 from batchwright.service.worker.finisher import finish
-from batchwright.service.worker.line_executor import LineExecutor
-from batchwright.service.worker.line_retries import RetryPolicy
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask
 from batchwright.service.worker.processes import this_process
 from batchwright.service.worker.validation import validate
 from batchwright.store.records import BatchProblem, ClaimedLine, LineResult
 from batchwright.store.store import Store
+from batchwright.wire.error_bodies import hides_details
 
 _log = logging.getLogger(__name__)
 
@@ -120,8 +125,9 @@ class Worker:
         self._rates = rates or BatchRates()
         self._maintenance = Maintenance(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
         self._plan = ClaimPlan(self._clock.now())
-        self._executor = LineExecutor(
+        self._executor = LineExecutor[tuple[ClaimedLine, bytes]](
             inference,
+            call_of=self._call,
             done=self._line_ended,
             following=self._following,
             timeout=self._options.request_timeout,
@@ -422,13 +428,34 @@ class Worker:
         for _ in range(self._room):
             if (item := self._claimed.next()) is None:
                 return
-            self._executor.start(*item)
+            self._executor.start(item)
 
     def _following(self) -> tuple[ClaimedLine, bytes] | None:
         """For what has just ended a line."""
         return self._claimed.next() if self._room else None
 
-    def _line_ended(self, line: ClaimedLine, result: LineResult | None) -> None:
+    def _call(self, item: tuple[ClaimedLine, bytes], pauses: Callable[[bool], None]) -> Call:
+        line, content = item
+        try:
+            body = decode_line(content)["body"]
+        except (InvalidRequest, KeyError) as error:
+            raise InputBroken(f"The line was not found where it was validated: {error}.") from error
+        return Call(
+            line.endpoint,
+            bounded_priority(body, line.best_priority),
+            request_id(output_lines.key_of(line.batch_id), line.number),
+            "batch",
+            self._options.request_timeout,
+            pauses,
+            # One share for all lines of a tenant: between its batches their windows decide, when lines are claimed.
+            flow=Flow(line.tenant, "lines"),
+        )
+
+    def _line_ended(self, item: tuple[ClaimedLine, bytes], outcome: Outcome) -> None:
+        line, _ = item
+        if isinstance(outcome, Exception) and hides_details(outcome):
+            _log.warning("line %d of %s failed: %s", line.number, line.batch_id, outcome)
+        result = output_lines.result_of(line, outcome)
         self._claimed.end(line, result)
         self._plan.ended()
         self._moved.set()

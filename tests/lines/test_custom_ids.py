@@ -30,7 +30,7 @@ def test_the_error_names_the_id_and_the_line_that_has_it() -> None:
     name, error = table.assign(9, "a")
     assert name == "line-9"
     assert error is not None
-    assert str(error) == "custom_id 'a' is already used on line 4: give each line its own"
+    assert str(error) == "This custom_id is already used on line 4: give each line its own."
     with pytest.raises(InputError, match="more lines"):
         table.assign(10, "b")
 

@@ -1,4 +1,4 @@
-"""Lines of batches that are being computed."""
+"""Lines that are being computed."""
 
 from __future__ import annotations
 
@@ -6,63 +6,57 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import msgspec
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
-from batchwright.errors import BatchwrightError, DeadlineExceeded
+from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Call, Inference
-from batchwright.request import Flow
-from batchwright.service.access.api_keys import bounded_priority
-from batchwright.service.worker import output_lines
-from batchwright.service.worker.line_retries import Failures, RetryPolicy, nobody_computes, passing
-from batchwright.service.worker.task_timeouts import TaskTimeouts
-from batchwright.store.records import ClaimedLine, LineResult
-from batchwright.wire.error_bodies import hides_details
+from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_computes, passing
+from batchwright.lines.task_timeouts import TaskTimeouts
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
 """Lines that a task computes: were all of them refused at once, it would hold the event loop for that long."""
 _Task: TypeAlias = asyncio.Task[None]
+_Line = TypeVar("_Line")
+Outcome: TypeAlias = dict[str, Any] | Exception | None
+"""The body of the response; or why there is none; or None where the line was not tried to the end."""
 
 
-class _InputLine(msgspec.Struct):
-    """What computing needs of a line of an input."""
+class LineExecutor(Generic[_Line]):
+    """Computes lines, as many tasks at a time as the model wants: each takes up a line after the other.
 
-    body: dict[str, Any]
-
-
-_decode = msgspec.json.Decoder(_InputLine).decode
-
-
-class LineExecutor:
-    """Computes lines, as many tasks at a time as the model wants: each takes up a line after the other."""
+    What a line is, its owner knows: here it is what `call_of` makes a call of.
+    """
 
     def __init__(
         self,
         inference: Inference,
         *,
-        done: Callable[[ClaimedLine, LineResult | None], None],
-        following: Callable[[], tuple[ClaimedLine, bytes] | None],
+        call_of: Callable[[_Line, Callable[[bool], None]], Call],
+        done: Callable[[_Line, Outcome], None],
+        following: Callable[[], _Line | None],
         timeout: float | None,
         retries: RetryPolicy,
         clock: Clock,
         draw: random.Random,
     ) -> None:
-        """`done` is called with each line that ended: with its result, or with None when nobody could compute it.
-        Then `following` is asked for a line to go on with.
+        """`call_of` makes the call of a line, given its `pauses`; what it raises is the outcome of the line.
+
+        `done` is called with each line that ended, and its outcome; an error for which `nobody_computes` is true says
+        nothing of the line. Then `following` is asked for a line to go on with. Neither may raise.
 
         `timeout`: seconds for one try.
         """
         self._inference = inference
+        self._call_of = call_of
         self._done = done
         self._following = following
         self._timeouts = TaskTimeouts(timeout)
         self._retries = retries
         self._clock = clock
         self._draw = draw
-        self._tasks: dict[_Task, ClaimedLine] = {}
+        self._tasks: dict[_Task, _Line] = {}
         self._pausing: set[_Task] = set()
         """Whose line failed and waits to be tried again, here or in the model."""
         self._last_tries = False
@@ -80,12 +74,12 @@ class LineExecutor:
         """
         return self._inference.wants - (len(self._tasks) - self._with_model)
 
-    def start(self, line: ClaimedLine, content: bytes) -> None:
-        """Compute a line, `content` being its bytes in the input."""
-        task = asyncio.create_task(self._compute(line, content))
+    def start(self, line: _Line) -> None:
+        """Compute a line."""
+        task = asyncio.create_task(self._compute(line))
         self._tasks[task] = line
 
-    def drop(self, wanted: Callable[[ClaimedLine], bool]) -> list[ClaimedLine]:
+    def drop(self, wanted: Callable[[_Line], bool]) -> list[_Line]:
         """Stop computing the lines that are not wanted, and give them back; `done` is not called for them."""
         dropped = [(task, line) for task, line in self._tasks.items() if not wanted(line)]
         for task, _ in dropped:
@@ -93,8 +87,16 @@ class LineExecutor:
             task.cancel()
         return [line for _, line in dropped]
 
+    async def close(self) -> None:
+        """Stop computing all lines, and wait until the inference holds none of them; `done` is not called for them."""
+        tasks = [*self._tasks]
+        self.drop(lambda line: False)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def try_no_more(self) -> None:
-        """From now on a line that would be tried again later is ended without a result, those that wait now as well."""
+        """From now on a line that would be tried again later is ended without an outcome, and so are those that wait to
+        be tried again now.
+        """
         self._last_tries = True
         for task in [*self._pausing]:
             self._give_up(task)
@@ -112,59 +114,43 @@ class LineExecutor:
             task.cancel()
             self._done(line, None)
 
-    async def _compute(self, line: ClaimedLine, content: bytes) -> None:
+    async def _compute(self, line: _Line) -> None:
         task = asyncio.current_task()
         assert task is not None
         for _ in range(_IN_A_ROW):
-            result = None
+            outcome: Outcome = None
             try:
-                result = await self._result(line, content, task)
-            except Exception:
-                _log.exception("line %d of %s", line.number, line.batch_id)
+                outcome = await self._outcome(line, task)
             finally:
                 self._pausing.discard(task)
                 # Not there any more: it was dropped.
                 if self._tasks.pop(task, None) is not None:
-                    self._done(line, result)
+                    self._done(line, outcome)
             following = self._following()
             if following is None:
                 return
-            line, content = following
+            line = following
             self._tasks[task] = line
         del self._tasks[task]
-        self.start(line, content)
+        self.start(line)
 
-    async def _result(self, line: ClaimedLine, content: bytes, task: _Task) -> LineResult | None:
+    async def _outcome(self, line: _Line, task: _Task) -> Outcome:
         try:
-            body = _decode(content.removeprefix(b"\xef\xbb\xbf")).body
-        except ValueError as error:
-            return output_lines.broken(line, "input_broken", f"The line was not found where it was validated: {error}.")
-        call = Call(
-            line.endpoint,
-            bounded_priority(body, line.best_priority),
-            output_lines.request_id(line.batch_id, line.number),
-            "batch",
-            self._timeouts.seconds,
-            lambda pausing: self._pauses(task, pausing),
-            # One share for all lines of a tenant: between its batches their windows decide, when lines are claimed.
-            flow=Flow(line.tenant, "lines"),
-        )
+            call = self._call_of(line, lambda pausing: self._pauses(task, pausing))
+        except Exception as error:
+            return error
         failures = None
         while True:
             try:
-                return await self._try(line, call, task)
-            except (TimeoutError, DeadlineExceeded) as error:
-                return output_lines.broken(line, "request_timeout", str(error))
+                return await self._try(call, task)
             except Exception as error:
-                if nobody_computes(error):
-                    return None
-                if not isinstance(error, BatchwrightError):
-                    _log.exception("line %d of %s failed", line.number, line.batch_id)
+                if nobody_computes(error) or not passing(error):
+                    if not isinstance(error, (BatchwrightError, TimeoutError)):
+                        _log.exception("%s failed", call.request_id)
+                    return error
                 failures = failures or Failures()
-                if not passing(error) or not failures.may_go_on(self._retries, self._clock.now(), self._successes):
-                    if hides_details(error):
-                        _log.warning("line %d of %s failed: %s", line.number, line.batch_id, error)
-                    return output_lines.refused(line, error)
+                if not failures.may_go_on(self._retries, self._clock.now(), self._successes):
+                    return error
                 retry_after = getattr(error, "retry_after", None)
                 delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
             self.tried_again += 1
@@ -172,7 +158,7 @@ class LineExecutor:
             await asyncio.sleep(delay)
             self._pauses(task, False)
 
-    async def _try(self, line: ClaimedLine, call: Call, task: _Task) -> LineResult:
+    async def _try(self, call: Call, task: _Task) -> dict[str, Any]:
         self._with_model += 1
         self._timeouts.begin(task)
         try:
@@ -185,4 +171,4 @@ class LineExecutor:
             self._with_model -= 1
             self._timeouts.end(task)
         self._successes += 1
-        return output_lines.succeeded(line, body)
+        return body

@@ -9,23 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.wire.lines import BatchLine, LineProblem, parse_batch_line
-from batchwright.wire.requests import CHAT_URL
+from batchwright.errors import InvalidRequest
+from batchwright.lines.batch_line import BatchLine, check_batch_line, decode_line
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "temperature": 99}
 LINE: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": CHAT_URL, "body": BODY}
 
 
-def parse(value: Any, *, model: str | None = None) -> BatchLine | LineProblem:
-    return parse_batch_line(value if isinstance(value, bytes) else json.dumps(value).encode(), CHAT_URL, model=model)
+def parse(value: Any) -> BatchLine | InvalidRequest:
+    try:
+        return check_batch_line(decode_line(value if isinstance(value, bytes) else json.dumps(value).encode()))
+    except InvalidRequest as error:
+        return error
 
 
-def test_only_the_frame_is_judged() -> None:
-    assert parse(LINE) == BatchLine("a", "m", BODY)
-    assert parse(LINE, model="m") == BatchLine("a", "m", BODY)
-    assert parse(LINE | {"body": {}}, model="m") == BatchLine("a", None, {})
-    assert parse(b"\xef\xbb\xbf" + json.dumps(LINE).encode()) == BatchLine("a", "m", BODY)
-    assert parse(LINE | {"body": BODY | {"stream": False}}) == BatchLine("a", "m", BODY | {"stream": False})
+def test_only_the_frame_is_checked() -> None:
+    assert parse(LINE) == BatchLine("a", CHAT_URL, BODY)
+    assert parse(LINE | {"url": EMBEDDINGS_URL, "body": {}}) == BatchLine("a", EMBEDDINGS_URL, {})
+    assert parse(b"\xef\xbb\xbf" + json.dumps(LINE).encode()) == BatchLine("a", CHAT_URL, BODY)
+    assert parse(LINE | {"body": BODY | {"stream": False}}) == BatchLine("a", CHAT_URL, BODY | {"stream": False})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +48,7 @@ def test_only_the_frame_is_judged() -> None:
         (LINE | {"custom_id": "a\0"}, "invalid_custom_id", "custom_id"),
         (LINE | {"custom_id": "a" * 513}, "invalid_custom_id", "custom_id"),
         (LINE | {"method": "GET"}, "invalid_method", "method"),
-        (LINE | {"url": "/v1/embeddings"}, "invalid_url", "url"),
+        (LINE | {"url": "/v1/responses"}, "invalid_url", "url"),
         (LINE | {"url": {"a": 1}}, "invalid_url", "url"),
         (LINE | {"body": []}, "invalid_type", "body"),
         (LINE | {"body": BODY | {"stream": True}}, "invalid_request", "body.stream"),
@@ -54,16 +57,10 @@ def test_only_the_frame_is_judged() -> None:
     ],
 )
 def test_what_is_wrong_with_a_line(value: Any, code: str, param: str | None) -> None:
-    problem = parse(value)
-    assert isinstance(problem, LineProblem)
-    assert (problem.code, problem.param) == (code, param)
-    assert len(problem.message) < 400
-
-
-def test_all_lines_have_one_model() -> None:
-    problem = parse(LINE, model="other")
-    assert isinstance(problem, LineProblem)
-    assert (problem.code, problem.param) == ("mismatched_model", "body.model")
+    error = parse(value)
+    assert isinstance(error, InvalidRequest)
+    assert (error.code, error.param) == (code, param)
+    assert len(str(error)) < 400
 
 
 json_values = st.recursive(
@@ -74,8 +71,8 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_no_bytes_raise(content: bytes) -> None:
-    assert isinstance(parse(content), LineProblem)
+def test_whatever_the_bytes_the_error_is_the_same_class(content: bytes) -> None:
+    assert isinstance(parse(content), InvalidRequest)
 
 
 @given(
@@ -85,5 +82,5 @@ def test_no_bytes_raise(content: bytes) -> None:
         "body": json_values | st.dictionaries(st.sampled_from(["model", "stream", "messages"]), json_values),
     })
 )  # fmt: skip
-def test_no_line_raises(line: dict[str, Any]) -> None:
-    assert isinstance(parse(line, model="m"), (BatchLine, LineProblem))
+def test_whatever_the_fields_the_error_is_the_same_class(line: dict[str, Any]) -> None:
+    parse(line)

@@ -51,7 +51,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Failures:
-    """Of one line, since this worker took it up."""
+    """Failures of one line since it was taken up."""
 
     in_a_row: int = 0
     counted: int = 0
@@ -60,7 +60,7 @@ class Failures:
     """Of all lines, when it last failed."""
 
     def may_go_on(self, policy: RetryPolicy, now: float, successes: int) -> bool:
-        """Note a failure at `now`, when `successes` lines of this worker had succeeded; whether to try again."""
+        """Note a failure at `now`, when `successes` lines had succeeded in all; whether to try again."""
         if not self.in_a_row:
             self.first_at = now
         if not self.in_a_row or successes > self.successes:

@@ -1,0 +1,127 @@
+"""What computes, loaded: models in this process, or an endpoint elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from batchwright.engine_config import EngineConfig
+from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.inference.routing import Route, RoutedInference
+from batchwright.models import fingerprint, resolve
+from batchwright.version import __version__
+
+if TYPE_CHECKING:
+    from batchwright.encoder.encoder import Encoder
+    from batchwright.engine.engine import Engine
+    from batchwright.inference.endpoint import EndpointInference
+    from batchwright.inference.engine_inference import GeneratingEngine
+
+_OTHER_DESCRIPTORS = 64
+"""Of the database, of files, of listening."""
+
+
+def load_models(
+    model: str | None, embedding_model: str | None, config: EngineConfig
+) -> tuple[Engine | None, Encoder | None]:
+    """Load a model that generates, one that embeds, or both. Takes seconds; this is where torch is imported.
+
+    Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and what loading a
+    model raises.
+    """
+    # Before torch is imported, which takes seconds: a wrong name is told at once.
+    for name in filter(None, (model, embedding_model)):
+        resolve(name)
+    try:
+        from batchwright.encoder.encoder import Encoder
+        from batchwright.engine.engine import Engine
+
+        encoder = None if embedding_model is None else Encoder(embedding_model, device=config.device)
+        return None if model is None else Engine(model, config), encoder
+    except BatchwrightError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"running a model needs {error.name}; install it: pip install 'batchwright[engine]', or have an endpoint "
+            "elsewhere compute: --backend http://host/v1"
+        ) from error
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def system_fingerprint(engine: Engine) -> str | None:
+    """Of the weights, of what computes with them in which precision, and of this version. Reads files that are new.
+
+    None where the files of the model are not there any more.
+    """
+    try:
+        weights = fingerprint(engine.model_name)
+    except (BatchwrightError, OSError):
+        return None
+    parts = (__version__, weights, engine.stats.implementation)
+    return f"fp_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]}"
+
+
+def local_inference(
+    engine: GeneratingEngine | None,
+    encoder: Encoder | None,
+    aliases: Mapping[str, str] | None = None,
+    *,
+    fingerprint: str | None = None,
+) -> RoutedInference:
+    """An `Inference` of loaded models, which are closed with it. `fingerprint` is that of the engine."""
+    from batchwright.inference.embedding_inference import EmbeddingInference
+    from batchwright.inference.engine_inference import EngineInference
+
+    routes: list[Route] = []
+    if engine is not None:
+        routes.append(EngineInference(engine, system_fingerprint=fingerprint))
+    if encoder is not None:
+        routes.append(EmbeddingInference(encoder))
+    return RoutedInference(routes, aliases)
+
+
+async def open_endpoint(
+    address: str,
+    api_key: str | None,
+    models: Mapping[str, str] | None = None,
+    *,
+    max_concurrency: int,
+    max_waiting: int,
+) -> EndpointInference:
+    """Look at an endpoint, which need not answer yet.
+
+    Raises `InputError` for what cannot be an endpoint, `MissingExtra`, and `EndpointError` for an answer that is not
+    one of an endpoint.
+    """
+    try:
+        from batchwright.inference.endpoint import EndpointInference
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"an endpoint elsewhere needs {error.name}; install it: pip install 'batchwright[remote]'"
+        ) from error
+
+    _require_descriptors(max_concurrency)
+    try:
+        endpoint = EndpointInference(address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    try:
+        await endpoint.discover()
+    except BaseException:
+        await endpoint.close()
+        raise
+    return endpoint
+
+
+def _require_descriptors(connections: int) -> None:
+    """Raise `InputError` where the process may not have that many connections open."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and connections > most - _OTHER_DESCRIPTORS:
+        raise InputError(
+            f"backend_concurrency={connections}: each request takes a file descriptor, of which this process may have "
+            f"{most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
+        )

@@ -1,0 +1,106 @@
+"""What computes the lines of a job: models in this process, or an endpoint elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from batchwright.engine_config import EngineConfig
+from batchwright.errors import InputError
+from batchwright.inference.inference import Inference
+from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.inference.routing import StandIn
+from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.wire.requests import EMBEDDINGS_URL
+
+if TYPE_CHECKING:
+    from batchwright.encoder.encoder import Encoder
+    from batchwright.engine.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """Which models compute a job, and where. Raises `InputError` for a choice that contradicts itself."""
+
+    model: str | None = None
+    """None: of an endpoint its first; in this process none that generates."""
+    embedding_model: str | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
+    backend: str | None = None
+    """The address of an OpenAI-compatible endpoint; None: models in this process."""
+    api_key: str | None = None
+    """For the endpoint."""
+    concurrency: int = 64
+    """Most requests under way at the endpoint."""
+    served_model_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and self.embedding_model is not None:
+            raise InputError(
+                f"embedding_model={self.embedding_model!r} with backend={self.backend!r}: lines say which of the "
+                "endpoint's models they mean; leave it out"
+            )
+        if self.backend is not None and (chosen := self.config.chosen()):
+            name, value = next(iter(chosen.items()))
+            raise InputError(f"{name}={value!r} with backend={self.backend!r}: it is for models in this process")
+
+    @classmethod
+    def of(cls, model: str | None, embedding_model: str | None, backend: str | None, **rest: object) -> ModelChoice:
+        """The choice that is meant where some of it is left out; `rest` are further fields."""
+        known = None if model is None else BUILTIN.get(model)
+        if backend is None and embedding_model is None and known is not None and known.kind is Kind.EMBED:
+            model, embedding_model = None, model
+        elif backend is None and model is None:
+            model = DEFAULT_MODEL
+        return cls(model=model, embedding_model=embedding_model, backend=backend, **rest)  # type: ignore[arg-type]
+
+    def load(self, endpoints: Collection[str]) -> LoadedModels:
+        """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""
+        if self.backend is not None:
+            return LoadedModels(None, None)
+        generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
+        embeds = EMBEDDINGS_URL in endpoints
+        engine, encoder = load_models(
+            self.model if generates else None, self.embedding_model if embeds else None, self.config
+        )
+        return LoadedModels(engine, encoder)
+
+    @asynccontextmanager
+    async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
+        """What computes, for as long as the block lasts. The loaded models are closed at its end, if they are ours.
+
+        Raises what `open_endpoint` raises.
+        """
+        inference: Inference
+        if self.backend is None:
+            inference = loaded.inference()
+        else:
+            models = None if self.model is None else {self.model: self.model}
+            inference = await open_endpoint(
+                self.backend, self.api_key, models, max_concurrency=self.concurrency, max_waiting=self.concurrency
+            )
+        try:
+            yield StandIn(inference, self.served_model_names) if self.served_model_names else inference
+        finally:
+            await inference.close()
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """The models of this process."""
+
+    engine: Engine | None
+    encoder: Encoder | None
+    owned: bool = True
+    """Whether the engine is closed with the job."""
+
+    def inference(self) -> Inference:
+        """Made on the event loop on which it is to be used."""
+        if self.engine is None:
+            return local_inference(None, self.encoder)
+        from batchwright.inference.stepped_engine import SteppedEngine
+
+        engine = SteppedEngine(self.engine, owned=self.owned)
+        return local_inference(engine, self.encoder, fingerprint=system_fingerprint(self.engine))
