@@ -143,7 +143,7 @@ def by_id(path: Path) -> dict[str, dict[str, Any]]:
     lines = {}
     for line in read(path):
         if line["response"] is not None:
-            del line["response"]["body"]["created"]
+            line["response"]["body"].pop("created", None)
         assert line["custom_id"] not in lines
         lines[line["custom_id"]] = line
     return lines

@@ -72,15 +72,16 @@ class LogProgress(ProgressView):
         self._stream = stream
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
-        self._phase = ""
+        self._shown: tuple[str, str | None] = ("", None)
         self._last = 0.0
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
         rate, left = self._rates.of(progress, now)
-        if progress.phase == self._phase and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
+        shown = progress.phase, progress.waiting
+        if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
-        self._phase, self._last = progress.phase, now
+        self._shown, self._last = shown, now
         print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate, left)}", file=self._stream, flush=True)
 
 
@@ -97,6 +98,8 @@ def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
         parts.append(f"{rate:,.0f} tokens/s")
     if left is not None:
         parts.append(f"{duration(left)} left")
+    if progress.waiting is not None:
+        parts.append(f"waiting: {progress.waiting}")
     return ": " + ", ".join(parts)
 
 

@@ -143,6 +143,10 @@ class EndpointInference:
                 raise
             self._watch.suspect()
 
+    async def check(self) -> None:
+        """Raises `EndpointError` when it does not answer now."""
+        await self._watch.look()
+
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):

@@ -91,8 +91,9 @@ async def open_endpoint(
     *,
     max_concurrency: int,
     max_waiting: int,
+    waits: bool = True,
 ) -> EndpointInference:
-    """Look at an endpoint, which need not answer yet.
+    """Look at an endpoint, which with `waits` need not answer yet.
 
     Raises `InputError` for what cannot be an endpoint, `MissingExtra`, and `EndpointError` for an answer that is not
     one of an endpoint.
@@ -110,6 +111,8 @@ async def open_endpoint(
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
+        if not waits:
+            await endpoint.check()
         await endpoint.discover()
     except BaseException:
         await endpoint.close()

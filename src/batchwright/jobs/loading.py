@@ -79,7 +79,12 @@ class ModelChoice:
         else:
             models = None if self.model is None else {self.model: self.model}
             inference = await open_endpoint(
-                self.backend, self.api_key, models, max_concurrency=self.concurrency, max_waiting=self.concurrency
+                self.backend,
+                self.api_key,
+                models,
+                max_concurrency=self.concurrency,
+                max_waiting=self.concurrency,
+                waits=False,
             )
         try:
             yield StandIn(inference, self.served_model_names) if self.served_model_names else inference

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, RunFailed
-from batchwright.inference.inference import Call, Inference
+from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
 from batchwright.jobs.sink import Sink
@@ -77,7 +77,7 @@ class JobLoop:
         self._returned: deque[_Line] = deque()
         """Lines that nobody could compute, to be tried again."""
         self._away_since: float | None = None
-        """When the endpoint was found not to answer, if no line was answered since."""
+        """When nothing could be computed any more, if that has been so since."""
         self._failure: BaseException | None = None
         """Why the run cannot go on."""
         self._moved = asyncio.Event()
@@ -96,6 +96,11 @@ class JobLoop:
     def __len__(self) -> int:
         """How many lines are being computed."""
         return len(self._executor)
+
+    @property
+    def why_waiting(self) -> str | None:
+        """Why no line can be computed now; None when they can."""
+        return why_not_ready(self._inference)
 
     async def run(self) -> None:
         """Work until every line is finished.
@@ -131,10 +136,15 @@ class JobLoop:
     def _require_going(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._away_since is not None and self._clock.now() - self._away_since > self._retries.longest:
+        reason = self.why_waiting
+        if reason is None:
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = self._clock.now()
+        elif self._clock.now() - self._away_since > self._retries.longest:
             raise RunFailed(
-                f"the endpoint has not answered for {self._retries.longest / 60:.0f} minutes. Finished lines are kept: "
-                "run the same command again when it is back"
+                f"{reason}, for {self._retries.longest / 60:.0f} minutes now. Finished lines are kept: run the same "
+                "command again when that has changed"
             )
 
     def _fill(self) -> bool:
@@ -203,8 +213,6 @@ class JobLoop:
                 self._succeed(line, outcome)
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
-                if self._away_since is None:
-                    self._away_since = self._clock.now()
             elif outcome is not None and nobody_computes(outcome):
                 self._stop(outcome.__cause__ or outcome)
             elif outcome is not None:
@@ -218,7 +226,6 @@ class JobLoop:
 
     def _succeed(self, line: _Line, body: dict[str, object]) -> None:
         self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, body) + b"\n")
-        self._away_since = None
         self.tally.succeeded += 1
         self.tally.prompt_tokens += token_count(body, "prompt_tokens")
         self.tally.generated_tokens += token_count(body, "completion_tokens")

@@ -49,6 +49,8 @@ class RunProgress:
     """Lines that are being computed."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    waiting: str | None = None
+    """Why nothing can be computed now; None when it can."""
 
     @property
     def done(self) -> int:
@@ -328,6 +330,7 @@ class _Run:
                 failed=job.finished.failed + self._tally.failed,
                 resumed=len(job.finished),
                 running=0 if self._loop is None else len(self._loop),
+                waiting=None if self._loop is None else self._loop.why_waiting,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=self._tally.generated_tokens
                 if self._engine is None

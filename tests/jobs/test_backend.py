@@ -1,0 +1,174 @@
+"""`run` with an endpoint that computes: what it is sent, what it refuses, and how it is waited for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobs.fakes import by_id, text_of
+
+from batchwright.errors import EndpointError, InputError
+from batchwright.jobs.run import RunProgress, run
+from batchwright.request import SamplingParams
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Says prompts in capitals. `faults` gives the status of a refusal of a prompt, or None."""
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.faults: Callable[[str], int | None] = lambda prompt: None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_GET(self) -> None:
+        self._send(200, {"object": "list", "data": [{"id": "far"}, {"id": "further"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(body)
+        if self.path.endswith("/embeddings"):
+            self._send(200, {"object": "list", "data": [{"index": 0, "embedding": [1.0]}], "usage": {}})
+            return
+        status = self.server.faults(body["prompt"])
+        if status is not None:
+            error = {"message": f"no {body['prompt']}", "type": "t", "code": "c", "param": "prompt"}
+            self._send(status, {"error": error})
+            return
+        choice = {"index": 0, "text": body["prompt"].upper(), "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+        self._send(200, {"id": "x", "object": "text_completion", "model": "m", "choices": [choice], "usage": usage})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("retry-after-ms", "1")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        pass
+
+
+@contextmanager
+def serving(port: int = 0) -> Iterator[Endpoint]:
+    with Endpoint(port) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as server:
+        yield server
+
+
+def lines(path: Path, *bodies: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    return path
+
+
+def test_lines_are_sent_as_they_are(tmp_path: Path, endpoint: Endpoint) -> None:
+    vector = {"custom_id": "v", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a", "model": "further"}}
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "id": "p", "tools": [], "suffix": "z", "priority": 1}, vector)
+    report = run(source, tmp_path / "out.jsonl", backend=endpoint.url)
+    results = by_id(tmp_path / "out.jsonl")
+    assert text_of(results["p"]) == "A"
+    assert results["v"]["response"]["body"]["data"][0]["embedding"] == [1.0]
+    assert sorted(endpoint.asked, key=str) == [
+        {"input": "a", "model": "further"},
+        {"prompt": "a", "tools": [], "suffix": "z", "model": "far"},
+    ]
+    assert (report.succeeded, report.prompt_tokens, report.generated_tokens, report.steps) == (2, 1, 2, 0)
+
+
+def test_defaults_are_sent_where_they_were_asked_for(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "max_completion_tokens": 3}, {"prompt": "b", "logprobs": 1})
+    defaults = SamplingParams(max_tokens=9, temperature=0.0, stop=("x",), logit_bias={5: 1.0}, logprobs=2)
+    run(source, tmp_path / "out.jsonl", backend=endpoint.url, model="further", defaults=defaults)
+    common = {"temperature": 0.0, "stop": ["x"], "logit_bias": {"5": 1.0}, "model": "further"}
+    assert sorted(endpoint.asked, key=lambda body: str(body["prompt"])) == [
+        {"prompt": "a", "max_completion_tokens": 3, "logprobs": 2, **common},
+        {"prompt": "b", "logprobs": 1, "max_tokens": 9, **common},
+    ]
+
+
+def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path: Path, endpoint: Endpoint) -> None:
+    statuses = {"busy": [429, 503], "bad": [400], "unknown": [404]}
+    endpoint.faults = lambda prompt: statuses[prompt].pop(0) if statuses.get(prompt) else None
+    source = lines(tmp_path / "in.jsonl", *({"prompt": name, "id": name} for name in [*statuses, "fine"]))
+    report = run(source, tmp_path / "out.jsonl", backend=endpoint.url)
+    results = by_id(tmp_path / "out.jsonl")
+    assert {name for name, line in results.items() if line["error"] is None} == {"busy", "fine"}
+    assert results["bad"]["error"] == {"code": "c", "message": "no bad", "param": "prompt", "line": 2}
+    assert report.failed_by_code == {"c": 2}
+
+
+def test_a_model_that_the_endpoint_does_not_have(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "model": "gpt", "id": "a"})
+    assert run(source, tmp_path / "out.jsonl", backend=endpoint.url).failed_by_code == {"model_not_found": 1}
+    run(source, tmp_path / "any.jsonl", backend=endpoint.url, served_model_names=["*"])
+    assert by_id(tmp_path / "any.jsonl")["a"]["response"]["body"]["model"] == "gpt"
+    assert endpoint.asked == [{"prompt": "a", "model": "far"}]
+
+
+def test_an_endpoint_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in.jsonl", *({"prompt": f"p{number}"} for number in range(8)))
+    again: list[Any] = []
+    with serving() as first:
+        port = first.server_port
+        first.faults = lambda prompt: 503
+        stopped = threading.Event()
+
+        def watch(progress: RunProgress) -> None:
+            if first.asked and not stopped.is_set():
+                first.shutdown()
+                first.server_close()
+                stopped.set()
+            if progress.waiting and not again:
+                manager = serving(port)
+                manager.__enter__()
+                again.append(manager)
+
+        try:
+            report = run(source, tmp_path / "out.jsonl", backend=first.url, backend_concurrency=2, progress=watch)
+        finally:
+            for manager in again:
+                manager.__exit__(None, None, None)
+    assert again
+    assert (report.succeeded, report.failed) == (8, 0)
+
+
+def test_what_is_no_endpoint_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a"})
+    with serving() as server:
+        url = server.url
+    for model in (None, "m"):
+        with pytest.raises(EndpointError, match="gave no answer"):
+            run(source, tmp_path / "out.jsonl", backend=url, model=model)
+    with pytest.raises(InputError, match="http"):
+        run(source, tmp_path / "out.jsonl", backend="nowhere")
+    with pytest.raises(InputError, match="dtype='float32' with backend"):
+        run(source, tmp_path / "out.jsonl", backend=url, dtype="float32")
+    with pytest.raises(InputError, match="embedding_model='minilm' with backend"):
+        run(source, tmp_path / "out.jsonl", backend=url, embedding_model="minilm")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
