@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from batchwright import InferenceRequest, InferenceResponse, Usage
 from batchwright.batcher import Batcher, WrongOutputs
 from batchwright.clock import ManualClock
 from batchwright.errors import GenerationError
-from batchwright.policies import BySize, Dispatch, Item, Policy, Wait
+from batchwright.policies import Backlog, BySize, Dispatch, Item, Policy, Wait
 
 from .virtual import Model, at, outcome, play
 
@@ -209,11 +210,10 @@ def test_a_model_that_hangs_is_given_up_at_the_deadline_and_the_next_request_is_
 
 def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(Policy):
-        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+        def decide(self, waiting: Backlog, now: float) -> Dispatch | Wait:
             if now < 1.0:
-                super().decide(now)
                 raise ArithmeticError("lost")
-            return super().decide(now, drain=drain)
+            return super().decide(waiting, now)
 
     async def main(clock: ManualClock) -> None:
         async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
@@ -225,22 +225,24 @@ def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogC
         play(main)
 
 
-@pytest.mark.parametrize("fault", ["seconds", "decide"])
-def test_a_policy_that_fails_after_its_decision_loses_nobody(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fault", ["served", "twice", "foreign", "empty", None])
+def test_a_policy_that_fails_with_its_decision_loses_nobody(
+    fault: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     class Faulty(Policy):
-        def seconds(self, cells: int, count: int) -> float | None:
-            return super().seconds(cells, count // (0 if fault == "seconds" else 1))
+        def served(self, batch: Sequence[Item]) -> None:
+            if fault == "served":
+                raise ArithmeticError("lost")
 
-        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
-            decision = super().decide(now, drain=drain)
-            if fault == "decide" and isinstance(decision, Dispatch):
-                return Dispatch(decision.items, "a reason of its own")  # type: ignore[arg-type]
-            return decision
+        def decide(self, waiting: Backlog, now: float) -> Dispatch | Wait:
+            items = waiting.items
+            chosen = {"twice": [items[0], items[0]], "foreign": [Item(0.0)], "empty": []}.get(fault or "", items)
+            return Dispatch(chosen, "a reason of its own")  # type: ignore[arg-type]
 
     async def main(clock: ManualClock) -> None:
         async with Batcher(Model(), Faulty(BySize(2)), clock=clock) as batcher:
             words = set(await asyncio.gather(*(outcome(batcher, "x") for _ in range(5))))
-        assert words == ({"GenerationError"} if fault == "seconds" else {"X"})
+        assert words == ({"GenerationError"} if fault else {"X"})
 
     with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
         play(main)
@@ -248,7 +250,7 @@ def test_a_policy_that_fails_after_its_decision_loses_nobody(fault: str, caplog:
 
 def test_a_policy_that_cannot_let_go_disturbs_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(Policy):
-        def remove(self, item: Item) -> bool:
+        def removed(self, item: Item) -> None:
             raise ArithmeticError
 
     async def main(clock: ManualClock) -> None:
@@ -265,7 +267,7 @@ def test_a_policy_that_cannot_let_go_disturbs_nobody_else(caplog: pytest.LogCapt
 
 def test_a_policy_that_ignores_draining_does_not_keep_the_batcher_open(caplog: pytest.LogCaptureFixture) -> None:
     class Stubborn(Policy):
-        def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+        def decide(self, waiting: Backlog, now: float) -> Dispatch | Wait:
             return Wait(math.inf)
 
     async def main(clock: ManualClock) -> None:
@@ -273,23 +275,6 @@ def test_a_policy_that_ignores_draining_does_not_keep_the_batcher_open(caplog: p
             call = asyncio.create_task(outcome(batcher, "x"))
             await asyncio.sleep(1)
         assert await call == "GenerationError"
-
-    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
-        play(main)
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_a_shape_that_loses_requests_leaves_nobody_without_an_answer(
-    keeps: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Losing(BySize):
-        def choose(self, items: Any, now: float, latency: Any) -> Any:
-            # The queue itself, which is emptied by taking the batch; or no batch at all.
-            return (items if keeps else []), False
-
-    async def main(clock: ManualClock) -> None:
-        async with Batcher(Model(), Policy(Losing(2)), clock=clock) as batcher:
-            assert await asyncio.gather(*(outcome(batcher, "x") for _ in range(3))) == ["GenerationError"] * 3
 
     with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
         play(main)

@@ -19,6 +19,7 @@ from batchwright.clock import ManualClock
 from batchwright.errors import GenerationError, InvalidRequest
 from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.policies import (
+    Backlog,
     BySize,
     Dispatch,
     Fifo,
@@ -391,11 +392,11 @@ def test_every_batch_fits_and_all_are_served(
         memory.learn([], [[Item(0.0, 10)] * 4])
         assert memory.limit_mb == pytest.approx(0.03)
     shape: Shape = WithinMemory(memory, inner())
-    policy = Policy(TargetLatency(9.0, inner=shape) if outside else shape, order=order())
+    policy = Backlog(Policy(TargetLatency(9.0, inner=shape) if outside else shape, order=order()))
     assert policy.memory_limit_mb == memory.limit_mb
     items = [Item(0.0, length, max_tokens=generated, priority=p) for length, generated, p in lengths]
     for item in items:
-        policy.add(item)
+        policy.add((item,))
     served: list[Item] = []
     while isinstance(decision := policy.decide(0.0), Dispatch):
         assert len(decision.items) == 1 or memory.estimate(decision.items) <= memory.limit_mb
@@ -410,9 +411,9 @@ def test_every_batch_fits_and_all_are_served(
 def test_no_batch_with_the_first_has_more_requests(lengths: list[int]) -> None:
     memory = Memory(0.4, 1000)
     items = [Item(0.0, length, max_tokens=10) for length in lengths]
-    policy = Policy(WithinMemory(memory))
+    policy = Backlog(Policy(WithinMemory(memory)))
     for item in items:
-        policy.add(item)
+        policy.add((item,))
     decision = policy.decide(0.0)
     assert isinstance(decision, Dispatch)
     assert items[0] in decision.items

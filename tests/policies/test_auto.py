@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from batchwright.policies import Dispatch, Item, Policy, auto
+from batchwright.policies import Backlog, Dispatch, Item, auto
 
 
-def _informed(base: float, by_token: float) -> Policy:
-    policy = auto(32)
+def _informed(base: float, by_token: float) -> Backlog:
+    policy = Backlog(auto(32))
     for count in (1, 2, 4, 8, 16, 32):
         for length in (10, 20):
             policy.observe(count * length, count * length, count, base + by_token * count * length)
     return policy
 
 
-def _sizes(policy: Policy, now: float) -> list[tuple[int, int]]:
+def _sizes(policy: Backlog, now: float) -> list[tuple[int, int]]:
     """Of each batch, as the queue is worked off at `now`: how many urgent ones, how many others."""
     sizes = []
     while isinstance(decision := policy.decide(now), Dispatch):
@@ -22,11 +22,11 @@ def _sizes(policy: Policy, now: float) -> list[tuple[int, int]]:
     return sizes
 
 
-def _filled(policy: Policy, urgent: int, others: int) -> Policy:
+def _filled(policy: Backlog, urgent: int, others: int) -> Backlog:
     for _ in range(others):
-        policy.add(Item(0.0, 10))
+        policy.add((Item(0.0, 10),))
     for _ in range(urgent):
-        policy.add(Item(0.0, 10, priority=1))
+        policy.add((Item(0.0, 10, priority=1),))
     return policy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from batchwright.policies import FairShare, Item, Policy, TargetLatency, adaptive
+from batchwright.policies import Backlog, FairShare, Item, Policy, TargetLatency, adaptive
 from batchwright.policies.checks import check_size, check_time
 from batchwright.policies.simple import BySize
 
@@ -23,16 +23,16 @@ def test_weights_are_a_mapping() -> None:
 
 
 def test_a_tenant_that_cannot_be_a_key_is_refused_by_name_and_leaves_nothing_behind() -> None:
-    policy = Policy(BySize(2), order=FairShare())
+    policy = Backlog(Policy(BySize(2), order=FairShare()))
     with pytest.raises(TypeError, match=r"tenant=\[1\]: must be hashable"):
-        policy.add(Item(0.0, tenant=[1]))  # type: ignore[arg-type]
+        policy.add((Item(0.0, tenant=[1]),))  # type: ignore[arg-type]
     first, second = Item(0.0, 100, tenant="a"), Item(0.0, 100, tenant="a")
     for item in (first, second):
-        policy.add(item)
+        policy.add((item,))
     assert len(policy) == 2
     policy.decide(0.0, drain=True)
     later = Item(1.0, tenant="a")
-    policy.add(later)
+    policy.add((later,))
     assert later.key == first.key, "nobody waited for what was served, so nobody is owed anything"
 
 

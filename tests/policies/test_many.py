@@ -7,7 +7,19 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.policies import BySize, Fifo, Item, Order, Policy, Urgency, auto, simple, within_memory
+from batchwright.policies import (
+    Backlog,
+    BySize,
+    FairShare,
+    Fifo,
+    Item,
+    Order,
+    Policy,
+    Urgency,
+    auto,
+    simple,
+    within_memory,
+)
 from batchwright.policies.lengths import _cuts, capacity
 
 _QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -40,20 +52,11 @@ def test_the_division_is_that_of_the_whole_search(
     assert _cuts(lengths, size, tokens, (base, by_cell, by_item)) == expected
 
 
-def test_an_order_of_ones_own_is_asked_whatever_it_is_derived_from() -> None:
-    class Backwards(Urgency):
-        def key(self, item: Item) -> float:
-            return -item.arrival
-
-    class Picky(Policy):
-        def add(self, item: Item) -> None:
-            super().add(item)
-
-    assert auto().takes_all
-    assert not Policy(BySize(1), order=Backwards()).takes_all
-    assert not Picky(BySize(1)).takes_all
-    assert not simple().takes_all
-    assert not within_memory().takes_all
+def test_who_may_be_refused_is_placed_at_once() -> None:
+    for policy in (auto(), simple(), Policy(BySize(1), order=Urgency())):
+        assert Backlog(policy).takes_many
+    for policy in (Policy(BySize(1), order=FairShare()), within_memory()):
+        assert not Backlog(policy).takes_many
 
 
 @_QUICK
@@ -66,12 +69,12 @@ def test_an_order_of_ones_own_is_asked_whatever_it_is_derived_from() -> None:
 def test_many_take_the_places_that_they_would_take_one_by_one(
     asked: list[tuple[float, int, float]], order: Order
 ) -> None:
-    together, single = Policy(BySize(3), order=order), Policy(BySize(3), order=order)
+    together, single = Backlog(Policy(BySize(3), order=order)), Backlog(Policy(BySize(3), order=order))
     ours, theirs = ([Item(at, priority=level, due=due) for at, level, due in asked] for _ in range(2))
     half = len(asked) // 2
-    together.add_all(ours[:half])
-    together.add_all(ours[half:])
+    together.add(ours[:half])
+    together.add(ours[half:])
     for item in theirs:
-        single.add(item)
-    assert [ours.index(item) for item in together._queue.items] == [theirs.index(i) for i in single._queue.items]
+        single.add((item,))
+    assert [ours.index(item) for item in together.items] == [theirs.index(i) for i in single.items]
     assert [(item.key, item.level) for item in ours] == [(item.key, item.level) for item in theirs]

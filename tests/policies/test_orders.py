@@ -9,19 +9,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchwright.policies import BySize, Dispatch, FairShare, Item, Order, Policy, Urgency, auto, length_aware
+from batchwright.policies import (
+    Backlog,
+    BatchPolicy,
+    BySize,
+    Dispatch,
+    FairShare,
+    Item,
+    Order,
+    Policy,
+    Urgency,
+    auto,
+    length_aware,
+)
 from batchwright.policies.auto import Goodput
+from batchwright.policies.backlog import SortedItems
 from batchwright.policies.fair import EvenBatches
-from batchwright.policies.queue import Queue
 
 _QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 
 def _served(order: Order, items: list[Item], size: int = 1) -> list[Item]:
     """All of `items`, which are there at once, in the order in which they are dispatched."""
-    policy = Policy(BySize(size), order=order)
+    policy = Backlog(Policy(BySize(size), order=order))
     for item in items:
-        policy.add(item)
+        policy.add((item,))
     served: list[Item] = []
     while isinstance(decision := policy.decide(0.0), Dispatch):
         served += decision.items
@@ -43,11 +55,11 @@ def test_first_come_first_served_within_each_priority(arrivals: list[tuple[float
 
 
 def test_a_low_priority_is_not_starved_by_an_endless_stream_of_a_high_one() -> None:
-    policy = Policy(BySize(1), order=Urgency(aging=10.0))
+    policy = Backlog(Policy(BySize(1), order=Urgency(aging=10.0)))
     patient = Item(0.0, priority=9)
-    policy.add(patient)
+    policy.add((patient,))
     for second in range(1000):
-        policy.add(Item(float(second), priority=0))
+        policy.add((Item(float(second), priority=0),))
         decision = policy.decide(float(second))
         assert isinstance(decision, Dispatch)
         if decision.items[0] is patient:
@@ -90,14 +102,14 @@ def test_shares_differ_from_the_weights_by_a_request_of_each_at_most(
 
 
 def test_a_tenant_that_was_silent_has_saved_up_nothing() -> None:
-    policy = Policy(BySize(1), order=FairShare())
+    policy = Backlog(Policy(BySize(1), order=FairShare()))
     for _ in range(50):
-        policy.add(Item(0.0, tenant="a"))
+        policy.add((Item(0.0, tenant="a"),))
     for _ in range(40):
         policy.decide(0.0)
     late = [Item(1.0, tenant="b") for _ in range(5)]
     for item in late:
-        policy.add(item)
+        policy.add((item,))
     tenants = []
     while isinstance(decision := policy.decide(1.0), Dispatch):
         tenants.append(decision.items[0].tenant)
@@ -106,9 +118,9 @@ def test_a_tenant_that_was_silent_has_saved_up_nothing() -> None:
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
     order = FairShare()
-    policy = Policy(BySize(1), order=order)
+    policy = Backlog(Policy(BySize(1), order=order))
     for number in range(5000):
-        policy.add(Item(0.0, tenant=number))
+        policy.add((Item(0.0, tenant=number),))
         policy.decide(0.0)
     assert len(order._clocks) <= 2048
 
@@ -122,7 +134,7 @@ def test_weights_that_make_no_sense_are_refused(weight: float) -> None:
 @_QUICK
 @given(st.lists(st.tuples(st.sampled_from("art"), st.integers(0, 5), st.integers(1, 4)), max_size=60))
 def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple[str, int, int]]) -> None:
-    queue, model = Queue(by_age=True), list[Item]()
+    queue, model = SortedItems(by_age=True), list[Item]()
     for move, key, number in moves:
         if move == "a":
             items = [Item(0.0, number) for _ in range(number)]
@@ -148,17 +160,18 @@ def test_the_queue_is_a_stable_sort_whatever_enters_and_leaves(moves: list[tuple
 
 
 @pytest.mark.parametrize("policy", [auto(16, order=FairShare()), length_aware(None, 16, order=FairShare())])
-def test_tenants_get_their_shares_where_like_lengths_go_together(policy: Policy) -> None:
+def test_tenants_get_their_shares_where_like_lengths_go_together(policy: BatchPolicy) -> None:
+    waiting = Backlog(policy)
     for cells, count in ((20, 1), (300, 1), (4800, 16), (320, 16)):
-        policy.observe(cells, cells, count, 0.01 + cells * 2e-5)
+        waiting.observe(cells, cells, count, 0.01 + cells * 2e-5)
     for _ in range(1000):
-        policy.add(Item(0.0, 20, tenant="many short"))
+        waiting.add((Item(0.0, 20, tenant="many short"),))
     for _ in range(100):
-        policy.add(Item(0.0, 300, tenant="few long"))
+        waiting.add((Item(0.0, 300, tenant="few long"),))
     served: Counter[Hashable] = Counter()
     now = 0.0
     while served.total() < 20_000:
-        decision = policy.decide(now)
+        decision = waiting.decide(now)
         assert isinstance(decision, Dispatch)
         for item in decision.items:
             served[item.tenant] += item.length
@@ -183,15 +196,15 @@ def test_a_batch_is_not_much_longer_for_a_tenant_of_little_than_it_would_be_alon
     backlog: int, lengths: list[int], own: list[int], base: float
 ) -> None:
     by_token = 1e-4
-    policy = Policy(EvenBatches(Goodput(64, 4096)), order=FairShare())
+    policy = Backlog(Policy(EvenBatches(Goodput(64, 4096)), order=FairShare()))
     for cells in (10, 1000, 4000, 50, 2000, 300):
         policy.observe(cells, cells, 4, base + by_token * cells)
     for number in range(backlog):
-        policy.add(Item(0.0, lengths[number % len(lengths)], tenant="much"))
+        policy.add((Item(0.0, lengths[number % len(lengths)], tenant="much"),))
     assert isinstance(policy.decide(0.0), Dispatch)
     mine = [Item(1.0, length, tenant="little") for length in own]
     for item in mine:
-        policy.add(item)
+        policy.add((item,))
     left = set(mine)
     while left:
         decision = policy.decide(1.0)
@@ -205,10 +218,10 @@ def test_a_batch_is_not_much_longer_for_a_tenant_of_little_than_it_would_be_alon
 
 
 def test_tenants_of_one_item_each_share_a_batch() -> None:
-    policy = Policy(EvenBatches(Goodput(64, 4096)), order=FairShare())
+    policy = Backlog(Policy(EvenBatches(Goodput(64, 4096)), order=FairShare()))
     policy.observe(10, 10, 1, 0.001)
     for number in range(64):
-        policy.add(Item(0.0, 10, tenant=number))
+        policy.add((Item(0.0, 10, tenant=number),))
     decision = policy.decide(0.0)
     assert isinstance(decision, Dispatch)
     assert len(decision.items) == 64

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from batchwright.policies import (
     AtOnce,
+    Backlog,
+    BatchPolicy,
     BySize,
     Dispatch,
     FairShare,
@@ -42,10 +44,10 @@ from batchwright.policies.lengths import divide
 _QUICK = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
-def _filled(policy: Policy, arrivals: list[float], length: int = 1) -> Policy:
-    for arrival in arrivals:
-        policy.add(Item(arrival, length))
-    return policy
+def _filled(policy: BatchPolicy | Backlog, arrivals: list[float], length: int = 1) -> Backlog:
+    waiting = policy if isinstance(policy, Backlog) else Backlog(policy)
+    waiting.add([Item(arrival, length) for arrival in arrivals])
+    return waiting
 
 
 def _learned(base: float = 0.02, by_cell: float = 2e-5) -> LatencyModel:
@@ -58,14 +60,14 @@ def _learned(base: float = 0.02, by_cell: float = 2e-5) -> LatencyModel:
     return model
 
 
-def _dispatched(policy: Policy, now: float, *, drain: bool = False) -> tuple[int, Reason]:
+def _dispatched(policy: Backlog, now: float, *, drain: bool = False) -> tuple[int, Reason]:
     decision = policy.decide(now, drain=drain)
     assert isinstance(decision, Dispatch)
     return len(decision.items), decision.reason
 
 
 def test_nothing_waits_for_nothing() -> None:
-    assert simple().decide(5.0) == Wait(math.inf)
+    assert Backlog(simple()).decide(5.0) == Wait(math.inf)
 
 
 def test_fixed_size_goes_when_full() -> None:
@@ -79,9 +81,9 @@ def test_fixed_size_goes_when_its_oldest_has_waited_enough() -> None:
 
 
 def test_the_wait_is_that_of_the_oldest_that_is_left() -> None:
-    policy = simple(3, 0.1)
+    policy = Backlog(simple(3, 0.1))
     oldest = Item(1.0)
-    policy.add(oldest)
+    policy.add((oldest,))
     _filled(policy, [1.05])
     assert policy.remove(oldest)
     assert not policy.remove(oldest)
@@ -95,9 +97,9 @@ def test_a_window_opens_with_its_first_request_and_is_not_reset_by_the_next() ->
 
 
 def test_a_window_stays_where_it_is_when_its_first_request_leaves() -> None:
-    policy = window(0.05, 8)
+    policy = Backlog(window(0.05, 8))
     first = Item(1.0)
-    policy.add(first)
+    policy.add((first,))
     _filled(policy, [1.04])
     policy.remove(first)
     assert policy.decide(1.04) == Wait(1.05)
@@ -116,10 +118,10 @@ def test_a_window_goes_in_batches_and_its_rest_is_not_held_for_another_window() 
 
 
 def test_a_request_with_a_deadline_is_not_held_beyond_it() -> None:
-    policy = simple(8, 10.0)
+    policy = Backlog(simple(8, 10.0))
     for count in (1, 2, 4):
         policy.observe(count, count, count, 0.5)
-    policy.add(Item(1.0, due=3.0))
+    policy.add((Item(1.0, due=3.0),))
     decision = policy.decide(1.0)
     assert isinstance(decision, Wait)
     assert decision.until == pytest.approx(2.5)
@@ -127,8 +129,8 @@ def test_a_request_with_a_deadline_is_not_held_beyond_it() -> None:
 
 
 def test_a_request_with_a_deadline_goes_at_once_while_the_model_is_unknown() -> None:
-    policy = simple(8, 10.0)
-    policy.add(Item(1.0, due=3.0))
+    policy = Backlog(simple(8, 10.0))
+    policy.add((Item(1.0, due=3.0),))
     assert _dispatched(policy, 1.0) == (1, Reason.DEADLINE)
 
 
@@ -153,7 +155,7 @@ def test_adaptive_takes_half_the_target_and_all_of_it_when_more_wait() -> None:
 
 def test_adaptive_follows_a_burst_of_four_times_the_load_within_ten_batches() -> None:
     """80 requests a second, then 320; a batch takes 40 ms and 1 ms for each request."""
-    policy = adaptive(0.1, 1, 64)
+    policy = Backlog(adaptive(0.1, 1, 64))
     now, served, sizes, waits = 0.0, 0, list[int](), list[float]()
     arrivals = [i / 80 for i in range(400)] + [5.0 + i / 320 for i in range(1600)]
     for arrival in arrivals:
@@ -169,7 +171,7 @@ def test_adaptive_follows_a_burst_of_four_times_the_load_within_ten_batches() ->
                 sizes.append(count)
                 waits.append(now - decision.items[0].arrival)
             served += count
-        policy.add(Item(arrival))
+        policy.add((Item(arrival),))
     # 320 a second need 0.04 + 0.001 n = n / 320, so batches of 19.
     assert max(sizes[:10]) >= 19
     assert max(waits[10:]) <= 0.125
@@ -186,17 +188,17 @@ def test_adaptive_goes_at_most_twice_as_far_as_it_has_seen() -> None:
 
 
 def test_adaptive_sends_the_smallest_batch_though_it_misses_the_target() -> None:
-    policy = adaptive(0.01, 4, 32)
+    policy = Backlog(adaptive(0.01, 4, 32))
     for count in (4, 8, 8):
         policy.observe(count, count, count, 5.0)
     assert _dispatched(_filled(policy, [0.0] * 20), 0.0) == (4, Reason.FULL)
 
 
 def test_like_lengths_go_together_and_a_rare_one_is_not_stranded() -> None:
-    policy = length_aware(4096, 8)
+    policy = Backlog(length_aware(4096, 8))
     policy.latency = _learned()
     long = Item(0.0, 2000)
-    policy.add(long)
+    policy.add((long,))
     _filled(policy, [0.1] * 8, length=20)
     first, second = policy.decide(0.1), policy.decide(0.2)
     assert isinstance(first, Dispatch)
@@ -225,11 +227,11 @@ def test_a_request_larger_than_the_whole_budget_goes_alone() -> None:
 def test_no_batch_exceeds_its_limits_and_all_are_served(
     lengths: list[int], budget: int, size: int, make: Callable[[int, int], LikeLengths | Goodput], learned: bool
 ) -> None:
-    policy = Policy(make(size, budget))
+    policy = Backlog(Policy(make(size, budget)))
     if learned:
         policy.latency = _learned()
     for length in lengths:
-        policy.add(Item(0.0, length))
+        policy.add((Item(0.0, length),))
     served: list[int] = []
     while isinstance(decision := policy.decide(0.0), Dispatch):
         count, longest = len(decision.items), max(item.length for item in decision.items)
@@ -270,50 +272,50 @@ def test_the_division_is_the_best_there_is(lengths: list[int], size: int, base: 
 
 
 def test_the_default_serves_in_time_what_can_be_and_leaves_the_hopeless() -> None:
-    policy = auto()
+    policy = Backlog(auto())
     policy.latency = _learned()
     hopeless = Item(0.0, 2000, due=0.03)
-    policy.add(hopeless)
+    policy.add((hopeless,))
     hopeful = [Item(0.0, 50, due=0.05) for _ in range(4)]
     for item in hopeful:
-        policy.add(item)
+        policy.add((item,))
     decision = policy.decide(0.0)
     assert isinstance(decision, Dispatch)
     assert list(decision.items) == hopeful
 
 
 def test_the_default_shrinks_a_batch_until_all_in_it_are_in_time() -> None:
-    policy = auto()
+    policy = Backlog(auto())
     policy.latency = _learned()
     for _ in range(64):
-        policy.add(Item(0.0, 100, due=0.06))
+        policy.add((Item(0.0, 100, due=0.06),))
     # 0.02 + 2e-5 * 100 * n <= 0.06
     count, _ = _dispatched(policy, 0.0)
     assert count in (19, 20)
 
 
 def test_the_default_saves_those_whose_deadline_is_near_before_cheaper_ones_that_can_wait() -> None:
-    policy = auto()
+    policy = Backlog(auto())
     policy.latency = _learned()
     for _ in range(12):
-        policy.add(Item(0.0, 20, due=10.0))
+        policy.add((Item(0.0, 20, due=10.0),))
     near = [Item(0.0, 1000, due=0.1) for _ in range(3)]
     for item in near:
-        policy.add(item)
+        policy.add((item,))
     decision = policy.decide(0.0)
     assert isinstance(decision, Dispatch)
     assert set(decision.items) == set(near)
 
 
 def test_the_default_does_not_starve_a_long_request_behind_short_ones() -> None:
-    policy = auto(8)
+    policy = Backlog(auto(8))
     policy.latency = _learned()
     long = Item(0.0, 2000)
-    policy.add(long)
+    policy.add((long,))
     now = 0.0
     for _ in range(200):
         while len(policy) < 20:
-            policy.add(Item(now, 20))
+            policy.add((Item(now, 20),))
         decision = policy.decide(now)
         assert isinstance(decision, Dispatch)
         if long in decision.items:
@@ -323,30 +325,30 @@ def test_the_default_does_not_starve_a_long_request_behind_short_ones() -> None:
 
 
 def test_the_default_keeps_priorities() -> None:
-    policy = auto(4)
+    policy = Backlog(auto(4))
     policy.latency = _learned()
     for _ in range(20):
-        policy.add(Item(0.0, 20, priority=9))
+        policy.add((Item(0.0, 20, priority=9),))
     urgent = Item(0.1, 1500, priority=0)
-    policy.add(urgent)
+    policy.add((urgent,))
     decision = policy.decide(0.1)
     assert isinstance(decision, Dispatch)
     assert urgent in decision.items
 
 
 def test_predictions_grow_with_what_waits() -> None:
-    policy = simple(4, 0.0)
+    policy = Backlog(simple(4, 0.0))
     assert policy.predict() is None
     for count in (1, 2, 4, 4, 3):
         policy.observe(10 * count, 10 * count, count, 0.1 + 0.01 * count)
     _filled(policy, [0.0] * 7, length=10)
     last = Item(0.0, 10)
-    policy.add(last)
+    policy.add((last,))
     assert policy.predict(last) == policy.predict() == pytest.approx(0.28)
 
 
 def test_a_prediction_for_an_item_counts_those_before_it_and_no_padding() -> None:
-    policy = priority(2, 0.0)
+    policy = Backlog(priority(2, 0.0))
     for count in (1, 2, 4, 4, 3):
         # A second for each cell, three times as many cells as tokens.
         policy.observe(30 * count, 10 * count, count, 30.0 * count)
@@ -356,16 +358,16 @@ def test_a_prediction_for_an_item_counts_those_before_it_and_no_padding() -> Non
         Item(1.0, 7, priority=0),
     )
     for item in (short, *long, last):
-        policy.add(item)
+        policy.add((item,))
     assert policy.predict(last) == pytest.approx(12.0)
     assert policy.predict(long[1]) == pytest.approx(2012.0)
     bound = policy.predict()
     assert bound is not None
     assert bound > 4012.0
-    free = length_aware(None, 2)
+    free = Backlog(length_aware(None, 2))
     free.latency = policy.latency
     for item in (short, last):
-        free.add(item)
+        free.add((item,))
     assert free.predict(last) == pytest.approx(7.0)
 
 
@@ -404,11 +406,8 @@ TIMINGS: list[Callable[[], Timing]] = [AtOnce, lambda: MaxWait(0.3), lambda: Win
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_every_composition_serves_each_request_once(data: st.DataObject) -> None:
-    policy = Policy(
-        data.draw(st.sampled_from(SHAPES))(),
-        order=data.draw(st.sampled_from(ORDERS))(),
-        timing=data.draw(st.sampled_from(TIMINGS))(),
-    )
+    order, timing = data.draw(st.sampled_from(ORDERS))(), data.draw(st.sampled_from(TIMINGS))()
+    policy = Backlog(Policy(data.draw(st.sampled_from(SHAPES))(), order=order, timing=timing))
     waiting: dict[Item, None] = {}
     now = 0.0
     for move in data.draw(st.lists(st.sampled_from(["add", "add", "add", "remove", "decide"]), max_size=40)):
@@ -416,7 +415,7 @@ def test_every_composition_serves_each_request_once(data: st.DataObject) -> None
         if move == "add":
             due = data.draw(st.sampled_from([math.inf, now + 0.1, now + 1.0]))
             item = Item(now, data.draw(st.integers(0, 300)), priority=data.draw(st.integers(0, 9)), due=due)
-            policy.add(item)
+            policy.add((item,))
             waiting[item] = None
         elif move == "remove" and waiting:
             item = data.draw(st.sampled_from(list(waiting)))
@@ -433,7 +432,7 @@ def test_every_composition_serves_each_request_once(data: st.DataObject) -> None
     assert policy.decide(now) == Wait(math.inf)
 
 
-def _take(policy: Policy, now: float, waiting: dict[Item, None]) -> float:
+def _take(policy: Backlog, now: float, waiting: dict[Item, None]) -> float:
     """When to ask again, negative infinity after a dispatch."""
     decision = policy.decide(now)
     if isinstance(decision, Wait):

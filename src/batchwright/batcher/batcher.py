@@ -16,10 +16,11 @@ from batchwright.batcher.model import Model, Runner
 from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
-from batchwright.policies import BatchPolicy, auto
+from batchwright.policies import Backlog, BatchPolicy, auto
 from batchwright.policies.checks import check_size
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams
 
+_PARAMS = SamplingParams()
 _PRIORITY = 5
 """Of an item that comes without one, as of an `InferenceRequest`."""
 
@@ -65,11 +66,11 @@ class Batcher(Front[DispatchLoop, BatcherStats, Any, InferenceRequest | None, in
             if policy != "auto":
                 raise ValueError(f"policy={policy!r}: must be 'auto' or a policy from batchwright.policies")
             policy = auto()
-        if not callable(getattr(policy, "decide", None)):
+        if not isinstance(policy, BatchPolicy):
             raise TypeError(f"policy of type {type(policy).__name__}: must be 'auto' or a policy, such as simple(8)")
         if length is not None and not callable(length):
             raise TypeError(f"length={length!r}: must be a function that measures a prompt, such as len")
-        self._policy = policy
+        self._backlog = Backlog(policy)
         self._recomputes = isolate_failures
         self._limits = WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures)
         self._runner = model if isinstance(model, Runner) else Runner(model, slots=concurrency)
@@ -110,12 +111,12 @@ class Batcher(Front[DispatchLoop, BatcherStats, Any, InferenceRequest | None, in
         self, request: InferenceRequest | Prompt, priority: int | None, deadline: float | None, tenant: Hashable
     ) -> Coroutine[Any, Any, InferenceResponse]:
         if not isinstance(request, InferenceRequest):
-            request = InferenceRequest(request)
+            request = InferenceRequest.of(request, _PARAMS)
         allowed = time_allowed(request.deadline, deadline)
         return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> DispatchLoop:
-        return DispatchLoop(loop, self._runner, self._policy, self._measure, self._clock, self._limits, self._stats)
+        return DispatchLoop(loop, self._runner, self._backlog, self._measure, self._clock, self._limits, self._stats)
 
     def _entry(
         self,
@@ -132,7 +133,7 @@ class Batcher(Front[DispatchLoop, BatcherStats, Any, InferenceRequest | None, in
 
     def _waiting(self) -> int:
         core = self._core
-        return len(self._policy) + (0 if core is None else core.untold)
+        return len(self._backlog) + (0 if core is None else core.arrived)
 
     async def _release(self) -> None:
         self._runner.close()

@@ -13,7 +13,7 @@ from batchwright.batcher.token_lengths import Measure
 from batchwright.clock import Clock
 from batchwright.errors import OutOfMemory
 from batchwright.out_of_memory import free_frames, ran_out_of_memory
-from batchwright.policies import BatchPolicy
+from batchwright.policies import Backlog
 from batchwright.policies.search import Search
 from batchwright.request import InferenceResponse
 
@@ -49,7 +49,7 @@ class BatchExecutor:
     def __init__(
         self,
         runner: Runner,
-        policy: BatchPolicy,
+        backlog: Backlog,
         measure: Measure,
         clock: Clock,
         stats: BatcherStats,
@@ -57,7 +57,7 @@ class BatchExecutor:
         isolate: bool,
     ) -> None:
         self._runner = runner
-        self._policy = policy
+        self._backlog = backlog
         self._measure = measure
         self._clock = clock
         self._stats = stats
@@ -115,7 +115,7 @@ class BatchExecutor:
         if not short:
             group.fitted.append(entries)
             if computed:
-                self._policy.observe(cells, tokens, len(computed), seconds)
+                self._backlog.observe(cells, tokens, len(computed), seconds)
             return []
         stats.out_of_memory += 1
         group.failed.append(entries)
@@ -180,7 +180,7 @@ class BatchExecutor:
         return []
 
     def _retries(self, *, memory: bool) -> bool:
-        return self._isolate or (memory and self._policy.memory_limit_mb is not None)
+        return self._isolate or (memory and self._backlog.memory_limit_mb is not None)
 
     def _halves(self, entries: list[Entry]) -> list[list[Entry]]:
         self._stats.splits += 1

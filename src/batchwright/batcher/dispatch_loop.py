@@ -37,7 +37,7 @@ from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, InvalidRequest
-from batchwright.policies import BatchPolicy, Dispatch, Policy, Reason
+from batchwright.policies import Backlog, Dispatch, Reason
 from batchwright.policies.search import Search
 
 _log = logging.getLogger("batchwright.batcher")
@@ -57,7 +57,7 @@ class DispatchLoop:
         self,
         loop: asyncio.AbstractEventLoop,
         runner: Runner,
-        policy: BatchPolicy,
+        backlog: Backlog,
         measure: Measure,
         clock: Clock,
         limits: WaitingLimits,
@@ -66,24 +66,20 @@ class DispatchLoop:
         self.loop = loop
         self.clock = clock
         self._runner = runner
-        self._policy = policy
+        self._backlog = backlog
         self._limits = limits
         self._stats = stats
-        self._computer = BatchExecutor(runner, policy, measure, clock, stats, isolate=limits.isolate)
+        self._computer = BatchExecutor(runner, backlog, measure, clock, stats, isolate=limits.isolate)
         self._groups: set[RunningBatch] = set()
         self._all_late = 0
         """Batches in a row in which all would be late."""
         self._retries = RetryBudget()
-        self._queued: set[Entry] = set()
-        """What the policy holds. Kept here too, so that not even a faulty policy can lose a request."""
         self._suspects: set[Entry] = set()
         """Those of failed batches who are in no part that is computed now. They too wait, and count as such."""
         self._arrived: list[Entry] = []
-        """Those of whom the policy has not been told yet. They wait, and are counted, like the others."""
-        self._takes_all = policy if isinstance(policy, Policy) and policy.takes_all else None
-        """The policy, where it can be told of many at once."""
+        """Requests that are not in the backlog yet. They wait, and are counted, like the others."""
         self._room = 0
-        """So many may certainly come before it is to be counted how many wait."""
+        """Number of requests that can still be admitted without recounting the queue."""
         self._waiting_tokens = 0
         """Where they are limited."""
         self._deadlines: list[tuple[float, int, Entry]] = []
@@ -99,15 +95,15 @@ class DispatchLoop:
         self._aborted = False
         """Closing, and nothing is computed any more."""
         self._emptied: list[asyncio.Future[None]] = []
-        stats.memory_limit_mb = policy.memory_limit_mb
+        stats.memory_limit_mb = backlog.memory_limit_mb
 
     @property
     def is_empty(self) -> bool:
-        return not (self._groups or self._queued or self._retries.searches or self._arrived)
+        return not (self._groups or len(self._backlog) or self._retries.searches or self._arrived)
 
     @property
-    def untold(self) -> int:
-        """How many wait of whom the policy does not know."""
+    def arrived(self) -> int:
+        """Number of waiting requests that are not in the backlog yet."""
         return len(self._arrived)
 
     def enter(self, entry: Entry) -> None:
@@ -134,10 +130,10 @@ class DispatchLoop:
         """As `enter`, which says what is raised."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
-        self._tell_policy()
+        self._place_arrived()
         self._check_room(entry)
         try:
-            self._policy.add(entry)
+            self._backlog.add((entry,))
         except InvalidRequest:
             self._stats.too_large += 1
             raise
@@ -148,16 +144,14 @@ class DispatchLoop:
                 self._remove(entry)
                 raise
             self._remember(entry)
-        self._queued.add(entry)
         self._count_tokens([entry])
         self._count_room()
 
-    def _tell_policy(self) -> None:
-        """Of those who have come since it was last told."""
-        if self._arrived and self._takes_all is not None:
+    def _place_arrived(self) -> None:
+        """Tell the policy about requests that arrived since the last call."""
+        if self._arrived:
             arrived, self._arrived = self._arrived, []
-            self._queued.update(arrived)
-            self._takes_all.add_all(arrived)
+            self._backlog.add(arrived)
 
     def _count_tokens(self, entries: Sequence[Entry], sign: int = 1) -> None:
         """These wait now, or with -1 do so no more."""
@@ -165,8 +159,8 @@ class DispatchLoop:
             self._waiting_tokens += sign * sum([entry.length for entry in entries])
 
     def _count_room(self) -> None:
-        if self._takes_all is not None and not self._closing and self._limits.waiting_tokens is None:
-            self._room = max(0, self._limits.waiting - len(self._queued) - len(self._suspects) - len(self._arrived))
+        if self._backlog.takes_many and not self._closing and self._limits.waiting_tokens is None:
+            self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._suspects) - len(self._arrived))
 
     def leave(self, entry: Entry) -> None:
         """The caller of `entry` has gone: it is not computed any more, where that can be helped."""
@@ -193,8 +187,9 @@ class DispatchLoop:
 
     def empty(self) -> list[Entry]:
         """Take out everything that is not in the model, without an answer."""
-        self._tell_policy()
-        entries = sorted([*self._suspects, *self._queued], key=lambda entry: entry.arrival)
+        self._place_arrived()
+        waiting = cast("Sequence[Entry]", self._backlog.items)
+        entries = sorted([*self._suspects, *waiting], key=lambda entry: entry.arrival)
         for entry in entries:
             self._forget(entry)
         self._retries.searches.clear()
@@ -218,20 +213,20 @@ class DispatchLoop:
                 group.task.cancel()
 
     def _check_room(self, entry: Entry) -> None:
-        waiting = len(self._queued) + len(self._suspects)
+        waiting = len(self._backlog) + len(self._suspects)
         reason = self._limits.exceeded(waiting, self._waiting_tokens, entry.length)
         if reason is not None:
             self._stats.overloaded += 1
-            work = self._policy.predict()
+            work = self._backlog.predict()
             after = None if work is None else self._slot_free_in(self.clock.now()) + work / self._runner.slots
             raise overloaded(reason, after)
 
     def _check_hope(self, entry: Entry) -> None:
         """Raises `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
-        if not self._groups and not self._queued:
+        if not self._groups and len(self._backlog) <= 1:
             # Nothing is before it. Computing it also keeps what has been learned true.
             return
-        work = self._policy.predict(entry)
+        work = self._backlog.predict(entry)
         if work is None:
             return
         # Others' work is shared by the slots; to share its own as well only makes the estimate lower.
@@ -262,7 +257,7 @@ class DispatchLoop:
 
     @property
     def _unanswered(self) -> int:
-        waiting = len(self._arrived) + len(self._queued) + len(self._suspects)
+        waiting = len(self._arrived) + len(self._backlog) + len(self._suspects)
         return waiting + sum(group.wanted for group in self._groups)
 
     def _wake(self) -> None:
@@ -307,7 +302,7 @@ class DispatchLoop:
             min(
                 ask_again,
                 self._deadlines[0][0] if self._deadlines else math.inf,
-                self._runner.changes_at(now) if self._queued else math.inf,
+                self._runner.changes_at(now) if len(self._backlog) else math.inf,
             )
         )
         self._count_room()
@@ -319,20 +314,18 @@ class DispatchLoop:
 
     def _dispatch(self, now: float) -> float:
         """Fill the free slots. When the policy is to be asked again; raises what is wrong with it."""
-        self._tell_policy()
+        self._place_arrived()
         while len(self._groups) < self._runner.slots:
             if self._retries.has_time and self._retry(now):
                 continue
-            decision = self._policy.decide(now, drain=self._closing)
+            decision = self._backlog.decide(now, drain=self._closing)
             if isinstance(decision, Dispatch):
                 if not decision.items:
                     raise RuntimeError("it dispatched a batch without requests")
                 self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
             elif not self._retry(now):
-                if len(self._policy) < len(self._queued):
-                    raise RuntimeError(f"{len(self._queued)} requests wait, it knows of {len(self._policy)}")
-                if self._closing and self._queued:
-                    raise RuntimeError(f"told to drain, it held {len(self._queued)} requests back")
+                if self._closing and len(self._backlog):
+                    raise RuntimeError(f"told to drain, it held {len(self._backlog)} requests back")
                 return decision.until
         return math.inf
 
@@ -358,41 +351,36 @@ class DispatchLoop:
 
     def _forget(self, entry: Entry) -> None:
         """`entry` does not wait any more, if it did."""
-        self._tell_policy()
-        if entry in self._queued:
-            self._queued.discard(entry)
-            self._remove(entry)
-        elif entry in self._suspects:
+        self._place_arrived()
+        if entry in self._suspects:
             self._suspects.discard(entry)
-        else:
+        elif not self._remove(entry):
             return
         self._count_tokens([entry], -1)
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> bool:
         try:
-            self._policy.remove(entry)
+            return self._backlog.remove(entry)
         except Exception:
             # Each entry is to be answered none the less, and others are to be served.
             _log.exception("the policy failed to let go of a request")
+            return True
 
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
-        live = self._in_time([entry for entry in entries if not entry.future.done()], now)
-        # While they are still known to wait: the policy, which may fail, is asked something.
-        group = self._group(live, now) if live else None
-        self._queued.difference_update(entries)
         self._count_tokens(entries, -1)
-        if group is not None:
+        live = self._in_time([entry for entry in entries if not entry.future.done()], now)
+        if live:
             self._stats.count_starts([entry.arrival for entry in live], now)
-            self._launch(group, reason)
+            self._launch(self._group(live, now), reason)
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
         """Without those that this batch would answer too late: they have their answer now, and others get the time."""
         if not self._deadlines:
             return entries
-        seconds = self._policy.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
+        seconds = self._backlog.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
         late = [entry for entry in entries if entry.due < now + _SURE * seconds]
         self._all_late = self._all_late + 1 if len(late) == len(entries) else 0
-        is_all = not self._groups and len(self._queued) <= len(entries)
+        is_all = not self._groups and not len(self._backlog)
         if self._all_late > (0 if is_all else _ALL_LATE):
             # What has been learned of the model may have become wrong; and where nobody else is there, to try is free.
             self._all_late = 0
@@ -418,7 +406,7 @@ class DispatchLoop:
 
     def _give_up(self, entry: Entry, now: float) -> None:
         """A suspect that would be late even if it were computed at once is answered."""
-        alone = self._policy.seconds(entry.length, 1) or 0.0
+        alone = self._backlog.seconds(entry.length, 1) or 0.0
         if entry.due < now + alone and entry.waits_for_answer:
             self._forget(entry)
             self._refuse_late(entry, now, alone, "its batch failed, and computed again it would be late")
@@ -431,8 +419,8 @@ class DispatchLoop:
         entry.expire(now, self._stats, error)
 
     def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> RunningBatch:
-        expected = self._policy.seconds(max([entry.length for entry in entries]) * len(entries), len(entries))
-        is_charged = search is not None and bool(self._queued)
+        expected = self._backlog.seconds(max([entry.length for entry in entries]) * len(entries), len(entries))
+        is_charged = search is not None and len(self._backlog) > 0
         return RunningBatch(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
 
     def _launch(self, group: RunningBatch, reason: Reason) -> None:
@@ -490,8 +478,8 @@ class DispatchLoop:
         self._retries.account(group, now - group.begins)
         self._wake()
         if group.fitted or group.failed:
-            self._policy.learn_memory(group.fitted, group.failed)
-            self._stats.memory_limit_mb = self._policy.memory_limit_mb
+            self._backlog.learn_memory(group.fitted, group.failed)
+            self._stats.memory_limit_mb = self._backlog.memory_limit_mb
         group.entries, group.fitted, group.failed = [], [], []
 
     def _fail_closed(self, entry: Entry, now: float) -> None:

@@ -5,6 +5,7 @@ A policy is an order × a shape × a timing; `policy.py` says what each answers.
 
 from batchwright.policies.adaptive import TargetLatency, adaptive
 from batchwright.policies.auto import Goodput, auto
+from batchwright.policies.backlog import Backlog
 from batchwright.policies.fair import FairShare
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
@@ -24,11 +25,11 @@ from batchwright.policies.policy import (
     Wait,
 )
 from batchwright.policies.priority import Urgency, priority
-from batchwright.policies.simple import BySize, MaxWait, simple
-from batchwright.policies.window import Window, window
+from batchwright.policies.simple import BySize, MaxWait, Window, simple, window
 
 __all__ = [
     "AtOnce",
+    "Backlog",
     "BatchPolicy",
     "BySize",
     "Dispatch",

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from batchwright.policies.checks import check_size, check_time
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Order, Policy, Shape
+from batchwright.policies.policy import NarrowedShape, Order, Policy, Shape
 from batchwright.policies.simple import BySize
 
 
-class TargetLatency:
+class TargetLatency(NarrowedShape):
     """Shape: as many of those that another shape chose as keep the target."""
 
     def __init__(self, target: float, *, min_batch_size: int = 1, inner: Shape) -> None:
@@ -29,18 +29,9 @@ class TargetLatency:
         check_size("min_batch_size", min_batch_size)
         if min_batch_size > inner.max_batch_size:
             raise ValueError(f"min_batch_size={min_batch_size}: must be ≤ max_batch_size={inner.max_batch_size}")
+        super().__init__(inner)
         self.target = target
         self.min_batch_size = min_batch_size
-        self.inner = inner
-        self.keeps_order = inner.keeps_order
-
-    @property
-    def max_batch_size(self) -> int:
-        return self.inner.max_batch_size
-
-    @property
-    def max_batch_tokens(self) -> int | None:
-        return self.inner.max_batch_tokens
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)

@@ -16,17 +16,19 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from batchwright.policies.checks import check_time
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Shape
+from batchwright.policies.policy import NarrowedShape, Order
 
 _CLOCKS_KEPT = 1024
 
 
-class FairShare:
+class FairShare(Order):
     """Order: tenants take turns by their weights (1 where none is given); as they came within one.
 
     With `weight_of` a tenant's weight is multiplied by one that each of its items has. Raises ValueError, naming the
     tenant, for a weight that is not a finite number above 0.
     """
+
+    refuses = True
 
     def __init__(
         self, weights: Mapping[Hashable, float] | None = None, *, weight_of: Callable[[Item], float] | None = None
@@ -43,7 +45,12 @@ class FairShare:
         self._most = _CLOCKS_KEPT
         self._waiting = 0
 
-    def key(self, item: Item) -> float:
+    def place(self, items: Sequence[Item]) -> None:
+        for item in items:
+            # Whoever overtakes takes from another's share.
+            item.key = item.level = self._turn(item)
+
+    def _turn(self, item: Item) -> float:
         try:
             clock = self._clocks.get(item.tenant, 0.0)
         except TypeError as error:
@@ -52,10 +59,6 @@ class FairShare:
         start = max(self._now, clock)
         self._clocks[item.tenant] = start + self._cost(item)
         return start
-
-    def level(self, item: Item) -> float:
-        # Whoever overtakes takes from another's share.
-        return item.key
 
     def served(self, batch: Sequence[Item]) -> None:
         self._now = max(self._now, min(item.key for item in batch))
@@ -84,24 +87,12 @@ class FairShare:
         return max(item.length, 1) / weight
 
 
-class EvenBatches:
+class EvenBatches(NarrowedShape):
     """Shape: what another shape chose, without what would make a tenant wait for others' larger parts of its batch.
 
     Tenants with more tokens in the batch than the one whose turn it is may together at most double its part; or add as
     many tokens as cost no more than any batch does.
     """
-
-    def __init__(self, inner: Shape) -> None:
-        self.inner = inner
-        self.keeps_order = inner.keeps_order
-
-    @property
-    def max_batch_size(self) -> int:
-        return self.inner.max_batch_size
-
-    @property
-    def max_batch_tokens(self) -> int | None:
-        return self.inner.max_batch_tokens
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Shape
+from batchwright.policies.policy import NarrowedShape, Shape
 
 _WASTE = 0.1
 """Of the time of a batch: what any batch costs may be so much before others are made to wait for more."""
@@ -24,24 +24,15 @@ _REMEMBERED = 64
 """Batches without urgent requests after which none are expected."""
 
 
-class LatencyCappedBatches:
+class LatencyCappedBatches(NarrowedShape):
     """Shape: what another shape chose, without the less urgent that would make others wait for little."""
 
     def __init__(self, inner: Shape) -> None:
-        self.inner = inner
-        self.keeps_order = inner.keeps_order
+        super().__init__(inner)
         self._urgent: float = math.inf
         """The most urgent priority of late."""
         self._without = 0
         """Batches since it was last seen."""
-
-    @property
-    def max_batch_size(self) -> int:
-        return self.inner.max_batch_size
-
-    @property
-    def max_batch_tokens(self) -> int | None:
-        return self.inner.max_batch_tokens
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)

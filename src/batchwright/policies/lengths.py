@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
+from batchwright.policies.policy import Shape
 
 _A_BIT_LESS = 1.0 - 1e-12
 """Rounding is not to hide a beginning that is as good."""
@@ -24,17 +25,23 @@ _UNKNOWN = (1e9, 1.0, 0.0)
 """Before anything is known: as few batches as possible, then as little padding."""
 
 
-class PaddedLimits:
+class PaddedLimits(Shape):
     """What batches of a shape that looks at lengths hold: so many items, and so many padded tokens if that is given."""
-
-    keeps_order = False
 
     def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
         check_size("max_batch_size", max_batch_size)
         if max_batch_tokens is not None:
             check_size("max_batch_tokens", max_batch_tokens)
-        self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
+        self._size = max_batch_size
+        self._tokens = max_batch_tokens
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._size
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        return self._tokens
 
 
 def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:

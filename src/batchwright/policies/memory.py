@@ -71,6 +71,17 @@ class Memory:
         """Whether `item` fits alone into the limit that was set."""
         return self.megabytes(item.length, item.max_tokens, 1) <= self.max_memory_mb
 
+    def check(self, item: Item) -> None:
+        """Raises `ContextLengthExceeded` for an item that exceeds the limit even alone."""
+        if self.admits(item):
+            return
+        alone = self.megabytes(item.length, item.max_tokens, 1)
+        raise ContextLengthExceeded(
+            f"prompt: with {item.length} tokens and up to {item.max_tokens} to generate it needs an estimated "
+            f"{alone:.6g} MB alone, max_memory_mb is {self.max_memory_mb:.6g}: shorten it, lower max_tokens, or "
+            "raise max_memory_mb"
+        )
+
     def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
         """Of one batch and the parts that it was divided into: which were computed, and which ran out of memory."""
         most = max(map(self.estimate, fitted), default=0.0)
@@ -81,29 +92,28 @@ class Memory:
             self.limit_mb = min(self.max_memory_mb, self.limit_mb + _GROWTH * self.max_memory_mb)
 
 
-class WithinMemory:
+class WithinMemory(Shape):
     """Shape: as many as fit in `memory` of those that another shape chose; without another, of those that wait.
 
     The first in order always goes. Where the other shape keeps the order, the first ones that fit go with it; otherwise
     those that make the batch the least larger, so like lengths, and nobody less urgent than it before all who are not.
     """
 
-    max_batch_tokens: int | None
+    memory: Memory
 
     def __init__(self, memory: Memory, inner: Shape | None = None) -> None:
         self.memory = memory
         self.inner = inner
         self.keeps_order = inner is not None and inner.keeps_order
-        self.max_batch_tokens = None if inner is None else inner.max_batch_tokens
+
+    @property
+    def max_batch_tokens(self) -> int | None:
+        return None if self.inner is None else self.inner.max_batch_tokens
 
     @property
     def max_batch_size(self) -> int:
         most = max(1, int(self.memory.limit_mb * self.memory.tokens_per_mb))
         return most if self.inner is None else min(most, self.inner.max_batch_size)
-
-    @property
-    def memory_limit_mb(self) -> float:
-        return self.memory.limit_mb
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         full = False
@@ -113,21 +123,6 @@ class WithinMemory:
         if leading == len(items) or self.keeps_order:
             return items[:leading], full or leading < len(items)
         return self._like_the_first(items[: max(_LOOK_AHEAD * leading, _SEEN_AT_LEAST)]), True
-
-    def check(self, item: Item) -> None:
-        """Raises `ContextLengthExceeded` for an item that exceeds the limit even alone."""
-        if self.memory.admits(item):
-            return
-        memory = self.memory
-        alone = memory.megabytes(item.length, item.max_tokens, 1)
-        raise ContextLengthExceeded(
-            f"prompt: with {item.length} tokens and up to {item.max_tokens} to generate it needs an estimated "
-            f"{alone:.6g} MB alone, max_memory_mb is {memory.max_memory_mb:.6g}: shorten it, lower max_tokens, or "
-            "raise max_memory_mb"
-        )
-
-    def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
-        self.memory.learn(fitted, failed)
 
     def _like_the_first(self, items: Sequence[Item]) -> Sequence[Item]:
         """The largest batch with the first of `items`, in their order; nearly, where what they generate differs."""

@@ -15,22 +15,16 @@ from collections.abc import Sequence
 
 from batchwright.policies.checks import check_time
 from batchwright.policies.item import Item
-from batchwright.policies.policy import Policy
+from batchwright.policies.policy import Order, Policy
 from batchwright.policies.simple import BySize, MaxWait
 
 
-class Urgency:
+class Urgency(Order):
     """Order: by priority and deadline, aging with `aging` seconds for each step of priority."""
 
     def __init__(self, aging: float = 10.0) -> None:
         check_time("aging", aging, above_zero=True)
         self.aging = aging
-
-    def key(self, item: Item) -> float:
-        return self.aging * item.priority + min(item.arrival, item.due - self.aging)
-
-    def level(self, item: Item) -> float:
-        return item.priority
 
     def place(self, items: Sequence[Item]) -> None:
         aging = self.aging
@@ -38,12 +32,6 @@ class Urgency:
             due, priority = item.due - aging, item.priority
             item.key = aging * priority + (due if due < item.arrival else item.arrival)
             item.level = priority
-
-    def served(self, batch: Sequence[Item]) -> None:
-        pass
-
-    def removed(self, item: Item) -> None:
-        pass
 
 
 def priority(batch_size: int = 16, max_wait: float = 0.1, aging: float = 10.0) -> Policy:

@@ -1,35 +1,44 @@
-"""Fixed size with a longest wait.
+"""Batches of a fixed size, with a longest wait or a time window.
 
-The idea: collect `batch_size` requests and compute them together. So that the last few are not left lying, a batch that
-is not full goes when its oldest request has waited `max_wait`. Good when arrivals are steady and the size is known to
-suit the model; a free model idles for up to `max_wait`, which the default policy, `auto`, does not.
+*A longest wait*: collect `batch_size` requests and compute them together. So that the last few are not left lying, a
+batch that is not full goes when its oldest request has waited `max_wait`. Good when arrivals are steady and the size is
+known to suit the model; a free model idles for up to `max_wait`, which the default policy, `auto`, does not.
+
+*A window*: the first request opens a window of fixed length, and all that arrive in it go together when it ends. A
+window is fixed when it opens: later arrivals neither delay it nor start it anew, and requests that leave do not move
+it. The first request after its end opens the next one, whether or not the model was free to take the last. A batch that
+is full goes before its window ends.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from batchwright.policies.checks import check_size, check_time
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Policy, Reason
+from batchwright.policies.policy import Policy, Reason, Shape, Timing
 
 
-class BySize:
+class BySize(Shape):
     """Shape: the first `max_batch_size` in order."""
 
     keeps_order = True
-    max_batch_tokens = None
 
     def __init__(self, max_batch_size: int) -> None:
         check_size("max_batch_size", max_batch_size)
-        self.max_batch_size = max_batch_size
+        self._size = max_batch_size
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._size
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
-        return items[: self.max_batch_size], len(items) >= self.max_batch_size
+        return items[: self._size], len(items) >= self._size
 
 
-class MaxWait:
+class MaxWait(Timing):
     """Timing: when the oldest has waited `seconds`."""
 
     reason = Reason.MAX_WAIT
@@ -45,3 +54,24 @@ class MaxWait:
 def simple(batch_size: int = 8, max_wait: float = 0.1) -> Policy:
     """Batches of `batch_size`, or of what there is when the oldest has waited `max_wait` seconds."""
     return Policy(BySize(batch_size), timing=MaxWait(max_wait))
+
+
+class Window(Timing):
+    """Timing: when the window of the oldest request ends."""
+
+    reason = Reason.WINDOW
+
+    def __init__(self, seconds: float) -> None:
+        check_time("window", seconds)
+        self.seconds = seconds
+        self._end = -math.inf
+
+    def release(self, item: Item) -> float:
+        if item.arrival >= self._end:
+            self._end = item.arrival + self.seconds
+        return self._end
+
+
+def window(seconds: float = 0.05, max_batch_size: int = 32) -> Policy:
+    """All that arrive within `seconds` of the first go together, in batches of at most `max_batch_size`."""
+    return Policy(BySize(max_batch_size), timing=Window(seconds))

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from batchwright.policies.backlog import SortedItems
 from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.policy import Order
 from batchwright.policies.priority import Urgency
-from batchwright.policies.queue import Queue
 
 
 class Slots:
@@ -24,7 +24,7 @@ class Slots:
         check_size("size", size)
         self.size = size
         self.order: Order = order or Urgency()
-        self._queue = Queue()
+        self._queue = SortedItems()
         self._live: dict[Item, None] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Slots:
 
     def add(self, item: Item) -> None:
         """A request has arrived; it waits until `fill` gives it a slot."""
-        item.key = self.order.key(item)
+        self.order.place((item,))
         self._queue.add((item,))
 
     def fill(self) -> Sequence[Item]:

@@ -1,0 +1,208 @@
+"""The requests that wait for a policy, and what was learned of the model that computes them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from batchwright.policies.item import Item
+from batchwright.policies.latency import LatencyModel
+from batchwright.policies.policy import BatchPolicy, Dispatch, Wait
+
+
+class Backlog:
+    """Requests in the order in which they are to be served, and the policy that is asked about them. It has no clock.
+
+    It learns how long batches take, and tells `policy.memory`, where there is one, which of them fitted.
+    """
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self.policy = policy
+        self.latency = LatencyModel()
+        self.draining = False
+        """Whether whatever waits is to be dispatched now."""
+        self._waiting = SortedItems(by_age=policy.holds_back)
+        self._padding = 1.0
+        """Padded tokens for each token, in recent batches."""
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The waiting, first the one that is to be served first. Not to be changed."""
+        return self._waiting.items
+
+    @property
+    def oldest(self) -> Item:
+        """The request that came first, of a policy that holds back. There must be one."""
+        return self._waiting.oldest
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `add` raises nothing, so that arrivals can be told together later."""
+        return not self.policy.refuses and self.policy.memory is None
+
+    @property
+    def memory_limit_mb(self) -> float | None:
+        """What a batch may take of memory now, where batches are fitted into it; else None."""
+        return None if self.policy.memory is None else self.policy.memory.limit_mb
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Take in requests that have arrived, in this order.
+
+        Raises `InvalidRequest` for one that no batch can hold, and what the policy raises for one that it refuses.
+        """
+        if self.policy.memory is not None:
+            for item in items:
+                self.policy.memory.check(item)
+        self.policy.place(items)
+        self._waiting.add(items)
+
+    def remove(self, item: Item) -> bool:
+        """Take out a request that is no longer wanted. False when it does not wait here."""
+        found = self._waiting.remove(item)
+        if found:
+            self.policy.removed(item)
+        return found
+
+    def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
+        """What the model, which could take a batch, is to compute now. A batch has left the queue.
+
+        Raises what the policy raises, and ValueError for a batch of requests that do not wait.
+        """
+        if not self._waiting:
+            return Wait(math.inf)
+        self.draining = drain
+        decision = self.policy.decide(self, now)
+        if isinstance(decision, Wait):
+            return decision
+        # Not the queue itself, which is about to change.
+        batch = tuple(decision.items)
+        # First what may raise: whoever is not taken out still waits.
+        self.policy.served(batch)
+        self._waiting.take(batch)
+        return Dispatch(batch, decision.reason)
+
+    def observe(self, cells: int, tokens: int, count: int, seconds: float) -> None:
+        """Learn that a batch of `count` requests with `tokens` in all, `cells` with padding, took `seconds`."""
+        self.latency.observe(cells, count, seconds)
+        if tokens:
+            self._padding += (cells / tokens - self._padding) * 0.1
+
+    def learn_memory(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
+        """Learn which parts of a batch were computed, and which ran out of memory."""
+        if self.policy.memory is not None:
+            self.policy.memory.learn(fitted, failed)
+
+    def seconds(self, cells: int, count: int) -> float | None:
+        """Expected model time of one batch; None when nothing is known."""
+        return self.latency.predict(cells, count)
+
+    def predict(self, item: Item | None = None) -> float | None:
+        """Seconds of model time until the waiting `item` will be done; without one, until all that waits will be.
+
+        None when nothing is known. The estimate for an item is on the low side: it is used to refuse.
+        """
+        waiting = self._waiting
+        if item is None:
+            count, cells = len(waiting), waiting.total_length * self._padding
+        elif self.policy.keeps_order:
+            ahead = waiting.rank(item)
+            # Padding is not certain.
+            count, cells = ahead + 1, float(waiting.length_of_first(ahead) + item.length)
+        else:
+            # It may overtake all others: only its own time is certain.
+            return self.latency.predict(item.length, 1)
+        return self.latency.predict(cells, count, -(-count // self.policy.max_batch_size))
+
+
+class SortedItems:
+    """Items sorted by `(key, ordinal)`: lower keys first, equal keys as they came.
+
+    A key never changes while its item waits. So one sorted list does for every order, and taking a batch off its head
+    is a slice. Entering behind all others, the usual case, costs an append.
+    """
+
+    def __init__(self, *, by_age: bool = False) -> None:
+        """With `by_age` it knows which item is the oldest."""
+        self.items: list[Item] = []
+        """Read it, do not change it."""
+        self.total_length = 0
+        """Sum of the lengths."""
+        self._arrivals: dict[Item, None] | None = {} if by_age else None
+        self._ordinal = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Take in items in the order in which they came, their keys being set."""
+        mine, ordinal, length = self.items, self._ordinal, 0
+        last = mine[-1].key if mine else -math.inf
+        for item in items:
+            item.ordinal = ordinal
+            ordinal += 1
+            length += item.length
+            if item.key >= last:
+                mine.append(item)
+                last = item.key
+            else:
+                insort(mine, item, key=_place)
+        self._ordinal = ordinal
+        self.total_length += length
+        if self._arrivals is not None:
+            self._arrivals.update(dict.fromkeys(items))
+
+    def remove(self, item: Item) -> bool:
+        """Take out one item. False when it is not here."""
+        rank = self.rank(item)
+        if self.items[rank : rank + 1] != [item]:
+            return False
+        del self.items[rank]
+        self._forget((item,))
+        return True
+
+    def take(self, batch: Sequence[Item]) -> None:
+        """Take out a batch. Raises ValueError where not all of its items are here."""
+        batch, items = list(batch), self.items
+        if items[: len(batch)] == batch:
+            del items[: len(batch)]
+        else:
+            # Those behind the last of them are not looked at: they may be thousands.
+            end = self.rank(max(batch, key=_place)) + 1
+            gone = {item.ordinal for item in batch}
+            kept = [item for item in items[:end] if item.ordinal not in gone]
+            if end - len(kept) != len(batch):
+                raise ValueError("not all of the batch wait")
+            items[:end] = kept
+        self._forget(batch)
+
+    def rank(self, item: Item) -> int:
+        """How many items go before this one."""
+        return bisect_left(self.items, (item.key, item.ordinal), key=_place)
+
+    def length_of_first(self, count: int) -> int:
+        """Sum of the lengths of the first `count`."""
+        items = self.items
+        if 2 * count <= len(items):
+            return sum(item.length for item in items[:count])
+        return self.total_length - sum(item.length for item in items[count:])
+
+    @property
+    def oldest(self) -> Item:
+        """The item that came first, in a queue by age that is not empty."""
+        assert self._arrivals is not None
+        return next(iter(self._arrivals))
+
+    def _forget(self, items: Sequence[Item]) -> None:
+        if self._arrivals is not None:
+            for item in items:
+                del self._arrivals[item]
+        self.total_length -= sum([item.length for item in items])
+
+
+def _place(item: Item) -> tuple[float, int]:
+    return item.key, item.ordinal
