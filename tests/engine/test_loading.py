@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from batchwright.engine.bodies.config_file import stated_config
+from batchwright.engine.bodies.config_file import plain_llama_config
 from batchwright.engine.bodies.llama import unsuitable
 from batchwright.engine.bodies.load import read_config
 from batchwright.engine.tokenizer import Tokenizer
@@ -48,12 +48,12 @@ def write(folder: Path, **fields: Any) -> None:
 )
 def test_a_file_that_says_everything(tmp_path: Path, fields: dict[str, Any]) -> None:
     write(tmp_path, **fields)
-    stated, whole = stated_config(tmp_path), read_config(tmp_path)
-    assert stated is not None
-    assert [getattr(stated, name) for name in READ] == [getattr(whole, name) for name in READ]
-    assert stated.rope_parameters == whole.rope_parameters
-    assert (getattr(stated, "head_dim", None) or 16) == whole.head_dim
-    assert unsuitable(stated) is None
+    plain, whole = plain_llama_config(tmp_path), read_config(tmp_path)
+    assert plain is not None
+    assert [getattr(plain, name) for name in READ] == [getattr(whole, name) for name in READ]
+    assert plain.rope_parameters == whole.rope_parameters
+    assert (getattr(plain, "head_dim", None) or 16) == whole.head_dim
+    assert unsuitable(plain) is None
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_a_file_that_says_everything(tmp_path: Path, fields: dict[str, Any]) -> 
 )
 def test_a_file_that_leaves_something_to_its_class(tmp_path: Path, fields: dict[str, Any]) -> None:
     write(tmp_path, **fields)
-    assert stated_config(tmp_path) is None
+    assert plain_llama_config(tmp_path) is None
 
 
 def test_a_file_that_is_damaged_or_missing(tmp_path: Path) -> None:
-    assert stated_config(tmp_path) is None
+    assert plain_llama_config(tmp_path) is None
     for content in ("{", "[]", "{}"):
         (tmp_path / "config.json").write_text(content)
-        assert stated_config(tmp_path) is None
+        assert plain_llama_config(tmp_path) is None
 
 
 @pytest.mark.parametrize(

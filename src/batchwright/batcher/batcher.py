@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any
 
+from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.dispatch_loop import DispatchLoop
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.front import Front, time_allowed, urgency
 from batchwright.batcher.model import Model, Runner
 from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits
@@ -25,7 +25,7 @@ _PRIORITY = 5
 """Of an item that comes without one, as of an `InferenceRequest`."""
 
 
-class Batcher(Front[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
+class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
     """Collects single requests and gives them to a model in batches.
 
         async with Batcher(model) as batcher:

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.engine_loop import EngineLoop
-from batchwright.batcher.front import Front, time_allowed, urgency
 from batchwright.batcher.model import ModelCall, RequestStepModel, RequestStreamModel, StepModel, StreamModel
 from batchwright.batcher.steps import StepCore
 from batchwright.batcher.streams import StreamCore
@@ -41,7 +41,9 @@ _BATCH_SIZE = 32
 _SEQUENCE_LENGTH = 2048
 
 
-class ContinuousBatcher(Front[TokenCore, ContinuousStats, InferenceRequest, int, float, Hashable, Listener | None]):
+class ContinuousBatcher(
+    BaseBatcher[TokenCore, ContinuousStats, InferenceRequest, int, float, Hashable, Listener | None]
+):
     """Batches token by token: a request joins as soon as a slot is free, and leaves with its last token.
 
         async with ContinuousBatcher(model) as batcher:

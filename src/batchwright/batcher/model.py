@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import CoroutineType
 from typing import Any, Protocol, TypeAlias
 
 from batchwright.errors import GenerationError
@@ -103,7 +102,7 @@ class ModelCall:
             result = await self.in_own_thread(partial(self._function, *arguments, **options))
         else:
             result = self._function(*arguments, **options)
-        if type(result) is not CoroutineType and not inspect.isawaitable(result):
+        if not inspect.isawaitable(result):
             return result
         return await awaited(result)
 

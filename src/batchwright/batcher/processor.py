@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from batchwright.batcher.base_batcher import BaseBatcher
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.front import Front
 from batchwright.batcher.model import Model
 from batchwright.batcher.replicas import Replicas
 from batchwright.clock import Clock, MonotonicClock
@@ -18,7 +18,7 @@ from batchwright.policies import auto
 from batchwright.policies.checks import check_size, check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
-_BatcherT = TypeVar("_BatcherT", bound="Front[Any, Any, *tuple[Any, ...]]")
+_BatcherT = TypeVar("_BatcherT", bound="BaseBatcher[Any, Any, *tuple[Any, ...]]")
 
 
 @dataclass(frozen=True, slots=True)

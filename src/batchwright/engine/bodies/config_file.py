@@ -24,7 +24,7 @@ _WHOLE_NUMBERS = (
 _NOT_PLAIN = frozenset({"auto_map", "quantization_config", "partial_rotary_factor", "per_layer_config"})
 
 
-def stated_config(folder: Path) -> Any:
+def plain_llama_config(folder: Path) -> Any:
     """The transformers config of the Llama in `folder`; None for anything that needs the config's own class."""
     try:
         fields = json.loads((folder / "config.json").read_bytes())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.config_file import stated_config
+from batchwright.engine.bodies.config_file import plain_llama_config
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
@@ -27,8 +27,8 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
     """
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
-    stated = stated_config(folder)
-    architecture = read_config(folder) if stated is None else stated
+    plain = plain_llama_config(folder)
+    architecture = read_config(folder) if plain is None else plain
     reason = unsuitable(architecture) or (None if has_safetensors(folder) else f"{folder} has no *.safetensors")
     if config.body == "fused" and reason is not None:
         raise UnsupportedModel(f"the fused body cannot run this model: {reason}. Use body='auto'.")
@@ -38,7 +38,7 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
             raise UnsupportedModel(
                 f"quantization={config.quantization!r} needs the fused body, which cannot be used: {why}"
             )
-        return TransformersBody(folder, architecture if stated is None else read_config(folder), kind, where)
+        return TransformersBody(folder, architecture if plain is None else read_config(folder), kind, where)
     native = config.attention in ("auto", "native")
     if config.dtype == "auto" and where.type == "cpu" and native and compiles_here(architecture):
         kind = torch.bfloat16

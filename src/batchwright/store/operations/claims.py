@@ -35,7 +35,7 @@ def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
 
 
 @dataclass(slots=True)
-class _Intake:
+class _BatchResults:
     """What one `commit` adds to one batch."""
 
     key: int
@@ -99,20 +99,20 @@ def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
     # The rows of the batches stay locked, so the sequences of a batch are committed in their order.
     rows = tx.rows("lock_batches", ids=json.dumps([*places]))
     for batch_id, key, tenant, status, ending, total, completed, failed in rows:
-        intake = _Intake(key, status == "in_progress" and ending is None, completed + failed)
-        _take(tx, intake, results, places[batch_id], taken)
-        if intake.rows:
-            intake.write(tx)
-            counted.setdefault(tenant, []).extend(intake.results)
-            if intake.finished == total:
+        batch = _BatchResults(key, status == "in_progress" and ending is None, completed + failed)
+        _take(tx, batch, results, places[batch_id], taken)
+        if batch.rows:
+            batch.write(tx)
+            counted.setdefault(tenant, []).extend(batch.results)
+            if batch.finished == total:
                 tx.run("finalize_batch", key=key, now=tx.now)
     charge(tx, counted)
     return taken
 
 
-def _take(tx: Tx, intake: _Intake, results: Sequence[LineResult], places: list[int], taken: list[bool]) -> None:
+def _take(tx: Tx, batch: _BatchResults, results: Sequence[LineResult], places: list[int], taken: list[bool]) -> None:
     numbers = json.dumps([results[place].number for place in places])
-    rows = tx.rows("lock_lines", batch=intake.key, numbers=numbers)
+    rows = tx.rows("lock_lines", batch=batch.key, numbers=numbers)
     held = {number: (attempt, state) for number, attempt, state in rows}
     for place in places:
         result = results[place]
@@ -120,9 +120,9 @@ def _take(tx: Tx, intake: _Intake, results: Sequence[LineResult], places: list[i
         if attempt != result.attempt or state in ("pending", "suspect"):
             continue
         if state == "claimed":
-            if not intake.open:
+            if not batch.open:
                 continue
-            intake.take(result)
+            batch.take(result)
             held[result.number] = (attempt, "finished")
         taken[place] = True
 

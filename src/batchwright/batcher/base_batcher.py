@@ -1,9 +1,9 @@
-"""What every batcher is to its callers, whatever computes behind it: one event loop, entered from anywhere.
+"""What all batchers have in common: one event loop computes, and requests come from any loop or thread.
 
-A front has a core, which lives in one event loop and is touched by nothing else; this is why no core locks anything.
-The front finds that loop: the one in which it is first used, another when that one has ended, and one of its own, on a
-thread, for callers that have none. Calls from other loops and threads are handed over to it, and those that are not
-answered when it ends are entered again in another. A process that was forked from this one has no loop at first.
+A batcher has a core, which lives in one event loop and is used only there, so no core locks anything. The batcher
+chooses that loop: the one in which it is first used; another one when that has ended; one of its own, on a thread, for
+callers that have none. Calls from other loops and threads are passed on to it, and made again in another loop if it
+ends before they are answered. A forked process starts without a loop.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from collections.abc import Coroutine, Hashable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
-from batchwright.batcher.background import BackgroundLoop
 from batchwright.batcher.batcher_stats import BatcherStats
+from batchwright.batcher.cross_loop import MOVED, BackgroundLoop, CrossLoopCall, watch_end
 from batchwright.batcher.entry import Entry
-from batchwright.batcher.visits import MOVED, Visit, watch_end
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import BatcherClosed, GenerationError, InvalidRequest
 from batchwright.policies.checks import check_time
@@ -37,7 +36,7 @@ _T = TypeVar("_T")
 _StatsT = TypeVar("_StatsT", bound=BatcherStats)
 
 
-class Home(Protocol):
+class BatcherCore(Protocol):
     """A core: what computes, in one event loop. All of it is called in the thread of that loop."""
 
     @property
@@ -65,12 +64,12 @@ class Home(Protocol):
         ...
 
 
-_CoreT = TypeVar("_CoreT", bound=Home)
+_CoreT = TypeVar("_CoreT", bound=BatcherCore)
 _What = TypeVarTuple("_What")
 
 
-class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
-    """The face of a batcher. `What` is what a request is told by, from which `_entry` makes the core's entry."""
+class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
+    """Base of all batchers. `What` are the types of the values from which `_entry` makes the entry of a request."""
 
     def __init__(self, stats: _StatsT, clock: Clock | None) -> None:
         if clock is not None and not callable(getattr(clock, "now", None)):
@@ -84,19 +83,19 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         """Only for settling in an event loop; the queue needs none."""
         self._recomputes = False
         """Whether a request that has begun may be computed again."""
-        self._visits: set[Visit] = set()
-        """Requests handed over from other event loops, without an answer yet."""
+        self._cross_loop_calls: set[CrossLoopCall] = set()
+        """Calls from other event loops that have no answer yet."""
         self._submitted: set[concurrent.futures.Future[Any]] = set()
         """What runs in our own loop."""
         self._watch: object = None
         """Kept alive, it tells that the event loop of the core ends."""
         self._may_end: asyncio.AbstractEventLoop | None = None
         """Where a task was cancelled by somebody else than the caller, as `asyncio.run` does when it ends."""
-        _FRONTS.add(self)
+        _BATCHERS.add(self)
 
     @abstractmethod
     def _make(self, loop: asyncio.AbstractEventLoop) -> _CoreT:
-        """A core in this loop. What it keeps from the one before belongs to the front."""
+        """A core in this loop. What it keeps from the one before belongs to the batcher."""
 
     @abstractmethod
     def _entry(self, future: asyncio.Future[Any], now: float, *what: *_What) -> Entry:
@@ -191,8 +190,8 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
             submitted = [asyncio.wrap_future(future) for future in self._submitted]
             if core is not None and not core.loop.is_running():
                 # It will answer nobody.
-                for visit in list(self._visits):
-                    visit.move(core.loop)
+                for call in list(self._cross_loop_calls):
+                    call.move(core.loop)
         if background is not None:
             if submitted:
                 # All have an answer, which may still be on its way from the loop of the core.
@@ -227,9 +226,9 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         """Have one request computed in the event loop to which this belongs, wherever the call comes from."""
         here = asyncio.get_running_loop()
         while (core := self._core) is None or core.loop is not here:
-            visit = self._sent(here, what)
-            if visit is not None:
-                answer = await asyncio.wrap_future(visit.answer)
+            call = self._sent(here, what)
+            if call is not None:
+                answer = await asyncio.wrap_future(call.answer)
                 if answer is not MOVED:
                     return answer
         entry = self._entry(here.create_future(), self._clock.now(), *what)
@@ -240,21 +239,19 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
             core.leave(entry)
             raise
 
-    def _sent(self, here: asyncio.AbstractEventLoop, what: tuple[*_What]) -> Visit | None:
+    def _sent(self, here: asyncio.AbstractEventLoop, what: tuple[*_What]) -> CrossLoopCall | None:
         """A request handed over to the event loop to which this belongs; None when that is now `here`."""
         with self._starting:
             core = self._settle(here)
             if core.loop is here:
                 return None
-            visit = Visit(core.loop)
-            self._visits.add(visit)
-            visit.answer.add_done_callback(lambda _: self._visits.discard(visit))
-            visit.begin(
-                lambda: self._host(core, visit, *what), turns=_TURNS_TO_END if core.loop is self._may_end else 0
-            )
-            return visit
+            call = CrossLoopCall(core.loop)
+            self._cross_loop_calls.add(call)
+            call.answer.add_done_callback(lambda _: self._cross_loop_calls.discard(call))
+            call.begin(lambda: self._host(core, call, *what), turns=_TURNS_TO_END if core.loop is self._may_end else 0)
+            return call
 
-    async def _host(self, core: _CoreT, visit: Visit, *what: *_What) -> Any:
+    async def _host(self, core: _CoreT, call: CrossLoopCall, *what: *_What) -> Any:
         """`_answer` to a caller elsewhere, who outlives this event loop: `MOVED`, if it has to be entered again."""
         if core is not self._core:
             return MOVED
@@ -263,7 +260,7 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         try:
             return await entry.future
         except asyncio.CancelledError:
-            ends = not visit.answer.cancelled()
+            ends = not call.answer.cancelled()
             began = entry.started is not None or entry.group is not None
             if ends:
                 self._may_end = core.loop
@@ -306,8 +303,8 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
         core, self._core, self._watch, self._may_end = self._core, None, None, None
         if core is not None:
             core.abandon()
-            for visit in list(self._visits):
-                visit.move(core.loop)
+            for call in list(self._cross_loop_calls):
+                call.move(core.loop)
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called in an event loop that is ending: who comes now would have no answer there."""
@@ -349,7 +346,7 @@ class Front(ABC, Generic[_CoreT, _StatsT, *_What]):
             self._background.disown()
             self._stop_at_end.detach()
         self._background = None
-        self._visits.clear()
+        self._cross_loop_calls.clear()
         self._submitted.clear()
         core, self._core, self._watch = self._core, None, None
         if core is not None:
@@ -364,7 +361,7 @@ def time_allowed(own: float | None, given: float | None) -> float:
     """Seconds from submission until the nearer of two deadlines; infinite without any. Raises ValueError."""
     if given is None:
         return math.inf if own is None else own
-    if type(given) is not float or not 0.0 < given < math.inf:
+    if not isinstance(given, float) or not 0.0 < given < math.inf:
         check_time("deadline", given, above_zero=True)
     return given if own is None else min(own, given)
 
@@ -372,9 +369,6 @@ def time_allowed(own: float | None, given: float | None) -> float:
 def urgency(own: int, given: int | None) -> int:
     """The priority that counts: `given` if there is one. Raises `InvalidRequest` for what is no priority."""
     priority = own if given is None else given
-    if type(priority) is int and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
-        # As nearly always, and this is asked of each request.
-        return priority
     # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
     if not isinstance(priority, int):
         raise InvalidRequest(f"priority={priority!r}: must be a whole number", param="priority")
@@ -396,11 +390,11 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-_FRONTS: weakref.WeakSet[Front[Any, Any, *tuple[Any, ...]]] = weakref.WeakSet()
+_BATCHERS: weakref.WeakSet[BaseBatcher[Any, Any, *tuple[Any, ...]]] = weakref.WeakSet()
 
 
 def _start_afresh() -> None:
-    for front in list(_FRONTS):
+    for front in list(_BATCHERS):
         front._fork()  # noqa: SLF001 - of this module, and nobody else's business
 
 

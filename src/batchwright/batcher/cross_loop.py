@@ -1,7 +1,7 @@
-"""Requests handed over from one event loop to another, which may end before they are answered.
+"""Calls from one event loop into another, which may end before they are answered, and a loop for who has none.
 
 `asyncio.run` cancels the tasks that there are when its own has returned, and then goes on for a few turns, in which
-others may still hand something over. So a visit is told apart from its task: its answer comes from the task, or, when
+others may still hand something over. So a call is told apart from its task: its answer comes from the task, or, when
 the loop ends, from whoever notices that.
 """
 
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final
 
 MOVED: Final = object()
-"""The answer of a visit whose event loop has ended: the request is to be entered again."""
+"""The answer of a call whose event loop has ended: the request is to be entered again."""
 
 
-class Visit:
+class CrossLoopCall:
     """One request in the event loop `loop`, of a caller elsewhere. Cancelling `answer` cancels it there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -95,3 +96,43 @@ async def _last_words(
         here, tell = loop(), ended()
         if here is not None and tell is not None:
             tell(here)
+
+
+class BackgroundLoop:
+    """Runs until `stop`. The thread is a daemon: it does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run, args=(self.loop,), name="batchwright-batcher", daemon=True)
+        self._thread.start()
+        # `is_running` is asked of it from now on.
+        started = threading.Event()
+        self.loop.call_soon_threadsafe(started.set)
+        started.wait()
+
+    def stop(self) -> None:
+        """End the thread. What runs on the loop is cancelled. May be called again, and from the loop itself."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def disown(self) -> None:
+        """This process was forked from the one whose loop it is: keep its copy untouched, since closing it there would
+        close it here too, as far as the kernel is concerned."""
+        _OF_PARENTS.append(self)
+
+
+_OF_PARENTS: list[BackgroundLoop] = []
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
