@@ -12,7 +12,7 @@ help:
 	@echo "make serve    install, and start the service on http://127.0.0.1:8000"
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
-	@echo "make test-fast   the quick tests: units, limits and policies"
+	@echo "make test-fast   the quick tests, which need no model, compiler, database or browser"
 	@echo "make check    lint, types and tests"
 	@echo "make crash-test KILLS=1000   the long form of the crash tests"
 	@echo "make soak HOURS=1   the service at mixed load, with a fault every minute"
@@ -42,8 +42,10 @@ serve: $(VENV)/.runtime
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# What needs no model, compiler, PostgreSQL, browser or npm.
+FAST := $(addprefix tests/,unit limiting policies padding wire lines batcher)
 test-fast: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/limiting tests/policies
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not needs_model' $(FAST)
 
 KILLS ?= 1000
 crash-test: install

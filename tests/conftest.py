@@ -17,6 +17,12 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "smollm2_path" in getattr(item, "fixturenames", ()):
+            item.add_marker("needs_model")
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The folder of the default model, in the user's own cache: fetched by the first run, found by later ones."""

@@ -20,6 +20,8 @@ from batchwright.server.app import create_app
 from batchwright.service.composition import open_services
 from batchwright.service.settings import Settings
 
+pytestmark = pytest.mark.needs_model
+
 CHAT, TEXT, VECTOR = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 GENERATES, EMBEDS = "smollm2-135m", "minilm"
 MODELS: dict[str, Any] = {"model": GENERATES, "embedding_model": EMBEDS, "dtype": "float32", "kv_memory": "64MB"}
