@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from batchwright.clock import Clock
+from batchwright.durable_files import sync
 from batchwright.errors import InputError, ResumeRefused
 from batchwright.jobs.job_state import JobIdentity, StateFile
 from batchwright.jobs.lines import ID_FIELDS, LineParser
@@ -17,7 +18,6 @@ from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.jobs.spool import Spool, sha256_of
 from batchwright.jobs.template import PromptTemplate
 from batchwright.lines.custom_ids import IdTable
-from batchwright.models.cache import sync
 
 
 class Job:

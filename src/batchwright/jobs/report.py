@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from batchwright.durable_files import replacing
 from batchwright.jobs.loop import Tally
 
 if TYPE_CHECKING:
@@ -127,16 +126,8 @@ class RunReport:
 
     def save(self, path: Path) -> None:
         """Write it as JSON, whole or not at all. Raises OSError."""
-        content = msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n"
-        descriptor, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.absolute().parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
 
 
 def _peak_memory() -> int:

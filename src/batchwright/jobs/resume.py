@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from batchwright.durable_files import replacing
 from batchwright.errors import ResumeRefused
 from batchwright.lines.custom_ids import IdTable
 from batchwright.lines.results import output_id
-from batchwright.models.cache import sync
 
 
 class _WrittenLine(msgspec.Struct):
@@ -99,16 +98,11 @@ def write_in_order(unordered: Path, ordered: Path, key: str) -> None:
     Holds 8 bytes for each line. Raises OSError.
     """
     offsets = _offsets(unordered, key)
-    building = ordered.with_name(ordered.name + ".tmp")
-    with unordered.open("rb") as source, building.open("wb") as target:
+    with unordered.open("rb") as source, replacing(ordered) as target:
         for offset in offsets:
             if offset:
                 source.seek(offset - 1)
                 target.write(source.readline())
-        target.flush()
-        os.fsync(target.fileno())
-    building.replace(ordered)
-    sync(ordered.parent)
 
 
 def _offsets(path: Path, key: str) -> array[int]:

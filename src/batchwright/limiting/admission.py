@@ -8,11 +8,11 @@ what the owner may still have, so that its large requests leave room for its sma
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from batchwright.decayed_rate import DecayedRate
 from batchwright.errors import InvalidRequest, Overloaded
 from batchwright.request import Flow
 
@@ -50,9 +50,8 @@ class AdmissionController:
         self.capacity = capacity
         self.held = _NOTHING
         self._held_by: defaultdict[Hashable, Size] = defaultdict(lambda: _NOTHING)
-        self._left = 0.0
+        self._left = DecayedRate(_RATE_SECONDS)
         """Sequences that left, and in how many seconds; older ones fade out over `_RATE_SECONDS`."""
-        self._seconds = 0.0
         self._last: float | None = None
 
     def held_by(self, owner: Hashable) -> Size:
@@ -89,8 +88,8 @@ class AdmissionController:
             del self._held_by[flow.owner]
         else:
             self._held_by[flow.owner] = left
-        self._fade(now)
-        self._left += size.sequences
+        self._elapse(now)
+        self._left.add(size.sequences)
 
     def _require_possible(self, size: Size) -> None:
         most = Size(self.capacity.sequences // 2, self.capacity.tokens // 2)
@@ -107,12 +106,9 @@ class AdmissionController:
 
     def _seconds_for(self, sequences: int, now: float) -> float | None:
         """How long it took of late until so many had left; None while nothing is known."""
-        self._fade(now)
-        return sequences * self._seconds / self._left if self._left >= 1.0 else None
+        self._elapse(now)
+        return sequences * self._left.seconds / self._left.events if self._left.events >= 1.0 else None
 
-    def _fade(self, now: float) -> None:
-        elapsed = 0.0 if self._last is None else max(0.0, now - self._last)
+    def _elapse(self, now: float) -> None:
+        self._left.elapse(0.0 if self._last is None else max(0.0, now - self._last))
         self._last = now
-        keep = math.exp(-elapsed / _RATE_SECONDS)
-        self._left *= keep
-        self._seconds = self._seconds * keep + elapsed

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from batchwright.durable_files import sync
 from batchwright.errors import ModelCacheError
 
 Progress = Callable[[str], None]
@@ -180,15 +181,6 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
     model.rename(folder)
     sync(folder.parent)
     return folder
-
-
-def sync(path: Path) -> None:
-    """Make the content of a file, or the names in a folder, survive a loss of power. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

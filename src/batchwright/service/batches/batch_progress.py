@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batchwright.decayed_rate import DecayedRate
 from batchwright.store.records import ENDED, BatchRecord
 
 _MEMORY = 120.0
@@ -40,23 +40,21 @@ class BatchRate:
     def __init__(self) -> None:
         self._at: float | None = None
         self._done = 0
-        self._lines = 0.0
-        self._seconds = 0.0
+        self._lines = DecayedRate(_MEMORY)
 
     def observe(self, now: float, done: int, *, running: bool = True) -> None:
         """At `now`, `done` lines were finished. `running`: it may go on until the next observation."""
         if self._at is not None and now > self._at and done >= self._done:
-            elapsed = now - self._at
-            keep = math.exp(-elapsed / _MEMORY)
-            self._lines = self._lines * keep + done - self._done
-            self._seconds = self._seconds * keep + elapsed
+            self._lines.elapse(now - self._at)
+            self._lines.add(done - self._done)
         self._at = now if running else None
         self._done = done
 
     @property
     def rate(self) -> float | None:
         """Lines a second; None while that cannot be told."""
-        return self._lines / self._seconds if self._seconds >= _LEAST_SECONDS and self._lines > 0 else None
+        lines = self._lines
+        return lines.events / lines.seconds if lines.seconds >= _LEAST_SECONDS and lines.events > 0 else None
 
 
 class BatchRates:

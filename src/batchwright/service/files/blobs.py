@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from batchwright.crash_points import crash_point
+from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import InputBroken, NotFound, StoreUnavailable
 from batchwright.service.batches.upload_meter import UploadMeter
 from batchwright.service.files.durable import (
-    TEMPORARY,
     disk_errors,
     give_to_owner,
     make_folder,
     move_file,
     remove_files,
-    sync_folder,
 )
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
@@ -89,7 +88,7 @@ class BlobWriter:
         self._temporary.rename(self._path)
         self._temporary = None
         crash_point("blobs.after_rename")
-        sync_folder(self._path.parent)
+        sync(self._path.parent)
 
     def mark_recorded(self) -> None:
         """Note on the blob that it has a record. Does nothing without `keep`."""

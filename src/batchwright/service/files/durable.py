@@ -1,4 +1,4 @@
-"""Changes in a folder that survive a power cut once they have returned. All of them block."""
+"""Changes in the folder of a service that survive a power cut once they have returned. All of them block."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from batchwright.durable_files import replacing, sync
 from batchwright.errors import StoreUnavailable
 
-TEMPORARY = ".tmp"
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
@@ -22,7 +23,7 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         give_to_owner(folder, folder.parent)
-        sync_folder(folder.parent)
+        sync(folder.parent)
 
 
 def give_to_owner(made: int | Path, folder: Path) -> None:
@@ -30,15 +31,6 @@ def give_to_owner(made: int | Path, folder: Path) -> None:
     if os.geteuid() == 0:
         owner = folder.stat()
         os.chown(made, owner.st_uid, owner.st_gid)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def lock_file(path: Path) -> BinaryIO:
@@ -50,13 +42,8 @@ def lock_file(path: Path) -> BinaryIO:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Give a file this content, whole or not at all. One caller at a time."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    with disk_errors(), _open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as file:
+    with disk_errors(), replacing(path, partial(_open, flags=os.O_RDWR | os.O_CREAT | os.O_TRUNC)) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    sync_folder(path.parent)
 
 
 def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
@@ -71,8 +58,8 @@ def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
         source.rename(target)
     except FileNotFoundError:
         return False
-    sync_folder(target.parent)
-    sync_folder(source.parent)
+    sync(target.parent)
+    sync(source.parent)
     return True
 
 
@@ -84,7 +71,7 @@ def remove_files(paths: Iterable[Path]) -> None:
         folders.add(path.parent)
     for folder in folders:
         if folder.exists():
-            sync_folder(folder)
+            sync(folder)
 
 
 def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:

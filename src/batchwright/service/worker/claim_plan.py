@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from batchwright.decayed_rate import DecayedRate
 
 LOOKAHEAD = 1.0
 """Seconds of work that wait in memory, so that no slot is empty while the next claim is under way."""
@@ -20,14 +20,13 @@ class ClaimPlan:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._ended = 0.0
-        self._seconds = 0.0
+        self._ended = DecayedRate(_MEMORY)
         self._ready = 0
         self._too_many_since: float | None = None
 
     def ended(self) -> None:
         """A line was computed: there is room for another."""
-        self._ended += 1.0
+        self._ended.add()
 
     def low(self, waiting: int) -> bool:
         """Whether it is time to ask `wanted`, with `waiting` lines claimed and not started."""
@@ -37,11 +36,9 @@ class ClaimPlan:
         """How many to claim, with room for `room` lines and `waiting` of them claimed and not started."""
         elapsed = max(0.0, now - self._since)
         self._since = now
-        keep = math.exp(-elapsed / _MEMORY)
-        self._seconds = self._seconds * keep + elapsed
-        self._ended *= keep
+        self._ended.elapse(elapsed)
         # The first second says little: the rate is taken as if it had passed.
-        self._ready = int(LOOKAHEAD * self._ended / max(1.0, self._seconds))
+        self._ready = int(LOOKAHEAD * self._ended.events / max(1.0, self._ended.seconds))
         return max(0, room + self._ready - waiting) if self.low(waiting) else 0
 
     def excess(self, now: float, *, waiting: int) -> int:

@@ -1,0 +1,29 @@
+"""Events per second, of which newer ones count more."""
+
+from __future__ import annotations
+
+import math
+
+
+class DecayedRate:
+    """A rate averaged over about the last `memory` seconds, with weights that decay exponentially.
+
+    Only time that it is told counts. Events and seconds decay alike, so the first seconds give a rate too.
+    """
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory
+        self.events = 0.0
+        """Events seen, older ones counting less."""
+        self.seconds = 0.0
+        """Seconds watched, older ones counting less; at most about `memory`."""
+
+    def add(self, events: float = 1.0) -> None:
+        """Count events that happened now."""
+        self.events += events
+
+    def elapse(self, seconds: float) -> None:
+        """Let `seconds` (≥ 0) pass."""
+        keep = math.exp(-seconds / self._memory)
+        self.events *= keep
+        self.seconds = self.seconds * keep + seconds

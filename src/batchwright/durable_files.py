@@ -1,0 +1,40 @@
+"""Changes of files that survive a loss of power once they have returned. All of them block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+TEMPORARY = ".tmp"
+"""Ends the name of a file that is being made, beside the one whose place it will take."""
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) -> Iterator[BinaryIO]:
+    """Write a file that takes the place of `path`, whole, when the block ends; after an error `path` is as it was.
+
+    One caller at a time. `open_new` opens the file that is written, emptied if it is there. Raises OSError.
+    """
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with temporary.open("wb") if open_new is None else open_new(temporary) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.absolute().parent)
