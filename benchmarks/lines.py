@@ -31,7 +31,7 @@ def make_model(folder: Path) -> None:
 
     from batchwright.models import DEFAULT_MODEL, resolve
 
-    LlamaForCausalLM(LlamaConfig(**TINY)).bfloat16().save_pretrained(folder)  # type: ignore[no-untyped-call]
+    LlamaForCausalLM(LlamaConfig(**TINY)).bfloat16().save_pretrained(folder)
     AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL)).save_pretrained(folder)
 
 
