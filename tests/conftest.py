@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
+from stamina.instrumentation import set_on_retry_hooks
 
 import batchwright.engine  # noqa: F401  before any test imports torch: it settles how OpenMP's threads wait
 from batchwright.models import DEFAULT_MODEL, resolve
@@ -27,3 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def smollm2_path() -> Path:
     """The folder of the default model, in the user's own cache: fetched by the first run, found by later ones."""
     return resolve(DEFAULT_MODEL, progress=print)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A handler that a test left behind would write to that test's closed standard error."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        set_on_retry_hooks(None)

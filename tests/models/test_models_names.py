@@ -145,7 +145,7 @@ def serving() -> Iterator[str]:
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -162,7 +162,7 @@ def test_a_hub_that_cannot_be_reached(hub_cache: Path) -> None:
 
 
 def test_a_hub_that_may_not_be_asked(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DownloadError, match="HF_HUB_OFFLINE forbids"):
         resolve("org/tiny")
@@ -180,7 +180,7 @@ def test_a_snapshot_in_the_hub_cache_needs_no_hub(hub_cache: Path) -> None:
 
 
 def test_a_snapshot_that_another_program_fetched_in_part(hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     with serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
@@ -196,7 +196,7 @@ def test_a_snapshot_that_another_program_fetched_in_part(hub_cache: Path, monkey
 def test_download_takes_what_is_needed_and_no_more(
     hub_cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     lines: list[str] = []
     with serving() as url:
         monkeypatch.setattr(constants, "ENDPOINT", url)

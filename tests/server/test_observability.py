@@ -8,14 +8,12 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import stamina
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
-from stamina.instrumentation import set_on_retry_hooks
 from tests.server.batch_files import begin, line
 from tests.server.conftest import Play, Service
 
@@ -136,17 +134,6 @@ def test_the_dashboards_events_come_until_the_service_stops(play: Play) -> None:
     play(main)
 
 
-@pytest.fixture
-def _logging_as_before() -> Iterator[None]:
-    root, handlers, level = logging.getLogger(), logging.getLogger().handlers[:], logging.getLogger().level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-    set_on_retry_hooks(None)
-
-
-@pytest.mark.usefixtures("_logging_as_before")
 def test_logs_are_a_line_of_json_each_with_the_id_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
@@ -169,7 +156,6 @@ def test_logs_are_a_line_of_json_each_with_the_id_of_the_request(monkeypatch: py
     assert told[2]["exception"][0]["exc_value"] == "bad"
 
 
-@pytest.mark.usefixtures("_logging_as_before")
 def test_of_retries_only_those_are_told_that_somebody_should_know_of(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
