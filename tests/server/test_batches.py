@@ -215,10 +215,7 @@ def test_an_idempotency_key_is_of_one_request(play: Play, changed: dict[str, Any
         key = {"Idempotency-Key": "one"}
         made = (await service.http.post("/v1/batches", json=body, headers=key)).json()
         other = {name: value or await upload(service, line("b", "y")) for name, value in changed.items()}
-        for path, asked in (
-            ("/v1/batches", body | other),
-            ("/v1/batch/async", {"prompts": ["x"]}),
-        ):
+        for path, asked in (("/v1/batches", body | other), ("/v1/batch/async", {"prompts": ["x"]})):
             answer = await service.http.post(path, json=asked, headers=key)
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_key_reused")
         await service.ended(made["id"])
@@ -250,9 +247,7 @@ def test_a_file_is_described_read_and_deleted(play: Play) -> None:
     async def main(service: Service) -> None:
         sent = content(line("ä", "ü"))
         file = await service.client.files.create(
-            file=("ein näme.jsonl", sent),
-            purpose="batch",
-            expires_after={"anchor": "created_at", "seconds": 3600},
+            file=("ein näme.jsonl", sent), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
         )
         assert (file.bytes, file.filename, file.status) == (len(sent), "ein näme.jsonl", "processed")
         assert file.expires_at == file.created_at + 3600

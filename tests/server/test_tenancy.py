@@ -27,10 +27,7 @@ from batchwright.store.statements import migrations
 
 _T = TypeVar("_T")
 
-_OURS = {
-    "file_id": "file",
-    "batch_id": "batch",
-}
+_OURS = {"file_id": "file", "batch_id": "batch"}
 _OPEN = {"/v1/models/{model:path}"}
 """Routes with an id that belongs to nobody."""
 

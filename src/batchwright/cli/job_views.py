@@ -115,11 +115,7 @@ def _progress() -> Iterator[Callable[[BatchRecord, ProgressEstimate], None]]:
             left = "" if progress.eta_seconds is None else f"{duration(progress.eta_seconds)} left"
             failed = f"{progress.failed:,} failed  " if progress.failed else ""
             bar.update(
-                task,
-                description=_status(batch),
-                total=progress.total or None,
-                completed=done,
-                rest=failed + left,
+                task, description=_status(batch), total=progress.total or None, completed=done, rest=failed + left
             )
 
         yield show

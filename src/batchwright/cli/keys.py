@@ -182,10 +182,7 @@ def rotate(
 
 @app.command("revoke")
 def revoke(
-    key_id: IdArgument,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
+    key_id: IdArgument, data: DataOption = None, database: DatabaseOption = None, config: ConfigOption = None
 ) -> None:
     """Make a key worthless. A service that is running notices within a few seconds."""
     _with_keys(

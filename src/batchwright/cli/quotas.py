@@ -58,11 +58,7 @@ def set_quotas(
 
 
 @app.command("list")
-def list_quotas(
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
+def list_quotas(data: DataOption = None, database: DatabaseOption = None, config: ConfigOption = None) -> None:
     """Show the limits of tenants and keys that have some, what they use of the store, and weights other than 1."""
 
     async def found(store: Store) -> list[tuple[str, ...]]:

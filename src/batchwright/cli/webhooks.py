@@ -96,8 +96,7 @@ def secret(
     rotate: Annotated[
         bool,
         typer.Option(
-            "--rotate",
-            help="Make a new one first. Messages bear the old signature as well, until the next rotation.",
+            "--rotate", help="Make a new one first. Messages bear the old signature as well, until the next rotation."
         ),
     ] = False,
     data: DataOption = None,

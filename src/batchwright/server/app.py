@@ -44,13 +44,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": error_answers.Error, "description": "What was asked for cannot be done; the error says why."},
     "5XX": {"model": error_answers.Error, "description": "The service cannot do it now."},
 }
-_TELEMETRY: Any = {
-    "tracing": True,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": True,
-}
+_TELEMETRY: Any = {"tracing": True, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": True}
 """Spans of requests, which go where OpenTelemetry's own variables say, if they say anything."""
 
 

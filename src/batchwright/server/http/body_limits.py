@@ -102,8 +102,4 @@ class BodyCount:
 
 def _too_large(most: int, setting: str | None) -> HttpError:
     remedy = "" if setting is None else f", or raise {setting} of the service"
-    return HttpError(
-        413,
-        f"the body has more than {most:,} bytes: send less{remedy}",
-        code="request_too_large",
-    )
+    return HttpError(413, f"the body has more than {most:,} bytes: send less{remedy}", code="request_too_large")

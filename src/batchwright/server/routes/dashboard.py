@@ -26,11 +26,7 @@ async def get_dashboard_state(services: ServicesOf, tenant: Tenant, key: Key) ->
     return await dashboard_state(services, tenant, key)
 
 
-@router.get(
-    "/events",
-    response_class=Response,
-    responses={200: {"content": {"text/event-stream": {}}}},
-)
+@router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def dashboard_events(request: Request, services: ServicesOf, tenant: Tenant) -> Response:
     """The same as server-sent events, one a second, until the client hangs up, may not see it any more, or the service
     stops.

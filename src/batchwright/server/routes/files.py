@@ -51,11 +51,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/files", openapi_extra=_FORM)
 async def upload_file(
-    request: Request,
-    services: ServicesOf,
-    tenant: Tenant,
-    key: Key,
-    deed: Annotated[Deed, audited("file.upload")],
+    request: Request, services: ServicesOf, tenant: Tenant, key: Key, deed: Annotated[Deed, audited("file.upload")]
 ) -> FileObject:
     """Take in the input file of a batch, as a form; it is stored as it arrives."""
     form = Form(request.headers.get("content-type", ""), request.stream())
