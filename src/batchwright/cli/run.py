@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchwright.cli.engine_flags import with_engine_flags
-from batchwright.cli.progress import progress_view
+from batchwright.cli.flags import with_engine_flags
+from batchwright.cli.run_views import progress_view, report_table
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest, ModelNotFound, RunFailed
 from batchwright.models import DEFAULT_MODEL
@@ -144,7 +144,7 @@ def run_command(
     *,
     engine: EngineConfig,
 ) -> None:  # fmt: skip
-    """See HELP."""
+    """See `HELP`."""
     from rich.console import Console
 
     from batchwright.jobs.run import RunInterrupted, run, sampling_defaults
@@ -196,20 +196,20 @@ def run_command(
 
 
 def _unescaped(template: str | None) -> str | None:
-    # A shell passes "\n" on as two characters, and nobody means them.
+    # A shell passes "\n" on as two characters, which are never meant literally.
     return None if template is None else template.replace("\\n", "\n").replace("\\t", "\t")
 
 
 @dataclass
 class _Stop:
-    """Which signal ended the run."""
+    """Exit status of a run that was ended by a signal."""
 
     exit_status: int = 128 + signal.SIGINT
 
 
 @contextmanager
 def _terminable() -> Iterator[_Stop]:
-    """SIGTERM ends the run as Ctrl-C does."""
+    """Have SIGTERM end the run as Ctrl-C does; the result tells the exit status."""
     stop = _Stop()
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -227,8 +227,6 @@ def _terminable() -> Iterator[_Stop]:
 
 
 def _show(console: Console, report: RunReport) -> None:
-    from batchwright.cli.report_view import report_table
-
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
     console.print(report_table(report))
@@ -246,22 +244,15 @@ def _show(console: Console, report: RunReport) -> None:
 
 
 def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bool) -> None:
-    from batchwright.cli.report_view import report_table
-
     report = interruption.report
     if not quiet:
         console.print(report_table(report))
     if report.output == "-":
         message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
     else:
-        message = (
-            f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {_command()}"
-        )
+        arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
+        command = shlex.join([Path(sys.argv[0]).name, *arguments])
+        message = f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {command}"
     if interruption.kept_input is not None:
         message += f"\nwith the same input, which is kept in {interruption.kept_input}"
     console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-
-def _command() -> str:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
-    return shlex.join([Path(sys.argv[0]).name, *arguments])
