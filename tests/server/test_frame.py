@@ -13,6 +13,7 @@ from batchwright.clock import ManualClock
 from batchwright.server.http.body_limits import BodyLimits, ByteBudget
 from batchwright.server.http.error_answers import HttpError
 from batchwright.server.http.middleware import BodyMiddleware
+from batchwright.service.settings import Settings
 from batchwright.testing import play
 
 _SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/files", "headers": []}
@@ -34,7 +35,7 @@ def _frame(app: ASGIApp, clock: ManualClock) -> BodyMiddleware:
     return BodyMiddleware(
         app,
         clock=clock,
-        limits=BodyLimits({}),
+        limits=BodyLimits(Settings()),
         budget=ByteBudget(1),
         on_large_bodies_gone=lambda: None,
         upload_timeout=60.0,

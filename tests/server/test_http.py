@@ -14,7 +14,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from tests.server.conftest import Play, Service
 
-from batchwright.server.routes import admin, batches, files, models, online
+from batchwright.server.routes import admin, batches, files, online
 from batchwright.server.routes import dashboard as state
 from batchwright.server.routes import simple_batches as simple
 
@@ -22,7 +22,7 @@ _PAGE = "https://chat.example.com"
 _PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
 
 
-@pytest.mark.parametrize("module", [admin, batches, files, models, online, simple, state])
+@pytest.mark.parametrize("module", [admin, batches, files, online, simple, state])
 def test_no_request_of_the_api_is_handed_to_a_thread_on_its_way(module: ModuleType) -> None:
     """FastAPI calls what is no coroutine function on a thread, each dependency by itself: a millisecond a request."""
 

@@ -14,7 +14,7 @@ import trustme
 from tests.server.served import Endpoint, serving
 
 from batchwright.errors import InputError
-from batchwright.server.http.tls import tls_of
+from batchwright.server.process import tls_of
 from batchwright.service.settings import Settings
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.server.connections.framing import StrictConnection
+from batchwright.server.connections.protocol import StrictConnection
 
 _POST = b"POST /v1/files HTTP/1.1\r\nHost: x\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
