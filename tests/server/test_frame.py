@@ -10,7 +10,6 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import ManualClock
-from batchwright.server.http.body_limits import BodyLimits, ByteBudget
 from batchwright.server.http.error_answers import HttpError
 from batchwright.server.http.middleware import BodyMiddleware
 from batchwright.service.settings import Settings
@@ -32,15 +31,9 @@ def _body(pieces: int, size: int) -> Iterator[Message]:
 
 
 def _frame(app: ASGIApp, clock: ManualClock) -> BodyMiddleware:
+    settings = Settings.model_validate({"upload_timeout": 60.0, "min_upload_rate": 1000})
     return BodyMiddleware(
-        app,
-        clock=clock,
-        limits=BodyLimits(Settings()),
-        budget=ByteBudget(1),
-        on_large_bodies_gone=lambda: None,
-        upload_timeout=60.0,
-        min_upload_rate=1000,
-        stopping=lambda: False,
+        app, settings=settings, clock=clock, stopping=lambda: False, on_large_bodies_gone=lambda: None
     )
 
 

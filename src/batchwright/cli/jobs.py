@@ -83,7 +83,7 @@ def submit(
     else:
         typer.echo(batch.id)
     if wait:
-        raise typer.Exit(_status(batch))
+        raise typer.Exit(1 if batch.status != "completed" else SOME_FAILED if batch.counts.failed else 0)
 
 
 @store_command(app, "list")
@@ -286,9 +286,3 @@ def _endpoint_of(path: Path) -> str:
             f"{path}: its first line is not a JSON object with a url, as batch lines are; prompts, text and tables are "
             "for `batchwright run`; with --endpoint the file is taken as it is, and every line that is wrong is told"
         ) from None
-
-
-def _status(batch: BatchRecord) -> int:
-    if batch.status != "completed":
-        return 1
-    return SOME_FAILED if batch.counts.failed else 0

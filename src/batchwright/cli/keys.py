@@ -143,7 +143,9 @@ def rotate(
     ] = "24h",
 ) -> None:
     """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
-    seconds = _duration_of(overlap, "overlap")
+    seconds = duration_seconds(overlap)
+    if seconds is None:
+        raise InvalidRequest(f"--overlap {overlap}: must be a duration such as 90d, 12h, 30m or 60s", param="overlap")
     record, secret = _with_keys(
         flags, lambda keys: keys.rotate(key_id, seconds), audit=lambda _: ("key.rotate", key_id)
     )
@@ -173,13 +175,6 @@ def _state(key: ApiKey, now: float) -> str:
 
 def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
-
-
-def _duration_of(text: str, param: str) -> float:
-    seconds = duration_seconds(text)
-    if seconds is None:
-        raise InvalidRequest(f"--{param} {text}: must be a duration such as 90d, 12h, 30m or 60s", param=param)
-    return seconds
 
 
 def _time_of(text: str) -> float:

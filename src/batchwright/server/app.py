@@ -11,7 +11,6 @@ from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.http import error_answers
 from batchwright.server.http.audit_trail import AuditMiddleware
 from batchwright.server.http.auth import AuthMiddleware
-from batchwright.server.http.body_limits import BodyLimits, ByteBudget
 from batchwright.server.http.context import needs_key
 from batchwright.server.http.json_bodies import JsonThread
 from batchwright.server.http.middleware import (
@@ -69,22 +68,15 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     error_answers.install(app)
     # The middleware that is added last is the outermost.
-    app.add_middleware(
-        AuthMiddleware,
-        keys=services.keys,
-        loopback=is_loopback(settings.host),
-        origins=frozenset(settings.cors_origins),
-    )
+    loopback, origins = is_loopback(settings.host), frozenset(settings.cors_origins)
+    app.add_middleware(AuthMiddleware, keys=services.keys, loopback=loopback, origins=origins)
     app.add_middleware(AuditMiddleware, log=services.audit, clock=services.clock)
     app.add_middleware(MethodMiddleware, routes=app.routes)
     json_thread = app.state.json_thread = JsonThread()
     app.add_middleware(
         BodyMiddleware,
+        settings=settings,
         clock=services.clock,
-        limits=BodyLimits(settings),
-        budget=ByteBudget(settings.max_body_memory),
-        upload_timeout=settings.upload_timeout,
-        min_upload_rate=settings.min_upload_rate,
         stopping=lambda: services.draining,
         on_large_bodies_gone=json_thread.give_memory_back,
     )

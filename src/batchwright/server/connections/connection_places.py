@@ -133,7 +133,9 @@ class ConnectionPlaces(Generic[_C]):
     def _limit_of(self, host: str) -> int | None:
         if self._most_of_one is not None:
             return self._most_of_one
-        return None if _is_loopback(host) else max(1, self.most // _PART_OF_ONE_ADDRESS)
+        address = _parsed(host)
+        loopback = address is not None and address.is_loopback
+        return None if loopback else max(1, self.most // _PART_OF_ONE_ADDRESS)
 
 
 def origin_of(host: str) -> str:
@@ -142,11 +144,6 @@ def origin_of(host: str) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((address, 64), strict=False))
     return host if address is None else str(address)
-
-
-def _is_loopback(host: str) -> bool:
-    address = _parsed(host)
-    return address is not None and address.is_loopback
 
 
 def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -24,6 +24,7 @@ from batchwright.server.http.error_answers import HttpError, allowed, as_http, e
 from batchwright.server.http.sse import event
 from batchwright.service.observability.figures import HttpFigures
 from batchwright.service.observability.logs import logger
+from batchwright.service.settings import Settings
 
 ANSWER_HEADERS = "answer_headers"
 """Name, in the state of a request, of headers that are added to its answer, even to an error."""
@@ -202,25 +203,20 @@ class BodyMiddleware:
         self,
         app: ASGIApp,
         *,
+        settings: Settings,
         clock: Clock,
-        limits: BodyLimits,
-        budget: ByteBudget,
-        upload_timeout: float,
-        min_upload_rate: int,
         stopping: Callable[[], bool],
         on_large_bodies_gone: Callable[[], None],
     ) -> None:
-        """`upload_timeout` (seconds) and `min_upload_rate` (bytes a second) limit how long a body takes (`_Arrival`).
-
-        `stopping`: whether the service is stopping, and so may cancel a request. `on_large_bodies_gone` is called when
-        the last request with a large body has ended.
+        """`stopping`: whether the service is stopping, and so may cancel a request. `on_large_bodies_gone` is called
+        when the last request with a large body has ended.
         """
         self._app = app
         self._clock = clock
-        self._limits = limits
-        self._budget = budget
-        self._upload_timeout = upload_timeout
-        self._min_upload_rate = min_upload_rate
+        self._limits = BodyLimits(settings)
+        self._budget = ByteBudget(settings.max_body_memory)
+        self._upload_timeout = settings.upload_timeout
+        self._min_upload_rate = settings.min_upload_rate
         self._stopping = stopping
         self._on_large_bodies_gone = on_large_bodies_gone
 
@@ -228,21 +224,11 @@ class BodyMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = BodyCount(self._limits.most(scope["method"], scope["path"]), self._budget)
-        try:
-            await self._within_life(scope, receive, _Answer(send), body)
-        finally:
-            if body.end() and not self._budget.in_work:
-                self._on_large_bodies_gone()
-
-    async def _within_life(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
-        """Answer the request, with an error if the service stops before.
-
-        Otherwise uvicorn would log the cancelled task with its traceback, and answer in plain text.
-        """
+        answer, body = _Answer(send), BodyCount(self._limits.most(scope["method"], scope["path"]), self._budget)
         try:
             await self._within_form(scope, receive, answer, body)
         except asyncio.CancelledError:
+            # If the service stops, uvicorn would log the cancelled task with its traceback, and answer in plain text.
             task = asyncio.current_task()
             if task is None or not self._stopping():
                 raise
@@ -254,6 +240,9 @@ class BodyMiddleware:
             with suppress(TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(_LAST_WORD):
                     await answer.give_up(error, scope, receive)
+        finally:
+            if body.end() and not self._budget.in_work:
+                self._on_large_bodies_gone()
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
         """Answer the request, and turn any exception into an error in the form of the service."""
@@ -269,17 +258,13 @@ class BodyMiddleware:
             log_failure(error, told, path=scope["path"])
             if not answer.begun:
                 if _closes_after(scope, headers) and told.status != 408:
-                    await self._drain(receive, arrival)
+                    # A connection that is closed before all of the body has arrived is reset, and a client that reads
+                    # only after it has sent everything would lose the answer.
+                    with suppress(TimeoutError, HttpError):
+                        async with asyncio.timeout(self._upload_timeout):
+                            while not arrival.ended:
+                                await self._soon(receive, arrival)
                 await error_response(told)(scope, receive, answer.send)
-
-    async def _drain(self, receive: Receive, arrival: _Arrival) -> None:
-        """Discard the rest of a body. A connection that is closed before it has arrived is reset, and a client that
-        reads only after it has sent everything would lose the answer.
-        """
-        with suppress(TimeoutError, HttpError):
-            async with asyncio.timeout(self._upload_timeout):
-                while not arrival.ended:
-                    await self._soon(receive, arrival)
 
     def _bounded(self, receive: Receive, body: BodyCount, arrival: _Arrival) -> Receive:
         """Return `receive` with limits: it raises 408 when the body arrives too slowly, and what `BodyCount` raises."""

@@ -20,7 +20,6 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.inference.inference import Call
-from batchwright.request import Flow
 from batchwright.server.http.audit_trail import Deed, audited, not_audited
 from batchwright.server.http.context import FlowOf, Key, ServicesOf, Tenant, needs, within_quotas
 from batchwright.server.http.error_answers import as_http, log_failure
@@ -32,7 +31,7 @@ from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, st
 from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
 from batchwright.service.observability.engines import batcher_stats, engine_stats
-from batchwright.store.records import ENDED, ApiKey, BatchRecord
+from batchwright.store.records import ENDED, BatchRecord
 from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"], route_class=JsonRoute)
@@ -110,7 +109,11 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    calls = _calls(prompts, batch_id, flow, key)
+    best = None if key is None else key.best_priority
+    calls = [
+        Call(COMPLETION_URL, bounded_priority(each, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
+        for place, each in enumerate(prompts.bodies())
+    ]
     async with within_quotas(services, request, *calls) as used:
         results = await while_connected(request.receive, _computed(services, calls))
         used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
@@ -191,14 +194,6 @@ async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: T
 
 def _prompts(body: SimpleBatch) -> Prompts:
     return Prompts(**{name: getattr(body, name) for name in SimpleBatch.model_fields})
-
-
-def _calls(prompts: Prompts, batch_id: str, flow: Flow, key: ApiKey | None) -> list[Call]:
-    best = None if key is None else key.best_priority
-    return [
-        Call(COMPLETION_URL, bounded_priority(body, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
-        for place, body in enumerate(prompts.bodies())
-    ]
 
 
 async def _computed(services: Services, calls: list[Call]) -> list[Mapping[str, Any] | BatchwrightError]:
