@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -120,6 +122,23 @@ def play(tmp_path: Path) -> Play:
         asyncio.run(whole())
 
     return run
+
+
+def with_service(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run an asynchronous test with a service of its own in its argument `service`."""
+
+    def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(play: Play, **given: Any) -> None:
+            play(lambda service: test(service=service, **given), **settings)
+
+        del run.__wrapped__
+        signature = inspect.signature(test)
+        own = [each.replace(name="play") if each.name == "service" else each for each in signature.parameters.values()]
+        run.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return run
+
+    return decorated
 
 
 @pytest.fixture
