@@ -181,8 +181,8 @@ class Page:
         return got["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until the expression counts as true; one that throws counts as false."""
-        got = self.value(f"""new Promise((resolve) => {{
+        """Wait until the expression is true, also across a navigation; one that throws counts as false."""
+        look = f"""new Promise((resolve) => {{
             const end = Date.now() + {PATIENCE * 900};
             const look = () => {{
                 let found = false;
@@ -190,7 +190,13 @@ class Page:
                 if (found || Date.now() > end) resolve(found); else setTimeout(look, 10);
             }};
             look();
-        }})""")
+        }})"""
+        try:
+            got = self.value(look)
+        except BrowserError as error:
+            if "navigated" not in str(error):
+                raise
+            got = self.value(look)
         if not got:
             shown = self.value("document.body.innerText")
             raise BrowserError(f"never came true: {expression}\non the page:\n{shown}\ncomplaints: {self.complaints}")

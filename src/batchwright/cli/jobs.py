@@ -51,13 +51,13 @@ def submit(
         Path, typer.Argument(metavar="FILE", help="JSON Lines in the form of OpenAI's batch input.", show_default=False)
     ],
     endpoint: Annotated[
-        str | None, typer.Option(help="Which all lines are for. Default: that of the first line.", show_default=False)
+        str | None, typer.Option(help="Endpoint of all lines. Default: that of the first line.", show_default=False)
     ] = None,
-    window: Annotated[str, typer.Option(help="By when it ends: 24h, 30m, 7d.")] = "24h",
+    window: Annotated[str, typer.Option(help="Time within which the batch has to end: 24h, 30m, 7d.")] = "24h",
     metadata: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with the batch; may be given several times.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a batch of the lines of a file, and print its id.
@@ -89,7 +89,7 @@ def submit(
 @store_command(app, "list")
 def list_batches(
     flags: StoreFlags,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of batches to show, the newest.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show batches, the newest first."""
@@ -102,25 +102,25 @@ def list_batches(
 
 @store_command(app, "show")
 def show(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """Show one batch, and what is wrong with it if anything is."""
+    """Show one batch, with its errors if it has any."""
     _shown(flags, lambda jobs: jobs.batch(TENANT, batch_id), as_json)
 
 
 @store_command(app, "cancel")
 def cancel(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """End a batch; what is done of it stays."""
+    """Cancel a batch; what is done of it is kept."""
     _changed(flags, "cancel", lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
 
 
 @store_command(app, "pause")
 def pause(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """Begin no further lines of a batch. Its window goes on."""
+    """Begin no further lines of a batch. Its window keeps running."""
     _changed(flags, "pause", lambda jobs: jobs.pause(TENANT, batch_id), as_json)
 
 
 @store_command(app, "resume")
 def resume(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
-    """Go on with a paused batch."""
+    """Resume a paused batch."""
     _changed(flags, "resume", lambda jobs: jobs.resume(TENANT, batch_id), as_json)
 
 
@@ -128,7 +128,9 @@ def resume(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = Fal
 def retry(
     flags: StoreFlags,
     batch_id: BatchArgument,
-    window: Annotated[str | None, typer.Option(help="By when the new one ends. Default: as before.")] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Time within which the new batch has to end. Default: as before.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new batch of the lines that failed or were not computed in time."""
@@ -137,10 +139,10 @@ def retry(
 
 @store_command(app, "adopt")
 def adopt(flags: StoreFlags) -> None:
-    """Say that the database and the files of the data folder belong together, after a restore.
+    """Declare, after a restore, that the database and the files of the data folder belong together.
 
-    For a database and files that were put together on purpose, and do not recognize each other. What the database does
-    not know stays in the data folder for 61 days, in case that it was the wrong one.
+    For a database and files that were put together on purpose, and do not recognize each other. Files that the database
+    does not know stay in the data folder for 61 days, in case it is the wrong database.
     """
     settings = settings_with(flags)
 
@@ -170,7 +172,7 @@ def results(
 ) -> None:
     """Print the results of a batch as JSON Lines, those with errors last.
 
-    Of a batch that has not ended: those that there are, in the order in which they were finished.
+    For a batch that has not ended: the results so far, in the order in which they finished.
     """
 
     async def work(jobs: BatchService) -> None:

@@ -30,15 +30,15 @@ _T = TypeVar("_T")
 
 app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", no_args_is_help=True)
 
-TenantOption = Annotated[str, typer.Option(help="Whose files, batches and webhooks the key opens.")]
+TenantOption = Annotated[str, typer.Option(help="Tenant that owns the files, batches and webhooks.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)]
 QuotaOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help=f"A limit of its own: {', '.join(NAMES)}.", show_default=False),
 ]
-_EXPIRES = "When it ends: a duration (90d, 12h) or a date in UTC (2030-01-31)"
-_SCOPES = f"What it opens, with commas: {', '.join(SCOPES)}."
-_WEIGHT = "Its share of what online requests get, relative to other keys."
+_EXPIRES = "When the key expires: a duration (90d, 12h) or a date in UTC (2030-01-31)"
+_SCOPES = f"Scopes, separated by commas: {', '.join(SCOPES)}."
+_WEIGHT = "Share of what online requests get, relative to other keys."
 _BEST_PRIORITY = "The smallest `priority` that its requests get; smaller ones are raised to it."
 
 
@@ -53,7 +53,7 @@ def create(
     best_priority: Annotated[int, typer.Option(help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
     quota: QuotaOption = None,
 ) -> None:
-    """Make a key and print it. It is shown this once and cannot be found out later."""
+    """Make a key and print it. It is shown only once and cannot be recovered later."""
     expires_at = None if expires is None else _time_of(expires)
     record, secret = _with_keys(
         flags,
@@ -77,7 +77,7 @@ def create(
 def list_keys(
     flags: StoreFlags, tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
 ) -> None:
-    """Show all keys, revoked ones too, by their first characters."""
+    """Show all keys by their first characters, with revoked ones."""
     if tenant is not None:
         require_name("tenant", tenant)
     now = time.time()
@@ -116,7 +116,7 @@ def update(
     best_priority: Annotated[int | None, typer.Option(help=_BEST_PRIORITY, show_default=False)] = None,
     quota: QuotaOption = None,
 ) -> None:
-    """Change what a key may do, and until when. A service that is running notices within a few seconds."""
+    """Change what a key may do, and until when. A running service notices within a few seconds."""
     given: dict[str, Any] = {"name": name, "weight": weight, "best_priority": best_priority}
     changes = {field: value for field, value in given.items() if value is not None}
     if scopes is not None:
@@ -139,7 +139,7 @@ def rotate(
     flags: StoreFlags,
     key_id: IdArgument,
     overlap: Annotated[
-        str, typer.Option(help="How long the old secret still works: 24h, 30m, 7d; 0s: no longer.")
+        str, typer.Option(help="How long the old secret still works: 24h, 30m, 7d; 0s for not at all.")
     ] = "24h",
 ) -> None:
     """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
@@ -158,7 +158,7 @@ def rotate(
 
 @store_command(app, "revoke")
 def revoke(key_id: IdArgument, flags: StoreFlags) -> None:
-    """Make a key worthless. A service that is running notices within a few seconds."""
+    """Revoke a key. A running service notices within a few seconds."""
     _with_keys(flags, lambda keys: keys.revoke(key_id), audit=lambda _: ("key.revoke", key_id))
     typer.echo(f"{key_id} is revoked; running services refuse it within {SEEN_WITHIN:g} s", err=True)
 

@@ -17,7 +17,7 @@ from batchwright.service.access.api_keys import require_name
 if TYPE_CHECKING:
     from batchwright.store.store import Store
 
-app = typer.Typer(name="quotas", help="Say what tenants and keys may use at most.", no_args_is_help=True)
+app = typer.Typer(name="quotas", help="Limit what tenants and keys may use.", no_args_is_help=True)
 
 _LIMITS = f"NAME=VALUE, NAME being {', '.join(NAMES)}; NAME=none removes the limit."
 
@@ -25,13 +25,13 @@ _LIMITS = f"NAME=VALUE, NAME being {', '.join(NAMES)}; NAME=none removes the lim
 @store_command(app, "set")
 def set_quotas(
     flags: StoreFlags,
-    tenant: Annotated[str, typer.Option(help="Whose limits.", show_default=False)],
+    tenant: Annotated[str, typer.Option(help="Tenant whose limits are set.", show_default=False)],
     limits: Annotated[list[str] | None, typer.Argument(metavar="[LIMIT]…", help=_LIMITS, show_default=False)] = None,
     weight: Annotated[
         float | None, typer.Option(help="Share of what batches get, relative to other tenants (1).", show_default=False)
     ] = None,
 ) -> None:
-    """Limit what a tenant uses, all of its keys together. A service that is running notices within a few seconds."""
+    """Limit what all keys of a tenant use together. A running service notices within a few seconds."""
     require_name("tenant", tenant)
     if not limits and weight is None:
         raise InvalidRequest("nothing to change: give NAME=VALUE, or --weight")

@@ -1,4 +1,4 @@
-"""`batchwright run`."""
+"""`batchwright run`: answer a file of prompts."""
 
 from __future__ import annotations
 
@@ -86,11 +86,12 @@ def run_command(
     backend_api_key: Annotated[
         str | None,
         typer.Option(
-            help="Its key.", envvar="BATCHWRIGHT_BACKEND_API_KEY", rich_help_panel=_MODEL, show_default=False
+            help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", rich_help_panel=_MODEL,
+            show_default=False,
         ),
     ] = None,
     backend_concurrency: Annotated[
-        int, typer.Option(min=1, help="Most requests under way at it.", rich_help_panel=_MODEL)
+        int, typer.Option(min=1, help="Most requests under way at the endpoint.", rich_help_panel=_MODEL)
     ] = 64,
     max_tokens: Annotated[
         int | None,

@@ -101,7 +101,7 @@ def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`1:02:03`, `2:03`."""
+    """Return a time as `1:02:03` or `2:03`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

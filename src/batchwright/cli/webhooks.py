@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-app = typer.Typer(name="webhooks", help="Say who is told how batches end.", no_args_is_help=True)
+app = typer.Typer(name="webhooks", help="Manage the addresses that are told when batches end.", no_args_is_help=True)
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: wh_….", show_default=False)]
 
@@ -58,7 +58,7 @@ def list_webhooks(flags: StoreFlags, tenant: TenantOption = DEFAULT_TENANT) -> N
 
 @store_command(app, "rotate")
 def rotate(flags: StoreFlags, webhook_id: IdArgument, tenant: TenantOption = DEFAULT_TENANT) -> None:
-    """Give a webhook a new secret and print it. Messages bear the old signature as well, until the next rotation."""
+    """Give a webhook a new secret and print it. Messages carry the old signature as well, until the next rotation."""
     webhook = _with_webhooks(
         flags, lambda webhooks: webhooks.rotate(tenant, webhook_id), audit=lambda _: ("webhook.rotate", webhook_id)
     )
@@ -72,7 +72,7 @@ def secret(
     rotate: Annotated[
         bool,
         typer.Option(
-            "--rotate", help="Make a new one first. Messages bear the old signature as well, until the next rotation."
+            "--rotate", help="Make a new one first. Messages carry the old signature as well, until the next rotation."
         ),
     ] = False,
 ) -> None:

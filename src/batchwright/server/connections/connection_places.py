@@ -18,7 +18,7 @@ _C = TypeVar("_C", bound=Hashable)
 _RESERVED = 128
 """Descriptors for the database, the model, webhooks, logs and the listener."""
 _SHARE = 0.75
-"""Share of the other descriptors for connections: a request may need a second one, for a file up- or downloaded."""
+"""Share of the other descriptors for connections: a request may need a second one, for a file that it transfers."""
 _FEWEST, _MOST = 16, 8192
 _PART_OF_ONE_ADDRESS = 4
 

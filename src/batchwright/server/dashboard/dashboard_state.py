@@ -31,7 +31,7 @@ class _Part(BaseModel):
 
 
 class Percentiles(_Part):
-    """Percentiles of the last thousand values."""
+    """Percentiles of the last values, at most a thousand."""
 
     count: int = 0
     p50: float | None = None
@@ -91,7 +91,7 @@ class ServerState(_Part):
     """A process that works on the same store."""
 
     name: str
-    """Host and process id."""
+    """Host and process id; `server 1`, ... for a viewer who may not see host names."""
     here: bool
     """Whether this is the process that serves the page."""
     online: int | None
@@ -108,7 +108,7 @@ class JobState(_Part):
     kind: Literal["batch", "simple"]
     """`simple`: made by `POST /v1/batch/async`; its address is `/v1/batch/{id}`."""
     name: str | None = None
-    """`name` of its metadata, if given; the dashboard sets it to the name of the file."""
+    """`name` of its metadata, if given; uploads in the dashboard set it to the name of the file."""
     parent_id: str | None = None
     """The job whose lines this one retries."""
     endpoint: str
@@ -160,7 +160,7 @@ class DashboardState(_Part):
     keys_required: bool
     models: list[str]
     backend: str
-    """`engine`, or the address of an endpoint elsewhere."""
+    """`engine`, or the address of an endpoint, which is hidden from a viewer who may not see host names."""
     tokens: TokenRates
     online: ClassState
     batch: ClassState

@@ -57,7 +57,7 @@ class ByteBudget:
         self.in_work += count
 
     def give_back(self, count: int) -> None:
-        """Return the bytes that a request took, when it has ended."""
+        """Stop counting `count` bytes of a request that has ended."""
         self.in_work -= count
 
 
@@ -87,7 +87,7 @@ class BodyCount:
             self._taken = self._passed
 
     def end(self) -> bool:
-        """Return to the budget what was taken from it, and return whether that was anything."""
+        """Give back to the budget what was taken from it, and return whether that was anything."""
         taken, self._taken = self._taken, 0
         self._budget.give_back(taken)
         return taken > 0
