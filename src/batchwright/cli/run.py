@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -40,8 +41,25 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 
-_INPUT, _MODEL = "Input and output", "Model"
-_SAMPLING = "Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+_io_option = partial(typer.Option, rich_help_panel="Input and output")
+_model_option = partial(typer.Option, rich_help_panel="Model")
+_sampling_option = partial(
+    typer.Option, rich_help_panel="Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+)
+_OUTPUT = "A file, or - for standard output (cannot be resumed)."
+_MODEL = (
+    f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend the name of "
+    "one of its models (default: the first that it lists)."
+)
+_SERVED = (
+    "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
+    "another model fails."
+)
+_BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_TOP_P = "Smallest set of tokens whose probability reaches this (default: 1.0)."
+_TEMPLATE = "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces."
+_MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
+_FORMAT = "jsonl, txt, csv, tsv or parquet, whatever the extension says."
 
 
 @with_engine_flags
@@ -49,102 +67,36 @@ def run_command(
     input: Annotated[  # noqa: A002 - the name in the help text
         str, typer.Argument(metavar="INPUT", help="A file, or - for standard input (JSON Lines unless --input-format).")
     ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="OUTPUT", help="A file, or - for standard output (cannot be resumed).",
-            rich_help_panel=_INPUT,
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend "
-            "the name of one of its models (default: the first that it lists).",
-            rich_help_panel=_MODEL, show_default=False,
-        ),
-    ] = None,
+    output: Annotated[str, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)],
+    model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
     embedding_model: Annotated[
-        str | None, typer.Option(help="The model for lines for /v1/embeddings, such as minilm.", rich_help_panel=_MODEL)
+        str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
     ] = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A further name that lines may give as their model, * for any; may be repeated. Without it, a line "
-            "that names another model fails.",
-            metavar="NAME", rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="An OpenAI-compatible endpoint that computes in place of this machine, such as "
-            "http://10.0.0.5:8000/v1.",
-            metavar="URL", rich_help_panel=_MODEL,
-        ),
-    ] = None,
+    served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
+    backend: Annotated[str | None, _model_option(help=_BACKEND, metavar="URL")] = None,
     backend_api_key: Annotated[
         str | None,
-        typer.Option(
-            help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", rich_help_panel=_MODEL,
-            show_default=False,
-        ),
+        _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
-    backend_concurrency: Annotated[
-        int, typer.Option(min=1, help="Most requests under way at the endpoint.", rich_help_panel=_MODEL)
-    ] = 64,
+    backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens to generate for a prompt (default: 256).", rich_help_panel=_SAMPLING),
+        int | None, _sampling_option(help="Most tokens to generate for a prompt (default: 256).")
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy (default: 0.7).", rich_help_panel=_SAMPLING)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Smallest set of tokens whose probability reaches this (default: 1.0).", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Same seed, same tokens, on one machine and dtype.", rich_help_panel=_SAMPLING)
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Make each plain prompt the user message of a chat.", rich_help_panel=_INPUT),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="With --chat: the system message before it.", rich_help_panel=_INPUT)
-    ] = None,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option(
-            help="For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = None,
-    input_format: Annotated[
-        str | None,
-        typer.Option(help="jsonl, txt, csv, tsv or parquet, whatever the extension says.", rich_help_panel=_INPUT),
-    ] = None,
-    max_line_bytes: Annotated[
-        int, typer.Option(min=1, help="A longer line, or prompt of a table, is an error line.", rich_help_panel=_INPUT)
-    ] = 2**20,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.", rich_help_panel=_INPUT)
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start over: lose what OUTPUT holds.", rich_help_panel=_INPUT)
-    ] = False,
-    report: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as JSON too.", rich_help_panel=_INPUT)
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no report, only errors.", rich_help_panel=_INPUT)
-    ] = False,
+    temperature: Annotated[float | None, _sampling_option(help="0 is greedy (default: 0.7).")] = None,
+    top_p: Annotated[float | None, _sampling_option(help=_TOP_P)] = None,
+    seed: Annotated[int | None, _sampling_option(help="Same seed, same tokens, on one machine and dtype.")] = None,
+    chat: Annotated[bool, _io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
+    system: Annotated[str | None, _io_option(help="With --chat: the system message before it.")] = None,
+    prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE)] = None,
+    input_format: Annotated[str | None, _io_option(help=_FORMAT)] = None,
+    max_line_bytes: Annotated[int, _io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
+    ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
+    overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
+    report: Annotated[str | None, _io_option(metavar="FILE", help="Write the report as JSON too.")] = None,
+    quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
-) -> None:  # fmt: skip
+) -> None:
     """See `HELP`."""
     from rich.console import Console
 
