@@ -66,7 +66,7 @@ def test_durations() -> None:
 
 
 def shown(stats: EngineStats) -> dict[str, str]:
-    """The lines below the title, by the name in front."""
+    """Return the lines below the title by their names."""
     tally = Tally(prompt_tokens=1200, generated_tokens=40)
     report = RunReport.of_run(tally, stats, loop_seconds=2.0, model_seconds=1.5, output="out", model="m", total=2)
     written = io.StringIO()

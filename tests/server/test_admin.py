@@ -1,4 +1,4 @@
-"""The admin API: keys and quotas over HTTP, for keys that may."""
+"""The admin API: keys and quotas over HTTP, for keys with the scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.server.http.error_answers import HttpError
 
 @with_service()
 async def test_a_key_is_made_changed_rotated_and_revoked(service: Service) -> None:
-    # The first one, on this machine; from then on only a key with the scope will do.
+    # The first key is made from this machine; from then on a key with the scope is needed.
     body: dict[str, Any] = {"name": "root", "scopes": ["admin"]}
     first = (await service.http.post("/v1/admin/keys", json=body)).json()
     assert (await service.http.get("/v1/admin/keys")).status_code == 401
@@ -104,7 +104,7 @@ async def test_quotas_are_set_and_hold_at_once(service: Service) -> None:
     assert [each["tenant"] for each in listed["data"]] == ["default"]
     assert listed["data"][0]["used"] == {"storage_bytes": 0, "enqueued_lines": 0, "enqueued_tokens": 0}
     assert listed["defaults"]["enqueued_lines"] == 7
-    # A put replaces all of them.
+    # A PUT replaces all limits.
     await service.http.put("/v1/admin/quotas/default", json={"storage_bytes": 60})
     assert await service.services.store.tenant_quotas() == {"default": Quotas(storage_bytes=60)}
     await service.http.put("/v1/admin/quotas/default", json={})

@@ -1,4 +1,4 @@
-"""The audit log: a line for everything that changes state or reads contents, and for who was not let in."""
+"""The audit log: a line for everything that changes state or reads contents, and for refused access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _written(service: Service) -> list[dict[str, Any]]:
-    """All lines, once those that wait are written."""
+    """Return all lines, once pending ones are written."""
     service.services.audit.close()
     return _lines(service.services.settings.data / "audit")
 
@@ -100,7 +100,7 @@ async def test_every_route_that_changes_something_writes_a_line(service: Service
         "/v1/admin/quotas/{tenant}": {"storage_bytes": 1},
     }
     for method, path in changing:
-        # What it is asked for may be refused; that it was asked is written all the same.
+        # The request may be refused, but it is recorded all the same.
         path_of = path.replace(":simple", "").replace("{tenant}", "t").replace("{key_id}", "key_" + "0" * 24)
         path_of = path_of.replace("{batch_id}", "batch_" + "0" * 24)
         await service.http.request(method, path_of, json=bodies.get(path, {}))
@@ -125,7 +125,7 @@ async def test_strangers_are_written_down_but_not_each_time(service: Service) ->
 
 
 def _trail(service: Service) -> Any:
-    """The layer of the application that writes the log."""
+    """Return the middleware that writes the log."""
     layer: Any = service.app.build_middleware_stack()
     service.app.middleware_stack = layer
     while not isinstance(layer, AuditMiddleware):

@@ -1,4 +1,4 @@
-"""Bodies of requests: what each endpoint takes, large ones beside each other, and who waits for them."""
+"""Bodies of requests: the limit of each endpoint, and large bodies at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors have one form, whoever raises them; every answer has the id of its request."""
+"""Errors have one form, wherever they are raised; every answer has the id of its request."""
 
 from __future__ import annotations
 

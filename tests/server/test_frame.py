@@ -1,4 +1,4 @@
-"""The outermost layer alone: how slowly a body may come."""
+"""The body middleware alone: how slowly a body may arrive."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_body_may_neither_stall_nor_drip(pieces: int, size: int, seconds: floa
 @pytest.mark.parametrize(
     ("headers", "version", "read"),
     [
-        ([], "1.1", 0),  # whoever serves the connection reads on
+        ([], "1.1", 0),  # the server of the connection reads on
         ([(b"connection", b"close")], "1.1", 5),
         ([], "1.0", 5),
         ([(b"connection", b"close"), (b"expect", b"100-continue")], "1.1", 0),

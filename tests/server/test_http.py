@@ -24,7 +24,7 @@ _PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-h
 
 @pytest.mark.parametrize("module", [admin, batches, files, online, simple, state])
 def test_no_request_of_the_api_is_handed_to_a_thread_on_its_way(module: ModuleType) -> None:
-    """FastAPI calls what is no coroutine function on a thread, each dependency by itself: a millisecond a request."""
+    """FastAPI calls each dependency that is not a coroutine function on a thread, which takes a millisecond."""
 
     def parts(dependant: Dependant) -> Iterator[object]:
         yield dependant.call
@@ -130,7 +130,7 @@ async def test_every_answer_says_how_long_it_took(service: Service) -> None:
 
 
 async def _asked_by(page: str, http: httpx2.AsyncClient) -> httpx2.Response:
-    """As a browser asks on behalf of a page of another site."""
+    """Send a request as a browser does for a page of another site."""
     headers = {"origin": page, "sec-fetch-site": "cross-site"}
     return await http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
 
@@ -152,7 +152,7 @@ async def test_a_page_that_is_named_is_let_through(service: Service) -> None:
     assert "access-control-allow-credentials" not in answer.headers
     answer = await _asked_by(_PAGE, service.http)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, _PAGE)
-    # DNS rebinding: the page is served under the name that leads here.
+    # DNS rebinding: the page's own host name leads to this service.
     rebound = await service.http.get("/v1/models", headers={"host": "chat.example.com", "origin": _PAGE})
     assert rebound.status_code == 403
     other = await service.http.options("/v1/models", headers={"origin": "https://example.com", **_PREFLIGHT})
@@ -168,6 +168,6 @@ async def test_all_pages_are_let_through_only_where_keys_are_needed(service: Ser
     answer = await _asked_by(_PAGE, with_key)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
     answer = await _asked_by(_PAGE, service.http)
-    # Without the header a page could not read why.
+    # Without this header the page could not read the error.
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, "*")
     assert (await service.http.options("/v1/models", headers={"origin": _PAGE, **_PREFLIGHT})).status_code == 200

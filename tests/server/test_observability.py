@@ -30,7 +30,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 
 
 def _documented() -> dict[str, tuple[str, set[str]]]:
-    """Kind and labels by name, from the tables of the page."""
+    """Return kind and labels by name, from the tables of the page."""
     rows = re.findall(r"^\| `(batchwright_\w+)` \| (\w+) \| (.*?)\| ", PAGE, re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
@@ -52,7 +52,7 @@ async def _shown(service: Service) -> dict[str, tuple[str, set[str]]]:
 async def test_the_page_tells_of_every_metric_and_of_no_other(service: Service) -> None:
     await service.http.get("/health")
     shown = await _shown(service)
-    # Nothing was dispatched by the stub.
+    # The stub dispatches nothing.
     shown["batchwright_dispatches_total"] = ("counter", {"reason"})
     # Nothing is limited.
     shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"quota"})

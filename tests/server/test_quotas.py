@@ -1,4 +1,4 @@
-"""Quotas: what is refused with 429, in OpenAI's form, and what an answer says of what is left."""
+"""Quotas: refusals with 429 in OpenAI's form, and headers that tell what is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _limit(service: Service, tenant: str = "default", **limits: int) -> No
 
 
 def _still(service: Service) -> ManualClock:
-    """The quotas' time, which stands still from now on; nothing is exchanged with the store but by `_limit`."""
+    """Stop the quotas' clock and return it; from now on only `_limit` exchanges with the store."""
 
     async def nothing() -> None:
         pass
@@ -80,7 +80,7 @@ async def test_a_client_that_tries_again_waits_as_long_as_it_is_told(
         clock.advance(seconds)
 
     monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
-    # The client heeds waits of up to a minute.
+    # The client follows waits of up to a minute.
     await service.client.completions.create(**_PROMPT)  # type: ignore[call-overload]
     clock.advance(10)
     patient = service.client.with_options(max_retries=1)
@@ -104,7 +104,7 @@ async def test_tokens_are_reserved_and_then_settled_by_what_was_used(service: Se
     service.stub.go.set()
     assert (await task).status_code == 200
     answer = await service.http.post("/v1/completions", json=_PROMPT | {"max_tokens": 20})
-    # What was answered counts with its 4 tokens, this request with its 4 + 20.
+    # The answered request counts with its 4 tokens, this one with its 4 + 20.
     assert answer.headers["x-ratelimit-remaining-tokens"] == str(100 - 4 - 24)
 
 
@@ -151,7 +151,7 @@ async def test_requests_at_once(service: Service) -> None:
         await service.until(lambda: _is(service.stub.waiting == 1))
         refused = await service.http.post("/v1/batch/sync", json={"prompts": ["x"]})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        # Cancelling it makes room at once.
+        # Cancelling the request makes room at once.
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await service.until(lambda: _is(service.stub.waiting == 0))
@@ -198,7 +198,7 @@ async def test_storage(service: Service) -> None:
     assert made[2].headers["x-should-retry"] == "false"
     await service.http.delete(f"/v1/files/{made[0].json()['id']}")
     assert (await service.http.post("/v1/files", **_form(line("a", "x")))).status_code == 200
-    # Nothing is left of what was refused.
+    # Nothing is left of refused uploads.
     files = [path for path in (service.services.settings.data / "files").rglob("file-*") if path.is_file()]
     assert len(files) <= 3
 
@@ -219,7 +219,7 @@ async def test_enqueued_lines_and_tokens(service: Service) -> None:
     error = second.json()["error"]
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert "has 2 lines of batches waiting of at most 3, and this batch has 2" in error["message"]
-    # A simple batch likewise, and its prompts are not kept.
+    # A simple batch is refused too, and its prompts are not kept.
     before = len((await service.http.get("/v1/files")).json()["data"])
     assert (await service.http.post("/v1/batch/async", json={"prompts": ["x"] * 2})).status_code == 429
     assert len((await service.http.get("/v1/files")).json()["data"]) == before

@@ -28,7 +28,7 @@ _LINE = (
 
 
 async def _why(service: Service) -> str | None:
-    """What `/ready` tells; None: ready."""
+    """Return the reason that `/ready` tells; None: ready."""
     service.services._checked = None
     answer = await service.http.get("/ready")
     return None if answer.status_code == 200 else str(answer.json()["error"]["message"])
@@ -59,7 +59,7 @@ async def test_a_database_that_is_spoilt_while_it_is_open_is_told_and_nothing_is
 ) -> None:
     uploaded = await service.client.files.create(file=("x.jsonl", _LINE), purpose="batch")
     assert await _why(service) is None
-    # What was written so far is in the file itself, as after a while.
+    # The checkpoint moves what was written so far into the file itself, as happens after a while.
     data = service.services.settings.data
     with closing(apsw.Connection(str(data / "batchwright.db"))) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

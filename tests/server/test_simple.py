@@ -1,4 +1,4 @@
-"""`/v1/batch/*`."""
+"""`/v1/batch/*`: simple batches of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and tenants: who is let in, and that nobody sees what is another's, on any route there is."""
+"""Keys and tenants: access by key, and no access to another tenant's objects on any route."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 _OURS = {"file_id": "file", "batch_id": "batch"}
 _OPEN = {"/v1/models/{model:path}"}
-"""Routes with an id that belongs to nobody."""
+"""Routes with an id that belongs to no tenant."""
 
 
 @with_service()
@@ -52,7 +52,7 @@ async def test_another_tenants_ids_are_not_found_on_any_route(service: Service) 
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), f"{method} {path}"
             tried += 1
     assert tried >= 20
-    # And it is all still there for whose it is.
+    # Its owner still has all of it.
     assert (await ours.get(f"/v1/batches/{batch.id}")).json()["status"] == "completed"
     assert (await ours.get(f"/v1/files/{batch.output_file_id}/content")).status_code == 200
 
@@ -150,7 +150,7 @@ async def test_a_page_elsewhere_cannot_post_a_form_in_place_of_json(service: Ser
 
 
 class _Outage:
-    """Stands before a store; while it is on, the database does not answer."""
+    """A wrapper of a store; while it is on, the database does not answer."""
 
     def __init__(self, service: Service) -> None:
         self.on = False
@@ -203,7 +203,7 @@ async def test_a_database_that_was_away_from_the_start_lets_nobody_in(service: S
 
 
 def _needed(path: str) -> str | None:
-    """The scope that a route needs; None: any key will do."""
+    """Return the scope that a route needs; None: any key will do."""
     if path == "/v1/models" or path in _OPEN:
         return None
     if path == "/metrics":

@@ -1,4 +1,4 @@
-"""Uploads that are too large, too slow or cut off: refused in the right words, and nothing is left behind."""
+"""Uploads that are too large, too slow or cut off are refused with the right error, and leave nothing behind."""
 
 from __future__ import annotations
 
