@@ -150,15 +150,16 @@ def adopt(flags: StoreFlags) -> None:
     from batchwright.service.files.paired_store import blobs_of, database_of
     from batchwright.store import open_store, shown_url, store_exists
 
+    named = database_of(settings.database, settings.data)
+    if not store_exists(named):
+        raise InputError(f"there is no store at {shown_url(named)}: see to --data, --database and --config")
+
     async def main() -> tuple[int, int]:
-        named = database_of(settings.database, settings.data)
-        if not store_exists(named):
-            raise InputError(f"there is no store at {shown_url(named)}: see to --data, --database and --config")
         async with open_store(named) as store:
             return await Custody(store, blobs_of(settings.data)).adopt()
 
     total, known = asyncio.run(main())
-    write_audit(settings, "store.adopt", shown_url(database_of(settings.database, settings.data)))
+    write_audit(settings, "store.adopt", shown_url(named))
     typer.echo(f"they belong together from now on; of the {total} files in the folder the database knows {known}")
 
 
