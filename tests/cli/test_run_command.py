@@ -1,4 +1,4 @@
-"""`batchwright run` from outside: exit status, what is said where, and that usage errors cost nothing."""
+"""`batchwright run` from outside: its exit status, its output, and the low cost of usage errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COMMAND = Path(sys.executable).with_name("batchwright")
 
 
 def batchwright(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The installed command, as a user runs it."""
+    """Run the installed command as a user does."""
     return subprocess.run([COMMAND, *arguments], input=stdin, capture_output=True, check=False)
 
 
 class Echo(FakeEngine):
-    """Answers a request a step."""
+    """An engine that answers one request in each step."""
 
     def step(self) -> list[InferenceResponse]:
         self.stats.steps += 1
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> list[EngineConfig]:
-    """The command gets `engine`. Returns the options that it asked for."""
+    """Have the command use `engine`, and return the options that it asks for."""
     asked: list[EngineConfig] = []
 
     def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
@@ -78,7 +78,7 @@ def test_some_failed_and_again(source: Path, tmp_path: Path, monkeypatch: pytest
         file.write("bad\n")
     arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--temperature", "0"]
     assert CliRunner().invoke(app, arguments).exit_code == 3
-    # A process of its own, in which there is no other executor: a complete job needs none.
+    # In a process of its own, which has no other executor: a complete job needs none.
     again = batchwright(*arguments)
     assert again.returncode == 3
     assert b"nothing left to do" in again.stderr
@@ -116,7 +116,7 @@ def test_signals(
             os.kill(os.getpid(), number)
 
     use(monkeypatch, Echo(on_step=stop_at_third))
-    # What is started in the background of a shell begins with SIGINT ignored, and so would the tests.
+    # A process in the background of a shell starts with SIGINT ignored, and the tests would inherit that.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PATIENCE = 30.0
-"""Seconds until something that should have happened counts as missing."""
+"""Seconds to wait for something that should happen."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = (
     "--headless",
@@ -41,11 +41,11 @@ Event = dict[str, Any]
 
 
 class BrowserError(Exception):
-    """The browser refused a command, or what was waited for did not come."""
+    """A command that the browser refused, or a wait that timed out."""
 
 
 class Browser:
-    """One process of Chromium. Each page has cookies, storage and downloads of its own."""
+    """A process of Chromium, whose pages each have their own cookies, storage and downloads."""
 
     def __init__(self, profile: Path) -> None:
         if CHROMIUM is None:
@@ -70,7 +70,7 @@ class Browser:
         self._reader.start()
 
     def send(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """The result of a command. Raises `BrowserError`."""
+        """Send a command and return its result. Raises `BrowserError`."""
         answer: queue.SimpleQueue[Event] = queue.SimpleQueue()
         with self._lock:
             self._last += 1
@@ -95,7 +95,7 @@ class Browser:
 
     @contextmanager
     def page(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Page]:
-        """A page in a context of its own."""
+        """Open a page in a context of its own."""
         context = self.send("Target.createBrowserContext")["browserContextId"]
         target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -141,9 +141,9 @@ class Page:
         self.browser = browser
         self.context = context
         self.requests: list[str] = []
-        """Addresses that it asked for, in order."""
+        """Addresses that the page requested, in order."""
         self.complaints: list[str] = []
-        """Errors and warnings of its console, exceptions that nobody caught, and violations of its policies."""
+        """Errors and warnings of the page's console, uncaught exceptions, and violations of its policies."""
         self._session = session
         self._media: dict[str, str] = {}
         self._downloads: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
@@ -161,19 +161,19 @@ class Page:
         self.until("document.readyState === 'complete'")
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
-        """In CSS pixels."""
+        """Set the size of the page in CSS pixels."""
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
         )
 
     def emulate(self, feature: str, value: str) -> None:
-        """A media feature such as `prefers-color-scheme`."""
+        """Emulate a media feature such as `prefers-color-scheme`."""
         self._media[feature] = value
         features = [{"name": name, "value": chosen} for name, chosen in self._media.items()]
         self.send("Emulation.setEmulatedMedia", features=features)
 
     def value(self, expression: str) -> Any:
-        """Of a JavaScript expression; a promise is waited for. Raises `BrowserError` when it throws."""
+        """Return the value of a JavaScript expression, or of its promise. Raises `BrowserError` when it throws."""
         got = self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in got:
             details = got["exceptionDetails"]
@@ -181,8 +181,8 @@ class Page:
         return got["result"].get("value")
 
     def until(self, expression: str) -> None:
-        """Wait until the expression counts as true; one that throws counts as false."""
-        got = self.value(f"""new Promise((resolve) => {{
+        """Wait until the expression is true, also across a navigation; one that throws counts as false."""
+        look = f"""new Promise((resolve) => {{
             const end = Date.now() + {PATIENCE * 900};
             const look = () => {{
                 let found = false;
@@ -190,19 +190,25 @@ class Page:
                 if (found || Date.now() > end) resolve(found); else setTimeout(look, 10);
             }};
             look();
-        }})""")
+        }})"""
+        try:
+            got = self.value(look)
+        except BrowserError as error:
+            if "navigated" not in str(error):
+                raise
+            got = self.value(look)
         if not got:
             shown = self.value("document.body.innerText")
             raise BrowserError(f"never came true: {expression}\non the page:\n{shown}\ncomplaints: {self.complaints}")
 
     def text(self, selector: str) -> str:
-        """As it is seen."""
+        """Return the visible text of an element."""
         chosen = f"document.querySelector({json.dumps(selector)})"
         self.until(f"{chosen} !== null")
         return str(self.value(f"{chosen}.innerText"))
 
     def click(self, selector: str) -> None:
-        """With the mouse, in the middle of the element, once it is visible and enabled."""
+        """Click the middle of an element with the mouse, once it is visible and enabled."""
         chosen = json.dumps(selector)
         self.until(f"document.querySelector({chosen}).checkVisibility()")
         self.until(f"document.querySelector({chosen}).ariaDisabled !== 'true'")
@@ -216,7 +222,7 @@ class Page:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """A key of the keyboard: Tab, Enter, Escape, Space."""
+        """Press a key of the keyboard: Tab, Enter, Escape, Space."""
         code = {"Tab": 9, "Enter": 13, "Escape": 27, "Space": 32}[key]
         text = {"Enter": "\r", "Space": " "}.get(key)
         common = {
@@ -237,7 +243,7 @@ class Page:
         self.send("Input.insertText", text=text)
 
     def choose(self, selector: str, *files: Path) -> None:
-        """Files in an `<input type="file">`."""
+        """Choose files in an `<input type="file">`."""
         node = self.send("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
         self.send("DOM.setFileInputFiles", files=[str(file) for file in files], objectId=node["result"]["objectId"])
 
@@ -248,7 +254,7 @@ class Page:
             self.send("Input.dispatchDragEvent", type=kind, x=300, y=300, data=data)
 
     def download(self, folder: Path, act: Callable[[], None]) -> Path:
-        """The file that `act` makes the page download."""
+        """Return the file that `act` makes the page download."""
         self.browser.send(
             "Browser.setDownloadBehavior",
             behavior="allowAndName",
@@ -264,14 +270,14 @@ class Page:
         return (folder / guid).rename(folder / name)
 
     def picture(self, path: Path, *, height: int | None = None) -> None:
-        """A PNG of what is in sight, or of the first `height` pixels of the page."""
+        """Return a PNG of the visible part, or of the first `height` pixels of the page."""
         width = self.value("innerWidth")
         clip = {} if height is None else {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
         got = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=height is not None, **clip)
         path.write_bytes(base64.b64decode(got["data"]))
 
     def hosts(self) -> set[str]:
-        """Where its requests went."""
+        """Return the hosts that the page sent requests to."""
         return {urlsplit(each).netloc for each in self.requests if not each.startswith(("blob:", "data:", "about:"))}
 
     def _hear(self, event: Event) -> None:
@@ -293,12 +299,12 @@ class Page:
         if event["method"] == "Browser.downloadWillBegin":
             self._names[params["guid"]] = params["suggestedFilename"]
         elif event["method"] == "Browser.downloadProgress" and params["state"] == "completed":
-            # Every page hears of all downloads.
+            # Every page is told of all downloads.
             self._downloads.put((params["guid"], self._names[params["guid"]]))
 
 
 def _pipe() -> tuple[int, int]:
-    """Descriptors above those that the protocol uses in the child."""
+    """Return a pipe with descriptors above those that the protocol uses in the child."""
     ends = os.pipe()
     raised = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:

@@ -26,7 +26,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def feed() -> Iterator[Feed]:
-    """The dashboard with states that the test makes up."""
+    """Serve the dashboard with states that the test makes up."""
     feed = Feed()
     feed.start()
     yield feed

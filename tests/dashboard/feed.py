@@ -1,4 +1,4 @@
-"""The page over states that a test makes up: for what a real service shows only after weeks, or never."""
+"""The page over made-up states, for what a real service shows only after weeks, or never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.server.dashboard.page import router
 
 
 class Feed(Serving):
-    """Sends a state to every page when it is shown, and again each second."""
+    """A server that sends every page a state when it is set, and again each second."""
 
     def __init__(self) -> None:
         app = FastAPI()

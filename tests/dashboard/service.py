@@ -1,4 +1,4 @@
-"""The real service with a model of no weight, for the browser to talk to."""
+"""The real service with a stub model, for the browser to talk to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchwright.service.settings import Settings
 
 
 class Service(Serving):
-    """On SQLite in `folder`. `model` is used from this thread only through `call`."""
+    """A service on SQLite in `folder`. This thread uses `model` only through `call`."""
 
     services: Services
 
@@ -27,7 +27,7 @@ class Service(Serving):
         self.model: StubInference
 
     def call(self, act: Callable[[], Any]) -> Any:
-        """The result of `act`, called on the service's event loop; of a coroutine, what it gives."""
+        """Return the result of `act`, a function or coroutine function, called on the service's event loop."""
 
         async def called() -> Any:
             result = act()

@@ -13,7 +13,7 @@ import uvicorn
 
 
 class Serving:
-    """Runs `application()`, an async context manager that gives the ASGI application, until it is stopped."""
+    """A server of the ASGI application that the async context manager `application()` returns."""
 
     def __init__(self, application: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._application = application
@@ -22,7 +22,7 @@ class Serving:
         self.loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
-        """A second start takes the same port as the first."""
+        """Start the server; a second start takes the same port as the first."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
@@ -35,7 +35,7 @@ class Serving:
             raise self._problem
 
     def stop(self) -> None:
-        """At once: streams break off."""
+        """Stop the server at once, which breaks off streams."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(30)
         if self._problem is not None:

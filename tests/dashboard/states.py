@@ -1,4 +1,4 @@
-"""States of a service, made up."""
+"""Made-up states of a service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_NAME = "evaluation-of-all-support-tickets-of-the-year-2026-de.jsonl"
 
 
 def job(number: int = 1, **changes: Any) -> JobState:
-    """A job in the middle of its work."""
+    """Return a job that is in progress."""
     fields: dict[str, Any] = {
         "id": f"batch_{number:024x}",
         "kind": "batch",
@@ -52,7 +52,7 @@ def job(number: int = 1, **changes: Any) -> JobState:
 
 
 def state(*jobs: JobState, **changes: Any) -> DashboardState:
-    """A service that does nothing, with these jobs."""
+    """Return the state of an idle service with these jobs."""
     fields: dict[str, Any] = {
         "at": NOW,
         "version": "1.2.3",
@@ -88,7 +88,7 @@ def state(*jobs: JobState, **changes: Any) -> DashboardState:
 
 
 def extreme() -> DashboardState:
-    """Long names, large numbers, every status."""
+    """Return a state with long names, large numbers and every status."""
     times = Percentiles(count=MANY, p50=3_599_000.0, p90=86_399_000.0, p99=863_990_000.0)
     rates = TokenRates(prompt=float(MANY), generated=float(MANY))
     counts = dict.fromkeys(("waiting", "running", "answered", "failed", "cancelled"), MANY)

@@ -1,4 +1,4 @@
-"""One computation for all that look: in virtual time."""
+"""One computation of the state for all watchers, in virtual time."""
 
 from __future__ import annotations
 

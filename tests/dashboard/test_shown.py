@@ -1,4 +1,4 @@
-"""What is shown of a state, and what when there is none."""
+"""What the page shows of a state, and without one."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_when_the_server_goes_the_figures_stay_grey_until_it_is_back(browser: Br
 def test_a_server_that_says_nothing_any_more_counts_as_gone(browser: Browser, feed: Feed) -> None:
     feed.show(states.state())
     with browser.page() as page:
-        # Seconds of the page are milliseconds, and the service sends once a second: to the page that is never.
+        # The page's seconds are milliseconds here, so the service, which sends once a second, seems silent to it.
         faster = "const later = setTimeout; window.setTimeout = (act, ms) => later(act, ms / 1000);"
         page.send("Page.addScriptToEvaluateOnNewDocument", source=faster)
         page.go(feed.url)

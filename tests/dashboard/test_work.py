@@ -23,7 +23,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def page(browser: Browser, service: Service) -> Iterator[Page]:
-    """Live, and at the end without a complaint and without a request to anybody else."""
+    """A live page, which must end without complaints and without requests to other hosts."""
     with browser.page() as page:
         page.go(service.url)
         page.until("document.documentElement.dataset.link === 'live'")

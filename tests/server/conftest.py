@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -46,7 +48,7 @@ class Wall:
 
 @dataclass
 class Service:
-    """A service that is running, and ways to talk to it."""
+    """A running service, and ways to talk to it."""
 
     app: FastAPI
     services: Services
@@ -56,20 +58,20 @@ class Service:
     wall: Wall
 
     def as_tenant(self, key: str | None) -> httpx2.AsyncClient:
-        """A client with another key, or none."""
+        """Return a client with another key, or none."""
         return _http(self.app, {} if key is None else {"authorization": f"Bearer {key}"})
 
     async def key(self, tenant: str, name: str = "test", **more: Any) -> str:
-        """A new key; `more`: what `ApiKeys.create` takes besides."""
+        """Create a key; `more`: further arguments of `ApiKeys.create`."""
         return (await self.services.keys.create(name, tenant, **more))[1]
 
     async def until(self, reached: Callable[[], Awaitable[bool]]) -> None:
-        """Look again and again; the test as a whole has a limit of time."""
+        """Wait without a limit of its own: the test as a whole has a timeout."""
         while not await reached():  # noqa: ASYNC110 - what is waited for happens in the store
             await asyncio.sleep(_POLL)
 
     async def ended(self, batch_id: str) -> openai.types.Batch:
-        """The batch, once it has a final status."""
+        """Return the batch once it has a final status."""
         batch = await self.client.batches.retrieve(batch_id)
         while batch.status not in ("completed", "failed", "expired", "cancelled"):
             await asyncio.sleep(_POLL)
@@ -83,7 +85,7 @@ def _http(app: FastAPI, headers: dict[str, str] | None = None) -> httpx2.AsyncCl
 
 @asynccontextmanager
 async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
-    """A service on `folder`, with a worker that looks often."""
+    """Run a service on `folder`, with a worker that polls often."""
     stub, wall = StubInference(), Wall()
     chosen = Settings(**{"data": folder, "drain_grace": 0.0, **settings})
     options = WorkerOptions(poll=_POLL, limits=limits_of(chosen))
@@ -97,7 +99,7 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[Service]:
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[EventDict]]:
-    """What the service logs, which is not printed."""
+    """Collect what the service logs instead of printing it."""
     with capture_logs() as events:
         yield events
 
@@ -107,7 +109,7 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Run a coroutine function with a service of its own; keyword arguments are settings."""
+    """A function that runs a coroutine function with a service of its own; its keyword arguments are settings."""
 
     def run(main: Callable[[Service], Coroutine[Any, Any, None]], **settings: Any) -> None:
         folder = tmp_path / "data"
@@ -122,6 +124,23 @@ def play(tmp_path: Path) -> Play:
     return run
 
 
+def with_service(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Return a decorator that runs an async test with a service of its own as the argument `service`."""
+
+    def decorated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(play: Play, **given: Any) -> None:
+            play(lambda service: test(service=service, **given), **settings)
+
+        del run.__wrapped__
+        signature = inspect.signature(test)
+        own = [each.replace(name="play") if each.name == "service" else each for each in signature.parameters.values()]
+        run.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        return run
+
+    return decorated
+
+
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
     server = Endpoint()
@@ -134,7 +153,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def routes(service: Service) -> list[tuple[str, str]]:
-    """Every method and path that the application answers."""
+    """Return every method and path that the application answers."""
     return [
         (method, str(route.path))
         for route in iter_route_contexts(service.app.routes)

@@ -1,4 +1,4 @@
-"""A deterministic `Inference` that can be told to wait, to fail, and what it saw."""
+"""A deterministic `Inference` that can be told to wait or to fail, and that records its calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODEL = "stub"
 
 
 class StubInference:
-    """Answers a prompt with its own words in capitals, at most `max_tokens` of them; a word is a token.
+    """A model that answers a prompt with its words in capitals, at most `max_tokens` of them; a word is a token.
 
     A prompt that begins with "fail" fails; one that begins with "wait" waits for `go`. Closing `gate` holds lines of
     batches back, and opening it lets them through.

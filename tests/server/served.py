@@ -1,4 +1,4 @@
-"""`batchwright serve` as a process of its own, in front of an endpoint that answers when it is told to."""
+"""`batchwright serve` as a process, in front of an endpoint that answers when it is told to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 60.0
 
 
 class Endpoint(ThreadingHTTPServer):
-    """An endpoint elsewhere: it answers when it is told to."""
+    """An endpoint that answers when it is told to."""
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -68,7 +68,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str, list[dict[str, Any]]]]:
-    """The process, its address, and its log as it comes."""
+    """Run the service, and yield the process, its address, and its log as it grows."""
     process = subprocess.Popen(
         command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment(folder)
     )

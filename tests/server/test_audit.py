@@ -1,4 +1,4 @@
-"""The audit log: a line for everything that changes state or reads contents, and for who was not let in."""
+"""The audit log: a line for everything that changes state or reads contents, and for refused access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.batch_files import content, line
-from tests.server.conftest import Play, Service, routes
+from tests.server.conftest import Service, routes, with_service
 
 from batchwright.clock import ManualClock
 from batchwright.limiting.sparing import Sparing
@@ -31,107 +31,101 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _written(service: Service) -> list[dict[str, Any]]:
-    """All lines, once those that wait are written."""
+    """Return all lines, once pending ones are written."""
     service.services.audit.close()
     return _lines(service.services.settings.data / "audit")
 
 
-def test_the_life_of_a_batch_is_written_down(play: Play) -> None:
-    async def main(service: Service) -> None:
-        record, secret = await service.services.keys.create("ci", "team")
-        client = service.as_tenant(secret)
-        service.client = service.client.copy(http_client=client)
-        service.client.api_key = secret
-        form = {"file": ("in.jsonl", content(line("a", "x"), line("b", "fail")))}
-        request_id = {"x-request-id": "mine-1"}
-        answer = await client.post("/v1/files", files=form, data={"purpose": "batch"}, headers=request_id)
-        file_id = answer.json()["id"]
-        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-        batch_id = (await client.post("/v1/batches", json=body)).json()["id"]
-        await service.ended(batch_id)
-        await client.get(f"/v1/files/{file_id}/content")
-        await client.get(f"/v1/batches/{batch_id}/results")
-        retried = (await client.post(f"/v1/batches/{batch_id}/retry")).json()["id"]
-        await client.post(f"/v1/batches/{retried}/pause")
-        await client.post(f"/v1/batches/{retried}/resume")
-        await client.post(f"/v1/batches/{retried}/cancel")
-        await client.delete(f"/v1/files/{file_id}x")
-        await service.ended(retried)
-        await client.delete(f"/v1/files/{file_id}")
-        simple = (await client.post("/v1/batch/async", json={"prompts": ["x"]})).json()["batch_id"]
-        await service.until(lambda: _ended(client, simple))
-        written = _written(service)
-        told = [(each["action"], each["outcome"], each.get("object")) for each in written]
-        assert told == [
-            ("file.upload", "done", file_id),
-            ("batch.create", "done", batch_id),
-            ("file.content", "done", file_id),
-            ("batch.results", "done", batch_id),
-            ("batch.retry", "done", f"{batch_id} as {retried}"),
-            ("batch.pause", "done", retried),
-            ("batch.resume", "done", retried),
-            ("batch.cancel", "done", retried),
-            ("file.delete", "refused", f"{file_id}x"),
-            ("file.delete", "done", file_id),
-            ("batch.create", "done", simple),
-            ("batch.results", "done", simple),
-        ]
-        first = written[0]
-        assert (first["tenant"], first["key"], first["key_name"]) == ("team", record.id, "ci")
-        assert (first["request_id"], first["status"], first["address"]) == ("mine-1", 200, "127.0.0.1")
-        assert datetime.fromisoformat(first["at"]).tzinfo == UTC
-        assert written[8]["status"] == 404
-
-    play(main)
+@with_service()
+async def test_the_life_of_a_batch_is_written_down(service: Service) -> None:
+    record, secret = await service.services.keys.create("ci", "team")
+    client = service.as_tenant(secret)
+    service.client = service.client.copy(http_client=client)
+    service.client.api_key = secret
+    form = {"file": ("in.jsonl", content(line("a", "x"), line("b", "fail")))}
+    request_id = {"x-request-id": "mine-1"}
+    answer = await client.post("/v1/files", files=form, data={"purpose": "batch"}, headers=request_id)
+    file_id = answer.json()["id"]
+    body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id = (await client.post("/v1/batches", json=body)).json()["id"]
+    await service.ended(batch_id)
+    await client.get(f"/v1/files/{file_id}/content")
+    await client.get(f"/v1/batches/{batch_id}/results")
+    retried = (await client.post(f"/v1/batches/{batch_id}/retry")).json()["id"]
+    await client.post(f"/v1/batches/{retried}/pause")
+    await client.post(f"/v1/batches/{retried}/resume")
+    await client.post(f"/v1/batches/{retried}/cancel")
+    await client.delete(f"/v1/files/{file_id}x")
+    await service.ended(retried)
+    await client.delete(f"/v1/files/{file_id}")
+    simple = (await client.post("/v1/batch/async", json={"prompts": ["x"]})).json()["batch_id"]
+    await service.until(lambda: _ended(client, simple))
+    written = _written(service)
+    told = [(each["action"], each["outcome"], each.get("object")) for each in written]
+    assert told == [
+        ("file.upload", "done", file_id),
+        ("batch.create", "done", batch_id),
+        ("file.content", "done", file_id),
+        ("batch.results", "done", batch_id),
+        ("batch.retry", "done", f"{batch_id} as {retried}"),
+        ("batch.pause", "done", retried),
+        ("batch.resume", "done", retried),
+        ("batch.cancel", "done", retried),
+        ("file.delete", "refused", f"{file_id}x"),
+        ("file.delete", "done", file_id),
+        ("batch.create", "done", simple),
+        ("batch.results", "done", simple),
+    ]
+    first = written[0]
+    assert (first["tenant"], first["key"], first["key_name"]) == ("team", record.id, "ci")
+    assert (first["request_id"], first["status"], first["address"]) == ("mine-1", 200, "127.0.0.1")
+    assert datetime.fromisoformat(first["at"]).tzinfo == UTC
+    assert written[8]["status"] == 404
 
 
 async def _ended(client: Any, batch_id: str) -> bool:
     return bool((await client.get(f"/v1/batch/{batch_id}")).json()["status"] == "completed")
 
 
-def test_every_route_that_changes_something_writes_a_line(play: Play) -> None:
-    async def main(service: Service) -> None:
-        online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
-        changing = [(method, path) for method, path in routes(service) if method != "GET" and path not in online]
-        assert len(changing) >= 12
-        batch = {"input_file_id": "file-" + "0" * 24, "endpoint": "/v1/completions", "completion_window": "24h"}
-        bodies = {
-            "/v1/batches": batch,
-            "/v1/batch/async": {"prompts": ["x"]},
-            "/v1/admin/keys": {"name": "no name"},
-            "/v1/admin/quotas/{tenant}": {"storage_bytes": 1},
-        }
-        for method, path in changing:
-            # What it is asked for may be refused; that it was asked is written all the same.
-            path_of = path.replace(":simple", "").replace("{tenant}", "t").replace("{key_id}", "key_" + "0" * 24)
-            path_of = path_of.replace("{batch_id}", "batch_" + "0" * 24)
-            await service.http.request(method, path_of, json=bodies.get(path, {}))
-        assert len(_written(service)) == len(changing)
-
-    play(main)
+@with_service()
+async def test_every_route_that_changes_something_writes_a_line(service: Service) -> None:
+    online = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/batch/sync")
+    changing = [(method, path) for method, path in routes(service) if method != "GET" and path not in online]
+    assert len(changing) >= 12
+    batch = {"input_file_id": "file-" + "0" * 24, "endpoint": "/v1/completions", "completion_window": "24h"}
+    bodies = {
+        "/v1/batches": batch,
+        "/v1/batch/async": {"prompts": ["x"]},
+        "/v1/admin/keys": {"name": "no name"},
+        "/v1/admin/quotas/{tenant}": {"storage_bytes": 1},
+    }
+    for method, path in changing:
+        # The request may be refused, but it is recorded all the same.
+        path_of = path.replace(":simple", "").replace("{tenant}", "t").replace("{key_id}", "key_" + "0" * 24)
+        path_of = path_of.replace("{batch_id}", "batch_" + "0" * 24)
+        await service.http.request(method, path_of, json=bodies.get(path, {}))
+    assert len(_written(service)) == len(changing)
 
 
-def test_strangers_are_written_down_but_not_each_time(play: Play) -> None:
-    async def main(service: Service) -> None:
-        clock = _trail(service)._clock = ManualClock()
-        key = await service.key("ours", scopes=["online"])
-        nobody, limited = service.as_tenant(None), service.as_tenant(key)
-        for _ in range(50):
-            assert (await nobody.get("/v1/files")).status_code == 401
-        assert (await limited.get("/metrics")).status_code == 403
-        clock.advance(61)
-        assert (await limited.get("/metrics")).status_code == 403
-        written = _written(service)
-        assert [each["action"] for each in written] == ["access.refused"] * 12
-        assert [each["object"] for each in written[:10]] == ["GET /v1/files"] * 10
-        assert written[10]["suppressed"] == 41
-        assert (written[11]["status"], written[11]["tenant"], written[11]["object"]) == (403, "ours", "GET /metrics")
-
-    play(main)
+@with_service()
+async def test_strangers_are_written_down_but_not_each_time(service: Service) -> None:
+    clock = _trail(service)._clock = ManualClock()
+    key = await service.key("ours", scopes=["online"])
+    nobody, limited = service.as_tenant(None), service.as_tenant(key)
+    for _ in range(50):
+        assert (await nobody.get("/v1/files")).status_code == 401
+    assert (await limited.get("/metrics")).status_code == 403
+    clock.advance(61)
+    assert (await limited.get("/metrics")).status_code == 403
+    written = _written(service)
+    assert [each["action"] for each in written] == ["access.refused"] * 12
+    assert [each["object"] for each in written[:10]] == ["GET /v1/files"] * 10
+    assert written[10]["suppressed"] == 41
+    assert (written[11]["status"], written[11]["tenant"], written[11]["object"]) == (403, "ours", "GET /metrics")
 
 
 def _trail(service: Service) -> Any:
-    """The layer of the application that writes the log."""
+    """Return the middleware that writes the log."""
     layer: Any = service.app.build_middleware_stack()
     service.app.middleware_stack = layer
     while not isinstance(layer, AuditMiddleware):
@@ -139,13 +133,11 @@ def _trail(service: Service) -> Any:
     return layer
 
 
-def test_without_retention_nothing_is_written(play: Play) -> None:
-    async def main(service: Service) -> None:
-        await service.http.post("/v1/batch/async", json={"prompts": ["x"]})
-        assert _written(service) == []
-        assert not (service.services.settings.data / "audit").exists()
-
-    play(main, audit_retention=0)
+@with_service(audit_retention=0)
+async def test_without_retention_nothing_is_written(service: Service) -> None:
+    await service.http.post("/v1/batch/async", json={"prompts": ["x"]})
+    assert _written(service) == []
+    assert not (service.services.settings.data / "audit").exists()
 
 
 def test_a_day_has_a_file_for_its_owner_and_old_ones_go(tmp_path: Path) -> None:

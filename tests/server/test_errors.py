@@ -1,4 +1,4 @@
-"""Errors have one form, whoever raises them; every answer has the id of its request."""
+"""Errors have one form, wherever they are raised; every answer has the id of its request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from structlog.typing import EventDict
-from tests.server.conftest import Play, Service
+from tests.server.conftest import Service, with_service
 
 _JSON = {"content-type": "application/json"}
 
@@ -34,42 +34,36 @@ _JSON = {"content-type": "application/json"}
         ("POST", "/v1/files", {"json": {}}, 400, "invalid_form"),
     ],
 )
-def test_they_have_one_form(
-    play: Play, method: str, path: str, options: dict[str, Any], status: int, code: str | None
+@with_service()
+async def test_they_have_one_form(
+    service: Service, method: str, path: str, options: dict[str, Any], status: int, code: str | None
 ) -> None:
-    async def main(service: Service) -> None:
-        answer = await service.http.request(method, path, **options)
-        assert answer.status_code == status
-        if code is not None:
-            assert answer.headers["content-type"] == "application/json"
-            assert answer.json().keys() == {"error"}
-            assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-            assert answer.json()["error"]["code"] == code
-        assert answer.headers["x-request-id"].startswith("req_")
-
-    play(main)
+    answer = await service.http.request(method, path, **options)
+    assert answer.status_code == status
+    if code is not None:
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json().keys() == {"error"}
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert answer.json()["error"]["code"] == code
+    assert answer.headers["x-request-id"].startswith("req_")
 
 
-def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(play: Play, logged: list[EventDict]) -> None:
-    async def main(service: Service) -> None:
-        async def broken(*_: Any) -> None:
-            raise RuntimeError("a secret of the inside")
+@with_service()
+async def test_a_defect_is_a_500_that_tells_nothing_and_is_logged(service: Service, logged: list[EventDict]) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a secret of the inside")
 
-        service.services.jobs.batch = broken  # type: ignore[method-assign, assignment]
-        answer = await service.http.get("/v1/batches/batch_" + "0" * 24, headers={"x-request-id": "abc"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-        assert "secret" not in answer.text
-        failed = [each for each in logged if each["event"] == "request_failed"]
-        assert [str(each["exc_info"]) for each in failed] == ["a secret of the inside"]
-        assert answer.headers["x-request-id"] == "abc"
-
-    play(main)
+    service.services.jobs.batch = broken  # type: ignore[method-assign, assignment]
+    answer = await service.http.get("/v1/batches/batch_" + "0" * 24, headers={"x-request-id": "abc"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    failed = [each for each in logged if each["event"] == "request_failed"]
+    assert [str(each["exc_info"]) for each in failed] == ["a secret of the inside"]
+    assert answer.headers["x-request-id"] == "abc"
 
 
 @pytest.mark.parametrize("given", ["", " ", "a b", "x" * 200, "ü", "-x", "a\tb"])
-def test_an_id_that_is_not_sane_is_replaced(play: Play, given: str) -> None:
-    async def main(service: Service) -> None:
-        answer = await service.http.get("/health", headers=[(b"x-request-id", given.encode())])
-        assert answer.headers["x-request-id"].startswith("req_")
-
-    play(main)
+@with_service()
+async def test_an_id_that_is_not_sane_is_replaced(service: Service, given: str) -> None:
+    answer = await service.http.get("/health", headers=[(b"x-request-id", given.encode())])
+    assert answer.headers["x-request-id"].startswith("req_")

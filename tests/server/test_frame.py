@@ -1,4 +1,4 @@
-"""The outermost layer alone: how slowly a body may come."""
+"""The body middleware alone: how slowly a body may arrive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import ManualClock
-from batchwright.server.http.body_limits import BodyLimits, ByteBudget
 from batchwright.server.http.error_answers import HttpError
 from batchwright.server.http.middleware import BodyMiddleware
+from batchwright.service.settings import Settings
 from batchwright.testing import play
 
 _SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/v1/files", "headers": []}
@@ -31,15 +31,9 @@ def _body(pieces: int, size: int) -> Iterator[Message]:
 
 
 def _frame(app: ASGIApp, clock: ManualClock) -> BodyMiddleware:
+    settings = Settings.model_validate({"upload_timeout": 60.0, "min_upload_rate": 1000})
     return BodyMiddleware(
-        app,
-        clock=clock,
-        limits=BodyLimits({}),
-        budget=ByteBudget(1),
-        on_large_bodies_gone=lambda: None,
-        upload_timeout=60.0,
-        min_upload_rate=1000,
-        stopping=lambda: False,
+        app, settings=settings, clock=clock, stopping=lambda: False, on_large_bodies_gone=lambda: None
     )
 
 
@@ -78,7 +72,7 @@ def test_a_body_may_neither_stall_nor_drip(pieces: int, size: int, seconds: floa
 @pytest.mark.parametrize(
     ("headers", "version", "read"),
     [
-        ([], "1.1", 0),  # whoever serves the connection reads on
+        ([], "1.1", 0),  # the server of the connection reads on
         ([(b"connection", b"close")], "1.1", 5),
         ([], "1.0", 5),
         ([(b"connection", b"close"), (b"expect", b"100-continue")], "1.1", 0),

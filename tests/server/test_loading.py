@@ -1,4 +1,4 @@
-"""From the settings to the engine: what is handed on, and what keeps the service from starting."""
+"""Settings of the engine: how they reach it, and which keep the service from starting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from batchwright.service.settings import Settings
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """Of a tiny random model, and no other."""
+    """Settings with a tiny random model only."""
     tiny_model(tmp_path / "model", "llama", **TINY)
     given = {"model": str(tmp_path / "model"), "embedding_model": "", "data": tmp_path, "kv_memory": "1MB"}
     return Settings.model_validate(given | {"dtype": "float32", "device": "cpu"})

@@ -1,4 +1,4 @@
-"""The form of an upload, cut into pieces anywhere."""
+"""Forms of uploads that are cut into pieces anywhere."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import stamina
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.batch_files import begin, line
-from tests.server.conftest import Play, Service
+from tests.server.conftest import Service, with_service
 
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra
@@ -28,7 +28,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 
 
 def _documented() -> dict[str, tuple[str, set[str]]]:
-    """Kind and labels by name, from the tables of the page."""
+    """Return kind and labels by name, from the tables of the page."""
     rows = re.findall(r"^\| `(batchwright_\w+)` \| (\w+) \| (.*?)\| ", PAGE, re.MULTILINE)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
 
@@ -46,17 +46,15 @@ async def _shown(service: Service) -> dict[str, tuple[str, set[str]]]:
     return shown
 
 
-def test_the_page_tells_of_every_metric_and_of_no_other(play: Play) -> None:
-    async def main(service: Service) -> None:
-        await service.http.get("/health")
-        shown = await _shown(service)
-        # Nothing was dispatched by the stub.
-        shown["batchwright_dispatches_total"] = ("counter", {"reason"})
-        # Nothing is limited.
-        shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"quota"})
-        assert shown == _documented()
-
-    play(main)
+@with_service()
+async def test_the_page_tells_of_every_metric_and_of_no_other(service: Service) -> None:
+    await service.http.get("/health")
+    shown = await _shown(service)
+    # The stub dispatches nothing.
+    shown["batchwright_dispatches_total"] = ("counter", {"reason"})
+    # Nothing is limited.
+    shown["batchwright_quota_limit"] = shown["batchwright_quota_used"] = ("gauge", {"quota"})
+    assert shown == _documented()
 
 
 def test_guesses_of_the_engine_are_counted() -> None:
@@ -67,71 +65,65 @@ def test_guesses_of_the_engine_are_counted() -> None:
     assert told["batchwright_engine_accepted_tokens"] == 7
 
 
-def test_requests_calls_and_batches_are_counted(play: Play) -> None:
-    async def main(service: Service) -> None:
-        await service.http.post("/v1/completions", json={"prompt": "one two"})
-        await service.http.post("/v1/completions", json={"prompt": "fail"})
-        await service.http.get("/v1/none")
-        batch = await service.ended((await begin(service, line("a", "x"))).id)
-        await service.http.get(f"/v1/batches/{batch.id}")
-        text = (await service.http.get("/metrics")).text
-        for told in (
-            'http_requests_total{method="POST",route="/v1/completions",status="200"} 1.0',
-            'http_requests_total{method="POST",route="/v1/completions",status="500"} 1.0',
-            'http_requests_total{method="GET",route="(none)",status="404"} 1.0',
-            'http_request_seconds_count{route="/v1/completions"} 2.0',
-            'route="/v1/batches/{batch_id}"',
-            'calls_total{outcome="answered",traffic="online"} 1.0',
-            'calls_total{outcome="failed",traffic="online"} 1.0',
-            'calls_total{outcome="answered",traffic="batch"} 1.0',
-            'generated_tokens_total{traffic="online"} 2.0',
-            'batches{status="completed"} 1.0',
-            'batches{status="failed"} 0.0',
-            'worker_lines_total{outcome="succeeded"} 1.0',
-            'store_seconds_count{operation="commit"} 1.0',
-        ):
-            assert f"batchwright_{told}" in text or (told.startswith("route") and told in text), told
-        assert batch.id not in text
-
-    play(main)
+@with_service()
+async def test_requests_calls_and_batches_are_counted(service: Service) -> None:
+    await service.http.post("/v1/completions", json={"prompt": "one two"})
+    await service.http.post("/v1/completions", json={"prompt": "fail"})
+    await service.http.get("/v1/none")
+    batch = await service.ended((await begin(service, line("a", "x"))).id)
+    await service.http.get(f"/v1/batches/{batch.id}")
+    text = (await service.http.get("/metrics")).text
+    for told in (
+        'http_requests_total{method="POST",route="/v1/completions",status="200"} 1.0',
+        'http_requests_total{method="POST",route="/v1/completions",status="500"} 1.0',
+        'http_requests_total{method="GET",route="(none)",status="404"} 1.0',
+        'http_request_seconds_count{route="/v1/completions"} 2.0',
+        'route="/v1/batches/{batch_id}"',
+        'calls_total{outcome="answered",traffic="online"} 1.0',
+        'calls_total{outcome="failed",traffic="online"} 1.0',
+        'calls_total{outcome="answered",traffic="batch"} 1.0',
+        'generated_tokens_total{traffic="online"} 2.0',
+        'batches{status="completed"} 1.0',
+        'batches{status="failed"} 0.0',
+        'worker_lines_total{outcome="succeeded"} 1.0',
+        'store_seconds_count{operation="commit"} 1.0',
+    ):
+        assert f"batchwright_{told}" in text or (told.startswith("route") and told in text), told
+    assert batch.id not in text
 
 
-def test_the_dashboard_sees_traffic_and_jobs(play: Play) -> None:
-    async def main(service: Service) -> None:
-        await service.http.post("/v1/completions", json={"prompt": "one two", "stream": True})
-        done = await service.ended((await begin(service, line("a", "x"))).id)
-        running = await begin(service, line("a", "wait"), line("b", "y"))
+@with_service()
+async def test_the_dashboard_sees_traffic_and_jobs(service: Service) -> None:
+    await service.http.post("/v1/completions", json={"prompt": "one two", "stream": True})
+    done = await service.ended((await begin(service, line("a", "x"))).id)
+    running = await begin(service, line("a", "wait"), line("b", "y"))
 
-        async def one_is_done() -> bool:
-            counts = (await service.client.batches.retrieve(running.id)).request_counts
-            return counts is not None and counts.completed == 1
+    async def one_is_done() -> bool:
+        counts = (await service.client.batches.retrieve(running.id)).request_counts
+        return counts is not None and counts.completed == 1
 
-        await service.until(one_is_done)
-        service.services.live.tick()
-        state = DashboardState.model_validate((await service.http.get("/dashboard/state")).json())
-        assert (state.ready, state.keys_required, state.backend, state.models[0]) == (True, False, "engine", "stub")
-        assert (state.online.answered, state.online.ttft_ms.count) == (1, 1)
-        assert (state.batch.answered, state.batch.running) == (2, 1)
-        assert [(job.id, job.status, job.progress) for job in state.jobs] == [
-            (running.id, "in_progress", 0.5),
-            (done.id, "completed", 1.0),
-        ]
-        assert (state.job_counts.in_progress, state.job_counts.completed) == (1, 1)
-        assert state.history[-1].batch == 1
-        assert state.tokens.generated > 0
-
-    play(main)
+    await service.until(one_is_done)
+    service.services.live.tick()
+    state = DashboardState.model_validate((await service.http.get("/dashboard/state")).json())
+    assert (state.ready, state.keys_required, state.backend, state.models[0]) == (True, False, "engine", "stub")
+    assert (state.online.answered, state.online.ttft_ms.count) == (1, 1)
+    assert (state.batch.answered, state.batch.running) == (2, 1)
+    assert [(job.id, job.status, job.progress) for job in state.jobs] == [
+        (running.id, "in_progress", 0.5),
+        (done.id, "completed", 1.0),
+    ]
+    assert (state.job_counts.in_progress, state.job_counts.completed) == (1, 1)
+    assert state.history[-1].batch == 1
+    assert state.tokens.generated > 0
 
 
-def test_the_dashboards_events_come_until_the_service_stops(play: Play) -> None:
-    async def main(service: Service) -> None:
-        service.services.drain()
-        answer = await service.http.get("/dashboard/events")
-        assert answer.headers["content-type"] == "text/event-stream"
-        state = DashboardState.model_validate_json(answer.text.removeprefix("data: "))
-        assert state.draining
-
-    play(main)
+@with_service()
+async def test_the_dashboards_events_come_until_the_service_stops(service: Service) -> None:
+    service.services.drain()
+    answer = await service.http.get("/dashboard/events")
+    assert answer.headers["content-type"] == "text/event-stream"
+    state = DashboardState.model_validate_json(answer.text.removeprefix("data: "))
+    assert state.draining
 
 
 def test_logs_are_a_line_of_json_each_with_the_id_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,26 +162,24 @@ def test_of_retries_only_those_are_told_that_somebody_should_know_of(monkeypatch
     assert (told["event"], told["error"], told["tries"]) == ("trying_again", "it does not answer", 1)
 
 
-def test_a_database_that_does_not_answer_keeps_neither_probe_nor_scrape_waiting(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+@with_service()
+async def test_a_database_that_does_not_answer_keeps_neither_probe_nor_scrape_waiting(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main(service: Service) -> None:
-        store = service.services.store
+    store = service.services.store
 
-        async def silent() -> None:
-            await asyncio.sleep(3600)
+    async def silent() -> None:
+        await asyncio.sleep(3600)
 
-        monkeypatch.setattr("batchwright.service.composition._PATIENCE", 0.01)
-        for name in ("check", "count_batches"):
-            monkeypatch.setattr(store, name, silent)
-        ready = await service.http.get("/ready")
-        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
-        assert "has not answered" in ready.json()["error"]["message"]
-        told = (await service.http.get("/metrics")).text
-        assert "batchwright_ready 0.0" in told
-        assert "batchwright_batches{" not in told
-
-    play(main)
+    monkeypatch.setattr("batchwright.service.composition._PATIENCE", 0.01)
+    for name in ("check", "count_batches"):
+        monkeypatch.setattr(store, name, silent)
+    ready = await service.http.get("/ready")
+    assert (ready.status_code, ready.json()["error"]["code"]) == (503, "not_ready")
+    assert "has not answered" in ready.json()["error"]["message"]
+    told = (await service.http.get("/metrics")).text
+    assert "batchwright_ready 0.0" in told
+    assert "batchwright_batches{" not in told
 
 
 def test_traces_are_made_where_the_environment_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +211,8 @@ def test_a_span_has_its_attributes_and_its_error() -> None:
     assert span.status.is_ok is False
 
 
-def test_methods_that_clients_invent_are_one_series(play: Play) -> None:
-    async def main(service: Service) -> None:
-        for method in ("FOO", "BAR", "GET"):
-            await service.http.request(method, "/v1/models")
-        assert {method for method, _, _ in service.services.http.requests} == {"other", "GET"}
-
-    play(main)
+@with_service()
+async def test_methods_that_clients_invent_are_one_series(service: Service) -> None:
+    for method in ("FOO", "BAR", "GET"):
+        await service.http.request(method, "/v1/models")
+    assert {method for method, _, _ in service.services.http.requests} == {"other", "GET"}

@@ -1,4 +1,4 @@
-"""`batchwright serve` as a process of its own: starting, stopping, and what it says when it cannot start."""
+"""`batchwright serve` as a process: starting, stopping, and its errors when it cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is free goes back to the system."""
+"""Free memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ print(libc.mallinfo2().hblkhd - before >= 8 << 20)
     [
         (False, {}, False),
         (True, {}, True),
-        (True, {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}, False),  # who tunes the allocator is not overruled
+        (True, {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}, False),  # the user's tuning of the allocator is kept
     ],
 )
 def test_a_large_block_is_apart_from_the_heap(bound: bool, environment: dict[str, str], apart: bool) -> None:
-    """So it goes back to the system when it is freed."""
+    """A block apart from the heap is returned to the system when it is freed."""
     script = _SCRIPT.replace("{bound}", str(bound))
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60

@@ -1,4 +1,4 @@
-"""The OpenAPI description of a request body says of each field what the reader of the body does."""
+"""The OpenAPI description of a request body agrees with the reader of the body about each field."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ json_values = st.recursive(
 def test_of_each_field_at_its_edges(form: str) -> None:
     kind = FORMS[form]
     for name in kind.names:
-        # Beside it, so that no field is judged by another.
+        # Fields without which this one is refused for another's sake.
         beside = (
             {"max_tokens": 2**31 - 1} if name == "min_tokens" else {"logprobs": True} if name == "top_logprobs" else {}
         )

@@ -14,7 +14,7 @@ import apsw
 import openai
 import pytest
 from structlog.typing import EventDict
-from tests.server.conftest import Play, Service
+from tests.server.conftest import Play, Service, with_service
 from tests.store.support import spoil_table
 
 from batchwright.errors import StoreUnavailable
@@ -28,7 +28,7 @@ _LINE = (
 
 
 async def _why(service: Service) -> str | None:
-    """What `/ready` tells; None: ready."""
+    """Return the reason that `/ready` tells; None: ready."""
     service.services._checked = None
     answer = await service.http.get("/ready")
     return None if answer.status_code == 200 else str(answer.json()["error"]["message"])
@@ -53,38 +53,34 @@ def _spoil(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "emptied", "overwritten", "replaced", "removed"])
-def test_a_database_that_is_spoilt_while_it_is_open_is_told_and_nothing_is_removed(
-    play: Play, logged: list[EventDict], how: str
+@with_service()
+async def test_a_database_that_is_spoilt_while_it_is_open_is_told_and_nothing_is_removed(
+    service: Service, logged: list[EventDict], how: str
 ) -> None:
-    async def main(service: Service) -> None:
-        uploaded = await service.client.files.create(file=("x.jsonl", _LINE), purpose="batch")
-        assert await _why(service) is None
-        # What was written so far is in the file itself, as after a while.
-        data = service.services.settings.data
-        with closing(apsw.Connection(str(data / "batchwright.db"))) as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        _spoil(data / "batchwright.db", how)
-        told = await _why(service)
-        assert told is not None
-        assert "the database is damaged" in told
-        assert str(data) not in told
-        assert any(str(data) in str(event.get("reason")) for event in logged if event["event"] == "not_ready")
-        with pytest.raises(StoreUnavailable):
-            await service.services.store.verify()
-        assert service.services.blobs.path(uploaded.id).exists()
-
-    play(main)
+    uploaded = await service.client.files.create(file=("x.jsonl", _LINE), purpose="batch")
+    assert await _why(service) is None
+    # The checkpoint moves what was written so far into the file itself, as happens after a while.
+    data = service.services.settings.data
+    with closing(apsw.Connection(str(data / "batchwright.db"))) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    _spoil(data / "batchwright.db", how)
+    told = await _why(service)
+    assert told is not None
+    assert "the database is damaged" in told
+    assert str(data) not in told
+    assert any(str(data) in str(event.get("reason")) for event in logged if event["event"] == "not_ready")
+    with pytest.raises(StoreUnavailable):
+        await service.services.store.verify()
+    assert service.services.blobs.path(uploaded.id).exists()
 
 
 @pytest.mark.parametrize("table", ["batches", "api_keys"])
-def test_a_table_that_is_spoilt_behind_its_index_is_told(play: Play, table: str) -> None:
-    async def main(service: Service) -> None:
-        spoil_table(service.services.settings.data / "batchwright.db", table)
-        told = await _why(service)
-        assert told is not None
-        assert "the database is damaged" in told
-
-    play(main)
+@with_service()
+async def test_a_table_that_is_spoilt_behind_its_index_is_told(service: Service, table: str) -> None:
+    spoil_table(service.services.settings.data / "batchwright.db", table)
+    told = await _why(service)
+    assert told is not None
+    assert "the database is damaged" in told
 
 
 def test_a_disk_that_is_almost_full_takes_no_new_work_and_goes_on_with_what_it_has(

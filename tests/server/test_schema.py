@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI description allows, and what it does not: every answer is as it is described."""
+"""Every answer is as the OpenAPI description says, to requests that it allows and that it does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.server.conftest import running
 
 
 class _Running:
-    """The service on a thread with an event loop of its own, over a real socket; requests need a key."""
+    """The service on a thread with its own event loop, over a real socket; requests need a key."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Settings: four sources and their order, what is refused and how it is told, the page and the flags."""
+"""Settings: four sources and their order, errors, the page and the flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/batch/*`."""
+"""`/v1/batch/*`: simple batches of prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.server.conftest import Play, Service
+from tests.server.conftest import Play, Service, with_service
 
 
 async def _ended(service: Service, batch_id: str) -> dict[str, Any]:
@@ -21,18 +21,16 @@ async def _ended(service: Service, batch_id: str) -> dict[str, Any]:
     return state
 
 
-def test_prompts_are_answered_in_order_and_one_that_fails_has_an_entry(play: Play) -> None:
-    async def main(service: Service) -> None:
-        body = {"prompts": ["a b", "fail", "c"], "max_tokens": 1, "model": "stub"}
-        answer = (await service.http.post("/v1/batch/sync", json=body)).json()
-        assert answer["outputs"] == ["A", None, "C"]
-        assert [(each["index"], each["code"]) for each in answer["errors"]] == [(1, "generation_failed")]
-        assert answer["total_tokens"] == 2
-        assert answer["latency_ms"] > 0
-        assert answer["throughput_tokens_per_sec"] > 0
-        assert answer["batch_id"].startswith("batch_")
-
-    play(main)
+@with_service()
+async def test_prompts_are_answered_in_order_and_one_that_fails_has_an_entry(service: Service) -> None:
+    body = {"prompts": ["a b", "fail", "c"], "max_tokens": 1, "model": "stub"}
+    answer = (await service.http.post("/v1/batch/sync", json=body)).json()
+    assert answer["outputs"] == ["A", None, "C"]
+    assert [(each["index"], each["code"]) for each in answer["errors"]] == [(1, "generation_failed")]
+    assert answer["total_tokens"] == 2
+    assert answer["latency_ms"] > 0
+    assert answer["throughput_tokens_per_sec"] > 0
+    assert answer["batch_id"].startswith("batch_")
 
 
 @pytest.mark.parametrize(
@@ -47,82 +45,70 @@ def test_prompts_are_answered_in_order_and_one_that_fails_has_an_entry(play: Pla
         ({"prompts": ["x"], "model": "none"}, 404, "model"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(play: Play, body: dict[str, Any], status: int, param: str) -> None:
-    async def main(service: Service) -> None:
-        answer = await service.http.post("/v1/batch/sync", json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
-
-    play(main, max_prompts=3)
+@with_service(max_prompts=3)
+async def test_what_is_wrong_is_told_by_name(service: Service, body: dict[str, Any], status: int, param: str) -> None:
+    answer = await service.http.post("/v1/batch/sync", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
-def test_a_sync_batch_whose_client_hangs_up_is_cancelled(play: Play) -> None:
-    async def main(service: Service) -> None:
-        asking = asyncio.create_task(service.http.post("/v1/batch/sync", json={"prompts": ["wait", "wait"]}))
+@with_service()
+async def test_a_sync_batch_whose_client_hangs_up_is_cancelled(service: Service) -> None:
+    asking = asyncio.create_task(service.http.post("/v1/batch/sync", json={"prompts": ["wait", "wait"]}))
 
-        async def both_wait() -> bool:
-            return service.stub.waiting == 2
+    async def both_wait() -> bool:
+        return service.stub.waiting == 2
 
-        await service.until(both_wait)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert (service.stub.cancelled, service.services.online.inside) == (2, 0)
-
-    play(main)
+    await service.until(both_wait)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert (service.stub.cancelled, service.services.online.inside) == (2, 0)
 
 
-def test_a_job_of_prompts_goes_from_pending_to_completed(play: Play) -> None:
-    async def main(service: Service) -> None:
-        service.stub.gate.clear()
-        body = {"prompts": ["a b", "fail", "c"], "model": "stub"}
-        made = (await service.http.post("/v1/batch/async", json=body)).json()
-        assert made["status"] == "pending"
-        state = (await service.http.get(f"/v1/batch/{made['batch_id']}")).json()
-        assert (state["status"] in ("pending", "processing"), state["outputs"]) == (True, None)
-        service.stub.gate.set()
-        state = await _ended(service, made["batch_id"])
-        assert (state["status"], state["progress"]) == ("completed", 1.0)
-        assert state["outputs"] == ["A B", None, "C"]
-        assert [(each["index"], each["code"]) for each in state["errors"]] == [(1, "generation_failed")]
-        assert (await service.http.get("/v1/batches")).json()["data"] == []
-
-    play(main)
+@with_service()
+async def test_a_job_of_prompts_goes_from_pending_to_completed(service: Service) -> None:
+    service.stub.gate.clear()
+    body = {"prompts": ["a b", "fail", "c"], "model": "stub"}
+    made = (await service.http.post("/v1/batch/async", json=body)).json()
+    assert made["status"] == "pending"
+    state = (await service.http.get(f"/v1/batch/{made['batch_id']}")).json()
+    assert (state["status"] in ("pending", "processing"), state["outputs"]) == (True, None)
+    service.stub.gate.set()
+    state = await _ended(service, made["batch_id"])
+    assert (state["status"], state["progress"]) == ("completed", 1.0)
+    assert state["outputs"] == ["A B", None, "C"]
+    assert [(each["index"], each["code"]) for each in state["errors"]] == [(1, "generation_failed")]
+    assert (await service.http.get("/v1/batches")).json()["data"] == []
 
 
-def test_a_job_of_prompts_is_cancelled_by_delete(play: Play) -> None:
-    async def main(service: Service) -> None:
-        service.stub.gate.clear()
-        made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+@with_service()
+async def test_a_job_of_prompts_is_cancelled_by_delete(service: Service) -> None:
+    service.stub.gate.clear()
+    made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
 
-        async def it_runs() -> bool:
-            return len(service.stub.calls) == 1
+    async def it_runs() -> bool:
+        return len(service.stub.calls) == 1
 
-        await service.until(it_runs)
-        cancelled = await service.http.delete(f"/v1/batch/{made['batch_id']}")
-        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
-        state = await _ended(service, made["batch_id"])
-        assert (state["status"], state["outputs"], len(state["errors"])) == ("cancelled", [None], 1)
-
-    play(main)
+    await service.until(it_runs)
+    cancelled = await service.http.delete(f"/v1/batch/{made['batch_id']}")
+    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    state = await _ended(service, made["batch_id"])
+    assert (state["status"], state["outputs"], len(state["errors"])) == ("cancelled", [None], 1)
 
 
-def test_stats_are_not_taken_for_an_id(play: Play) -> None:
-    async def main(service: Service) -> None:
-        made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
-        await _ended(service, made["batch_id"])
-        stats = (await service.http.get("/v1/batch/stats")).json()
-        assert (stats["total_batches"], stats["completed"], stats["pending"]) == (1, 1, 0)
-        assert {"processing", "failed", "padding_efficiency", "occupancy", "tokens_per_sec"} <= stats.keys()
-
-    play(main)
+@with_service()
+async def test_stats_are_not_taken_for_an_id(service: Service) -> None:
+    made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
+    await _ended(service, made["batch_id"])
+    stats = (await service.http.get("/v1/batch/stats")).json()
+    assert (stats["total_batches"], stats["completed"], stats["pending"]) == (1, 1, 0)
+    assert {"processing", "failed", "padding_efficiency", "occupancy", "tokens_per_sec"} <= stats.keys()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1/x", "https://10.0.0.1/", "ftp://example.org", "https://[::1]/", "x"])
-def test_a_callback_that_leads_inside_is_refused(play: Play, url: str) -> None:
-    async def main(service: Service) -> None:
-        answer = await service.http.post("/v1/batch/async", json={"prompts": ["a"], "callback_url": url})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "url_refused")
-
-    play(main)
+@with_service()
+async def test_a_callback_that_leads_inside_is_refused(service: Service, url: str) -> None:
+    answer = await service.http.post("/v1/batch/async", json={"prompts": ["a"], "callback_url": url})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "url_refused")
 
 
 def test_a_callback_to_a_name_inside_is_refused_as_one_that_does_not_exist_is(
@@ -149,19 +135,17 @@ def test_a_callback_to_a_name_inside_is_refused_as_one_that_does_not_exist_is(
     play(main)
 
 
-def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: Play) -> None:
-    async def main(service: Service) -> None:
-        key = {"Idempotency-Key": "one"}
-        answers = [
-            await service.http.post("/v1/batch/async", json={"prompts": prompts}, headers=key)
-            for prompts in (["a", "b"], ["a", "b"], ["a", "c"])
-        ]
-        assert [answer.status_code for answer in answers] == [200, 200, 409]
-        assert answers[0].json()["batch_id"] == answers[1].json()["batch_id"]
-        assert answers[2].json()["error"]["param"] == "Idempotency-Key"
-        assert len((await service.http.get("/v1/files", params={"purpose": "batch"})).json()["data"]) == 1
-
-    play(main)
+@with_service()
+async def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(service: Service) -> None:
+    key = {"Idempotency-Key": "one"}
+    answers = [
+        await service.http.post("/v1/batch/async", json={"prompts": prompts}, headers=key)
+        for prompts in (["a", "b"], ["a", "b"], ["a", "c"])
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 409]
+    assert answers[0].json()["batch_id"] == answers[1].json()["batch_id"]
+    assert answers[2].json()["error"]["param"] == "Idempotency-Key"
+    assert len((await service.http.get("/v1/files", params={"purpose": "batch"})).json()["data"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,20 +164,16 @@ def test_the_same_idempotency_key_gives_the_same_job_of_the_same_prompts(play: P
         ("/v1/batch/sync", rb'{"prompts": ["a"], "temperature": "0"}', "temperature", "invalid_type"),
     ],
 )
-def test_what_cannot_be_kept_or_meant_is_refused(
-    play: Play, path: str, body: bytes, param: str | None, code: str
+@with_service()
+async def test_what_cannot_be_kept_or_meant_is_refused(
+    service: Service, path: str, body: bytes, param: str | None, code: str
 ) -> None:
-    async def main(service: Service) -> None:
-        answer = await service.http.post(path, content=body, headers={"content-type": "application/json"})
-        told = answer.json()["error"]
-        assert (answer.status_code, told["param"], told["code"]) == (400, param, code)
-
-    play(main)
+    answer = await service.http.post(path, content=body, headers={"content-type": "application/json"})
+    told = answer.json()["error"]
+    assert (answer.status_code, told["param"], told["code"]) == (400, param, code)
 
 
-def test_an_unknown_id_is_not_found(play: Play) -> None:
-    async def main(service: Service) -> None:
-        for batch_id in ("batch_" + "0" * 24, "stat", "%00", "batch_x"):
-            assert (await service.http.get(f"/v1/batch/{batch_id}")).status_code == 404
-
-    play(main)
+@with_service()
+async def test_an_unknown_id_is_not_found(service: Service) -> None:
+    for batch_id in ("batch_" + "0" * 24, "stat", "%00", "batch_x"):
+        assert (await service.http.get(f"/v1/batch/{batch_id}")).status_code == 404

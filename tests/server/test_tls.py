@@ -1,4 +1,4 @@
-"""https by flags: certificates of a CA of our own, the same process before and after SIGHUP."""
+"""HTTPS by flags, with certificates of a private CA, in one process before and after SIGHUP."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import trustme
 from tests.server.served import Endpoint, serving
 
 from batchwright.errors import InputError
-from batchwright.server.http.tls import tls_of
+from batchwright.server.process import tls_of
 from batchwright.service.settings import Settings
 
 
 def _write(authority: trustme.CA, folder: Path) -> tuple[Path, Path]:
-    """A new certificate for this machine and its key, in the same files each time."""
+    """Write a new certificate for this machine and its key, into the same files each time."""
     issued = authority.issue_cert("localhost", "127.0.0.1")
     chain, key = folder / "chain.pem", folder / "key.pem"
     chain.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
@@ -78,7 +78,7 @@ def test_new_connections_get_the_new_certificate_and_a_bad_one_is_not_taken(
         assert "key.pem" in _logged(log, "certificate_kept", process)["error"]
         with _connected(url, authority) as new:
             assert new.getpeercert(binary_form=True) == second
-        # It was never dropped.
+        # The old connection was never dropped.
         assert _health(old).startswith(b"HTTP/1.1 200 ")
         old.close()
         with socket.create_connection((url.host, url.port or 0)) as plain:

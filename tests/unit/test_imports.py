@@ -46,5 +46,5 @@ def test_importing_a_batcher_changes_nothing_in_the_process() -> None:
 
 
 def test_a_headless_worker_needs_no_web_framework() -> None:
-    code = "import batchwright.cli.work, batchwright.service.composition, batchwright.inference.endpoint\nprint('all')"
+    code = "import batchwright.cli.serve, batchwright.service.composition, batchwright.inference.endpoint\nprint('all')"
     assert _run(code, "fastapi", "starlette", "uvicorn", "h11") == "all\n"

@@ -1,1 +1,1 @@
-"""The command line: words in, words out; no decisions."""
+"""The command line. It parses and prints; decisions are made elsewhere."""

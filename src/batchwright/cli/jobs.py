@@ -13,18 +13,8 @@ import msgspec
 import typer
 
 from batchwright.cli.job_views import print_batch, print_batches, print_json, waiting
-from batchwright.cli.setting_flags import PASSED_ON
-from batchwright.cli.store_options import (
-    ConfigOption,
-    DatabaseOption,
-    DataOption,
-    StoreFlags,
-    open_local_files,
-    settings_with,
-    write_audit,
-)
-from batchwright.cli.work import HELP as WORK_HELP
-from batchwright.cli.work import work_command
+from batchwright.cli.serve import PASSED_ON, WORK_HELP, work_command
+from batchwright.cli.store_options import StoreFlags, open_local_files, settings_with, store_command, write_audit
 from batchwright.errors import Conflict, InputError
 from batchwright.service.access.api_keys import DEFAULT_TENANT as TENANT
 
@@ -49,28 +39,26 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as the API
 
 
 class _FirstLine(msgspec.Struct):
-    """What is read of a file before it is uploaded."""
+    """The one field of a batch line that is read before the file is uploaded."""
 
     url: str
 
 
-@app.command("submit")
+@store_command(app, "submit")
 def submit(
+    flags: StoreFlags,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="JSON Lines in the form of OpenAI's batch input.", show_default=False)
     ],
     endpoint: Annotated[
-        str | None, typer.Option(help="Which all lines are for. Default: that of the first line.", show_default=False)
+        str | None, typer.Option(help="Endpoint of all lines. Default: that of the first line.", show_default=False)
     ] = None,
-    window: Annotated[str, typer.Option(help="By when it ends: 24h, 30m, 7d.")] = "24h",
+    window: Annotated[str, typer.Option(help="Time within which the batch has to end: 24h, 30m, 7d.")] = "24h",
     metadata: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with the batch; may be given several times.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch ends.")] = False,
     as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Make a batch of the lines of a file, and print its id.
 
@@ -86,7 +74,6 @@ def submit(
         )
         return await waiting(jobs, batch) if wait else batch
 
-    flags = StoreFlags(data, database, config)
     batch = _with_jobs(flags, work, create=True)
     write_audit(settings_with(flags), "batch.create", batch.id)
     if as_json:
@@ -96,133 +83,97 @@ def submit(
     else:
         typer.echo(batch.id)
     if wait:
-        raise typer.Exit(_status(batch))
+        raise typer.Exit(1 if batch.status != "completed" else SOME_FAILED if batch.counts.failed else 0)
 
 
-@app.command("list")
+@store_command(app, "list")
 def list_batches(
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest.")] = 20,
+    flags: StoreFlags,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of batches to show, the newest.")] = 20,
     as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Show batches, the newest first."""
-
-    async def work(jobs: BatchService) -> list[BatchRecord]:
-        return await jobs.batches(TENANT, limit=limit)
-
-    batches = _with_jobs(StoreFlags(data, database, config), work)
+    batches = _with_jobs(flags, lambda jobs: jobs.batches(TENANT, limit=limit))
     if as_json:
         print_json(*batches)
     else:
         print_batches(batches)
 
 
-@app.command("show")
-def show(
-    batch_id: BatchArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Show one batch, and what is wrong with it if anything is."""
-    _shown(StoreFlags(data, database, config), lambda jobs: jobs.batch(TENANT, batch_id), as_json)
+@store_command(app, "show")
+def show(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
+    """Show one batch, with its errors if it has any."""
+    _shown(flags, lambda jobs: jobs.batch(TENANT, batch_id), as_json)
 
 
-@app.command("cancel")
-def cancel(
-    batch_id: BatchArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """End a batch; what is done of it stays."""
-    _changed(StoreFlags(data, database, config), "cancel", lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
+@store_command(app, "cancel")
+def cancel(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
+    """Cancel a batch; what is done of it is kept."""
+    _changed(flags, "cancel", lambda jobs: jobs.cancel(TENANT, batch_id), as_json)
 
 
-@app.command("pause")
-def pause(
-    batch_id: BatchArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Begin no further lines of a batch. Its window goes on."""
-    _changed(StoreFlags(data, database, config), "pause", lambda jobs: jobs.pause(TENANT, batch_id), as_json)
+@store_command(app, "pause")
+def pause(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
+    """Begin no further lines of a batch. Its window keeps running."""
+    _changed(flags, "pause", lambda jobs: jobs.pause(TENANT, batch_id), as_json)
 
 
-@app.command("resume")
-def resume(
-    batch_id: BatchArgument,
-    as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Go on with a paused batch."""
-    _changed(StoreFlags(data, database, config), "resume", lambda jobs: jobs.resume(TENANT, batch_id), as_json)
+@store_command(app, "resume")
+def resume(flags: StoreFlags, batch_id: BatchArgument, as_json: JsonOption = False) -> None:
+    """Resume a paused batch."""
+    _changed(flags, "resume", lambda jobs: jobs.resume(TENANT, batch_id), as_json)
 
 
-@app.command("retry")
+@store_command(app, "retry")
 def retry(
+    flags: StoreFlags,
     batch_id: BatchArgument,
-    window: Annotated[str | None, typer.Option(help="By when the new one ends. Default: as before.")] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Time within which the new batch has to end. Default: as before.")
+    ] = None,
     as_json: JsonOption = False,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Make a new batch of the lines that failed or were not computed in time."""
-    _shown(
-        StoreFlags(data, database, config),
-        lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window),
-        as_json,
-        "batch.retry",
-    )
+    _shown(flags, lambda jobs: jobs.retry(TENANT, batch_id, completion_window=window), as_json, "batch.retry")
 
 
-@app.command("adopt")
-def adopt(data: DataOption = None, database: DatabaseOption = None, config: ConfigOption = None) -> None:
-    """Say that the database and the files of the data folder belong together, after a restore.
+@store_command(app, "adopt")
+def adopt(flags: StoreFlags) -> None:
+    """Declare, after a restore, that the database and the files of the data folder belong together.
 
-    For a database and files that were put together on purpose, and do not recognize each other. What the database does
-    not know stays in the data folder for 61 days, in case that it was the wrong one.
+    For a database and files that were put together on purpose, and do not recognize each other. Files that the database
+    does not know stay in the data folder for 61 days, in case it is the wrong database.
     """
-    settings = settings_with(StoreFlags(data, database, config))
+    settings = settings_with(flags)
 
     from batchwright.service.files.custody import Custody
     from batchwright.service.files.paired_store import blobs_of, database_of
     from batchwright.store import open_store, shown_url, store_exists
 
+    named = database_of(settings.database, settings.data)
+    if not store_exists(named):
+        raise InputError(f"there is no store at {shown_url(named)}: see to --data, --database and --config")
+
     async def main() -> tuple[int, int]:
-        named = database_of(settings.database, settings.data)
-        if not store_exists(named):
-            raise InputError(f"there is no store at {shown_url(named)}: see to --data, --database and --config")
         async with open_store(named) as store:
             return await Custody(store, blobs_of(settings.data)).adopt()
 
     total, known = asyncio.run(main())
-    write_audit(settings, "store.adopt", shown_url(database_of(settings.database, settings.data)))
+    write_audit(settings, "store.adopt", shown_url(named))
     typer.echo(f"they belong together from now on; of the {total} files in the folder the database knows {known}")
 
 
-@app.command("results")
+@store_command(app, "results")
 def results(
+    flags: StoreFlags,
     batch_id: BatchArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: standard output.")
     ] = None,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Print the results of a batch as JSON Lines, those with errors last.
 
-    Of a batch that has not ended: those that there are, in the order in which they were finished.
+    For a batch that has not ended: the results so far, in the order in which they finished.
     """
 
     async def work(jobs: BatchService) -> None:
@@ -241,7 +192,6 @@ def results(
             finally:
                 partial.unlink(missing_ok=True)
 
-    flags = StoreFlags(data, database, config)
     _with_jobs(flags, work)
     write_audit(settings_with(flags), "batch.results", batch_id)
 
@@ -267,7 +217,7 @@ async def _results(jobs: BatchService, batch_id: str) -> AsyncGenerator[bytes]:
 def _changed(
     flags: StoreFlags, name: str, change: Callable[[BatchService], Awaitable[BatchRecord]], as_json: bool
 ) -> None:
-    """Show the batch after `change`. Raises `Conflict` when it had ended, and nothing was changed."""
+    """Show a batch after `change`. Raises `Conflict` when the batch had ended before, so that nothing was changed."""
     from batchwright.store.records import ENDED
 
     async def work(jobs: BatchService) -> BatchRecord:
@@ -282,7 +232,7 @@ def _changed(
 def _shown(
     flags: StoreFlags, ask: Callable[[BatchService], Awaitable[BatchRecord]], as_json: bool, action: str | None = None
 ) -> None:
-    """`action`: what it has done to the batch, for the audit log."""
+    """Show the batch that `ask` returns. `action`: what `ask` did to it, for the audit log; None: it was only read."""
     batch = _with_jobs(flags, ask)
     if action is not None:
         write_audit(settings_with(flags), action, batch.id)
@@ -293,7 +243,7 @@ def _shown(
 
 
 def _with_jobs(flags: StoreFlags, work: Callable[[BatchService], Awaitable[_T]], *, create: bool = False) -> _T:
-    """What `work` returns. `create`: a store that is not there yet is made."""
+    """Return what `work` returns. `create`: make the store if there is none yet."""
     settings = settings_with(flags)
 
     from batchwright.service.batches.batch_service import BatchService
@@ -307,7 +257,7 @@ def _with_jobs(flags: StoreFlags, work: Callable[[BatchService], Awaitable[_T]],
 
 
 async def _chunks(path: Path) -> AsyncGenerator[bytes]:
-    """A local file may be a pipe, which is waited for; standard input is `-`."""
+    """Read a file, or standard input for `-`, on threads: a pipe may block."""
     file = sys.stdin.buffer if str(path) == "-" else await asyncio.to_thread(path.open, "rb")
     with file:
         while chunk := await asyncio.to_thread(file.read, _READ_BYTES):
@@ -325,7 +275,7 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _endpoint_of(path: Path) -> str:
-    """The `url` of the first line that is not blank. Raises `InputError` when it has none."""
+    """Return the `url` of the first line that is not blank. Raises `InputError` when there is none."""
     if str(path) == "-":
         raise InputError("--endpoint: must be given when FILE is standard input")
     with path.open("rb") as file:
@@ -339,9 +289,3 @@ def _endpoint_of(path: Path) -> str:
             f"{path}: its first line is not a JSON object with a url, as batch lines are; prompts, text and tables are "
             "for `batchwright run`; with --endpoint the file is taken as it is, and every line that is wrong is told"
         ) from None
-
-
-def _status(batch: BatchRecord) -> int:
-    if batch.status != "completed":
-        return 1
-    return SOME_FAILED if batch.counts.failed else 0

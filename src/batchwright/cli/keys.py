@@ -1,4 +1,4 @@
-"""`batchwright keys`: API keys, made, listed, changed and revoked in the store that the service uses."""
+"""`batchwright keys`: make, list, change and revoke API keys in the store that the service uses."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from batchwright.cli.quotas import read_limits, shown
-from batchwright.cli.store_options import (
-    ConfigOption,
-    DatabaseOption,
-    DataOption,
-    StoreFlags,
-    settings_with,
-    with_local_store,
-)
-from batchwright.cli.tables import print_table
+from batchwright.cli.store_options import StoreFlags, settings_with, store_command, with_local_store
+from batchwright.cli.tables import print_table, when
 from batchwright.errors import InvalidRequest
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
 from batchwright.service.access.api_keys import (
@@ -37,35 +30,33 @@ _T = TypeVar("_T")
 
 app = typer.Typer(name="keys", help="Make, list, change and revoke API keys.", no_args_is_help=True)
 
-TenantOption = Annotated[str, typer.Option("--tenant", help="Whose files, batches and webhooks the key opens.")]
+TenantOption = Annotated[str, typer.Option(help="Tenant that owns the files, batches and webhooks.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it: key_….", show_default=False)]
 QuotaOption = Annotated[
     list[str] | None,
-    typer.Option("--quota", metavar="NAME=VALUE", help=f"A limit of its own: {', '.join(NAMES)}.", show_default=False),
+    typer.Option(metavar="NAME=VALUE", help=f"A limit of its own: {', '.join(NAMES)}.", show_default=False),
 ]
-_EXPIRES = "When it ends: a duration (90d, 12h) or a date in UTC (2030-01-31)"
-_SCOPES = f"What it opens, with commas: {', '.join(SCOPES)}."
-_WEIGHT = "Its share of what online requests get, relative to other keys."
+_EXPIRES = "When the key expires: a duration (90d, 12h) or a date in UTC (2030-01-31)"
+_SCOPES = f"Scopes, separated by commas: {', '.join(SCOPES)}."
+_WEIGHT = "Share of what online requests get, relative to other keys."
 _BEST_PRIORITY = "The smallest `priority` that its requests get; smaller ones are raised to it."
 
 
-@app.command("create")
+@store_command(app, "create")
 def create(
+    flags: StoreFlags,
     name: Annotated[str, typer.Argument(help="What the key is for, to tell it from others.", show_default=False)],
     tenant: TenantOption = DEFAULT_TENANT,
-    expires: Annotated[str | None, typer.Option("--expires", help=f"{_EXPIRES}. Default: never.")] = None,
-    scopes: Annotated[str, typer.Option("--scopes", help=_SCOPES)] = ",".join(DEFAULT_SCOPES),
-    weight: Annotated[float, typer.Option("--weight", help=_WEIGHT)] = 1.0,
-    best_priority: Annotated[int, typer.Option("--best-priority", help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
+    expires: Annotated[str | None, typer.Option(help=f"{_EXPIRES}. Default: never.")] = None,
+    scopes: Annotated[str, typer.Option(help=_SCOPES)] = ",".join(DEFAULT_SCOPES),
+    weight: Annotated[float, typer.Option(help=_WEIGHT)] = 1.0,
+    best_priority: Annotated[int, typer.Option(help=_BEST_PRIORITY)] = DEFAULT_PRIORITY,
     quota: QuotaOption = None,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
-    """Make a key and print it. It is shown this once and cannot be found out later."""
+    """Make a key and print it. It is shown only once and cannot be recovered later."""
     expires_at = None if expires is None else _time_of(expires)
     record, secret = _with_keys(
-        StoreFlags(data, database, config),
+        flags,
         lambda keys: keys.create(
             name,
             tenant,
@@ -82,14 +73,11 @@ def create(
     typer.echo(secret)
 
 
-@app.command("list")
+@store_command(app, "list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Only those of this tenant.")] = None,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
+    flags: StoreFlags, tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None
 ) -> None:
-    """Show all keys, revoked ones too, by their first characters."""
+    """Show all keys by their first characters, with revoked ones."""
     if tenant is not None:
         require_name("tenant", tenant)
     now = time.time()
@@ -105,10 +93,10 @@ def list_keys(
             "any" if key.best_priority is None else str(key.best_priority),
             shown(key.quotas) if key.quotas != UNLIMITED else "",
             when(key.created_at),
-            "never" if key.expires_at is None else when(key.expires_at),
-            "never" if key.last_used_at is None else when(key.last_used_at),
+            when(key.expires_at, "never"),
+            when(key.last_used_at, "never"),
         )
-        for key in _with_keys(StoreFlags(data, database, config), lambda keys: keys.keys(tenant))
+        for key in _with_keys(flags, lambda keys: keys.keys(tenant))
     ]
     titles = (
         "id", "name", "tenant", "key", "state", "scopes", "weight", "best priority", "quotas", "created", "expires",
@@ -117,24 +105,18 @@ def list_keys(
     print_table(titles, rows)
 
 
-@app.command("update")
+@store_command(app, "update")
 def update(
+    flags: StoreFlags,
     key_id: IdArgument,
-    name: Annotated[str | None, typer.Option("--name", help="What the key is for.", show_default=False)] = None,
-    expires: Annotated[
-        str | None, typer.Option("--expires", help=f"{_EXPIRES}, or: never.", show_default=False)
-    ] = None,
-    scopes: Annotated[str | None, typer.Option("--scopes", help=_SCOPES, show_default=False)] = None,
-    weight: Annotated[float | None, typer.Option("--weight", help=_WEIGHT, show_default=False)] = None,
-    best_priority: Annotated[
-        int | None, typer.Option("--best-priority", help=_BEST_PRIORITY, show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the key is for.", show_default=False)] = None,
+    expires: Annotated[str | None, typer.Option(help=f"{_EXPIRES}, or: never.", show_default=False)] = None,
+    scopes: Annotated[str | None, typer.Option(help=_SCOPES, show_default=False)] = None,
+    weight: Annotated[float | None, typer.Option(help=_WEIGHT, show_default=False)] = None,
+    best_priority: Annotated[int | None, typer.Option(help=_BEST_PRIORITY, show_default=False)] = None,
     quota: QuotaOption = None,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
-    """Change what a key may do, and until when. A service that is running notices within a few seconds."""
+    """Change what a key may do, and until when. A running service notices within a few seconds."""
     given: dict[str, Any] = {"name": name, "weight": weight, "best_priority": best_priority}
     changes = {field: value for field, value in given.items() if value is not None}
     if scopes is not None:
@@ -148,30 +130,24 @@ def update(
             "nothing to change: give --name, --expires, --scopes, --weight, --best-priority or --quota"
         )
 
-    _with_keys(
-        StoreFlags(data, database, config),
-        lambda keys: keys.update(key_id, changes),
-        audit=lambda _: ("key.update", key_id),
-    )
+    _with_keys(flags, lambda keys: keys.update(key_id, changes), audit=lambda _: ("key.update", key_id))
     typer.echo(f"{key_id} is changed; running services heed it within {SEEN_WITHIN:g} s", err=True)
 
 
-@app.command("rotate")
+@store_command(app, "rotate")
 def rotate(
+    flags: StoreFlags,
     key_id: IdArgument,
     overlap: Annotated[
-        str, typer.Option("--overlap", help="How long the old secret still works: 24h, 30m, 7d; 0s: no longer.")
+        str, typer.Option(help="How long the old secret still works: 24h, 30m, 7d; 0s for not at all.")
     ] = "24h",
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
     """Give a key a new secret and print it. The old one works for the overlap; id, scopes and limits stay."""
-    seconds = _duration_of(overlap, "overlap")
+    seconds = duration_seconds(overlap)
+    if seconds is None:
+        raise InvalidRequest(f"--overlap {overlap}: must be a duration such as 90d, 12h, 30m or 60s", param="overlap")
     record, secret = _with_keys(
-        StoreFlags(data, database, config),
-        lambda keys: keys.rotate(key_id, seconds),
-        audit=lambda _: ("key.rotate", key_id),
+        flags, lambda keys: keys.rotate(key_id, seconds), audit=lambda _: ("key.rotate", key_id)
     )
     until = when(record.previous_until or 0.0)
     typer.echo(
@@ -180,23 +156,11 @@ def rotate(
     typer.echo(secret)
 
 
-@app.command("revoke")
-def revoke(
-    key_id: IdArgument,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
-    """Make a key worthless. A service that is running notices within a few seconds."""
-    _with_keys(
-        StoreFlags(data, database, config), lambda keys: keys.revoke(key_id), audit=lambda _: ("key.revoke", key_id)
-    )
+@store_command(app, "revoke")
+def revoke(key_id: IdArgument, flags: StoreFlags) -> None:
+    """Revoke a key. A running service notices within a few seconds."""
+    _with_keys(flags, lambda keys: keys.revoke(key_id), audit=lambda _: ("key.revoke", key_id))
     typer.echo(f"{key_id} is revoked; running services refuse it within {SEEN_WITHIN:g} s", err=True)
-
-
-def when(time: float) -> str:
-    """A Unix time for people to read, in UTC."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _state(key: ApiKey, now: float) -> str:
@@ -213,15 +177,8 @@ def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-def _duration_of(text: str, param: str) -> float:
-    seconds = duration_seconds(text)
-    if seconds is None:
-        raise InvalidRequest(f"--{param} {text}: must be a duration such as 90d, 12h, 30m or 60s", param=param)
-    return seconds
-
-
 def _time_of(text: str) -> float:
-    """The Unix time that a duration from now, or a date, means."""
+    """Return the Unix time of a date, or of a duration from now."""
     if (seconds := duration_seconds(text)) is not None:
         return time.time() + seconds
     try:
@@ -239,5 +196,5 @@ def _with_keys(
     create: bool = False,
     audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns; `create` and `audit` as for `with_local_store`."""
+    """Return what `work` returns; `create` and `audit` are those of `with_local_store`."""
     return with_local_store(settings_with(flags), lambda store: work(ApiKeys(store)), create=create, audit=audit)

@@ -1,4 +1,4 @@
-"""`batchwright`: the commands, and how their errors end."""
+"""The command `batchwright`: its subcommands, and the exit status that errors lead to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("run", help=run.HELP)(run.run_command)
-app.command("serve", help=serve.HELP, context_settings=serve.PASSED_ON, add_help_option=False)(serve.serve_command)
+app.command("serve", help=serve.SERVE_HELP, context_settings=serve.PASSED_ON, add_help_option=False)(
+    serve.serve_command
+)
 app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
@@ -56,18 +58,11 @@ def _options(
 def main() -> None:
     """Run the command line and end the process with its exit status.
 
-    An error that is the caller's to mend is one line on standard error and status 2 (1 when something failed that was
-    asked for rightly); a defect of batchwright itself shows its traceback.
+    An error of the caller's is one line on standard error and status 2, a failure of a valid request the same with
+    status 1; a defect of batchwright itself shows its traceback.
     """
     try:
         app()
-    except BatchwrightError as error:
-        _complain(str(error))
+    except (BatchwrightError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(BAD_USAGE if isinstance(error, _USAGE_ERRORS) else FAILED)
-    except OSError as error:
-        _complain(str(error))
-        sys.exit(FAILED)
-
-
-def _complain(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`batchwright models`: which models there are, fetching one, and where it lies."""
+"""`batchwright models`: list, fetch and locate models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _table(models: list[ModelStatus]) -> Table:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A spinner on a terminal, plain lines otherwise; both on stderr, so that stdout holds the answer only."""
+    """Show progress as a spinner on a terminal, else as lines; on stderr, so that stdout holds only the result."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda line: typer.echo(line, err=True)

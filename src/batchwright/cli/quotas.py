@@ -1,4 +1,4 @@
-"""`batchwright quotas`: what tenants and keys may use at most, and what they use."""
+"""`batchwright quotas`: limits of tenants and keys, and what they use of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchwright.cli.store_options import (
-    ConfigOption,
-    DatabaseOption,
-    DataOption,
-    StoreFlags,
-    settings_with,
-    with_local_store,
-)
+from batchwright.cli.store_options import StoreFlags, settings_with, store_command, with_local_store
 from batchwright.cli.tables import print_table
 from batchwright.errors import InvalidRequest
 from batchwright.limiting.quotas import NAMES, UNLIMITED, Quotas
@@ -24,24 +17,21 @@ from batchwright.service.access.api_keys import require_name
 if TYPE_CHECKING:
     from batchwright.store.store import Store
 
-app = typer.Typer(name="quotas", help="Say what tenants and keys may use at most.", no_args_is_help=True)
+app = typer.Typer(name="quotas", help="Limit what tenants and keys may use.", no_args_is_help=True)
 
 _LIMITS = f"NAME=VALUE, NAME being {', '.join(NAMES)}; NAME=none removes the limit."
 
 
-@app.command("set")
+@store_command(app, "set")
 def set_quotas(
-    tenant: Annotated[str, typer.Option("--tenant", help="Whose limits.", show_default=False)],
+    flags: StoreFlags,
+    tenant: Annotated[str, typer.Option(help="Tenant whose limits are set.", show_default=False)],
     limits: Annotated[list[str] | None, typer.Argument(metavar="[LIMIT]…", help=_LIMITS, show_default=False)] = None,
     weight: Annotated[
-        float | None,
-        typer.Option("--weight", help="Share of what batches get, relative to other tenants (1).", show_default=False),
+        float | None, typer.Option(help="Share of what batches get, relative to other tenants (1).", show_default=False)
     ] = None,
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
 ) -> None:
-    """Limit what a tenant uses, all of its keys together. A service that is running notices within a few seconds."""
+    """Limit what all keys of a tenant use together. A running service notices within a few seconds."""
     require_name("tenant", tenant)
     if not limits and weight is None:
         raise InvalidRequest("nothing to change: give NAME=VALUE, or --weight")
@@ -52,17 +42,13 @@ def set_quotas(
         await store.set_tenant_quotas(tenant, changed, weight)
         return changed
 
-    settings = settings_with(StoreFlags(data, database, config))
+    settings = settings_with(flags)
     changed = with_local_store(settings, change, audit=lambda _: ("quotas.set", tenant))
     typer.echo(f"tenant {tenant}: {shown(changed)}", err=True)
 
 
-@app.command("list")
-def list_quotas(
-    data: DataOption = None,
-    database: DatabaseOption = None,
-    config: ConfigOption = None,
-) -> None:
+@store_command(app, "list")
+def list_quotas(flags: StoreFlags) -> None:
     """Show the limits of tenants and keys that have some, what they use of the store, and weights other than 1."""
 
     async def found(store: Store) -> list[tuple[str, ...]]:
@@ -82,12 +68,12 @@ def list_quotas(
         weights = await store.tenant_weights()
         return rows + [(f"tenant {tenant}", "weight", f"{weight:g}") for tenant, weight in sorted(weights.items())]
 
-    rows = with_local_store(settings_with(StoreFlags(data, database, config)), found)
+    rows = with_local_store(settings_with(flags), found)
     print_table(("whose", "quota", "limit"), rows)
 
 
 def read_limits(limits: Iterable[str]) -> dict[str, int | None]:
-    """What `NAME=VALUE` texts say, by name; None: not limited any more. Raises `InvalidRequest`."""
+    """Return the limits that `NAME=VALUE` texts give, by name; None removes a limit. Raises `InvalidRequest`."""
     found: dict[str, int | None] = {}
     for limit in limits:
         name, separator, text = limit.partition("=")
@@ -98,12 +84,12 @@ def read_limits(limits: Iterable[str]) -> dict[str, int | None]:
 
 
 def shown(quotas: Quotas) -> str:
-    """In one line."""
+    """Return limits in one line."""
     return ", ".join(f"{name}={value}" for name, value in quotas.as_values().items()) or "no limits of its own"
 
 
 def _value(name: str, text: str) -> int:
-    """A number; of bytes also with a unit."""
+    """Return a limit as a number; one of bytes may be given with a unit."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:

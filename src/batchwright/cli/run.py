@@ -1,4 +1,4 @@
-"""`batchwright run`."""
+"""`batchwright run`: answer a file of prompts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchwright.cli.engine_flags import with_engine_flags
-from batchwright.cli.progress import progress_view
+from batchwright.cli.flags import with_engine_flags
+from batchwright.cli.run_views import progress_view, report_table
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest, ModelNotFound, RunFailed
 from batchwright.models import DEFAULT_MODEL
@@ -40,8 +41,25 @@ _PARAGRAPHS = (
 )
 HELP = "\n\n".join(_PARAGRAPHS)
 
-_INPUT, _MODEL = "Input and output", "Model"
-_SAMPLING = "Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+_io_option = partial(typer.Option, rich_help_panel="Input and output")
+_model_option = partial(typer.Option, rich_help_panel="Model")
+_sampling_option = partial(
+    typer.Option, rich_help_panel="Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+)
+_OUTPUT = "A file, or - for standard output (cannot be resumed)."
+_MODEL = (
+    f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend the name of "
+    "one of its models (default: the first that it lists)."
+)
+_SERVED = (
+    "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
+    "another model fails."
+)
+_BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_TOP_P = "Smallest set of tokens whose probability reaches this (default: 1.0)."
+_TEMPLATE = "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces."
+_MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
+_FORMAT = "jsonl, txt, csv, tsv or parquet, whatever the extension says."
 
 
 @with_engine_flags
@@ -49,102 +67,37 @@ def run_command(
     input: Annotated[  # noqa: A002 - the name in the help text
         str, typer.Argument(metavar="INPUT", help="A file, or - for standard input (JSON Lines unless --input-format).")
     ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="OUTPUT", help="A file, or - for standard output (cannot be resumed).",
-            rich_help_panel=_INPUT,
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help=f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend "
-            "the name of one of its models (default: the first that it lists).",
-            rich_help_panel=_MODEL, show_default=False,
-        ),
-    ] = None,
+    output: Annotated[str, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)],
+    model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
     embedding_model: Annotated[
-        str | None, typer.Option(help="The model for lines for /v1/embeddings, such as minilm.", rich_help_panel=_MODEL)
+        str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
     ] = None,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A further name that lines may give as their model, * for any; may be repeated. Without it, a line "
-            "that names another model fails.",
-            metavar="NAME", rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="An OpenAI-compatible endpoint that computes in place of this machine, such as "
-            "http://10.0.0.5:8000/v1.",
-            metavar="URL", rich_help_panel=_MODEL,
-        ),
-    ] = None,
+    served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
+    backend: Annotated[str | None, _model_option(help=_BACKEND, metavar="URL")] = None,
     backend_api_key: Annotated[
         str | None,
-        typer.Option(
-            help="Its key.", envvar="BATCHWRIGHT_BACKEND_API_KEY", rich_help_panel=_MODEL, show_default=False
-        ),
+        _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
-    backend_concurrency: Annotated[
-        int, typer.Option(min=1, help="Most requests under way at it.", rich_help_panel=_MODEL)
-    ] = 64,
+    backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Most tokens to generate for a prompt (default: 256).", rich_help_panel=_SAMPLING),
+        int | None, _sampling_option(help="Most tokens to generate for a prompt (default: 256).")
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy (default: 0.7).", rich_help_panel=_SAMPLING)
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Smallest set of tokens whose probability reaches this (default: 1.0).", rich_help_panel=_SAMPLING
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Same seed, same tokens, on one machine and dtype.", rich_help_panel=_SAMPLING)
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Make each plain prompt the user message of a chat.", rich_help_panel=_INPUT),
-    ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="With --chat: the system message before it.", rich_help_panel=_INPUT)
-    ] = None,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option(
-            help="For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = None,
-    input_format: Annotated[
-        str | None,
-        typer.Option(help="jsonl, txt, csv, tsv or parquet, whatever the extension says.", rich_help_panel=_INPUT),
-    ] = None,
-    max_line_bytes: Annotated[
-        int, typer.Option(min=1, help="A longer line, or prompt of a table, is an error line.", rich_help_panel=_INPUT)
-    ] = 2**20,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.", rich_help_panel=_INPUT)
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start over: lose what OUTPUT holds.", rich_help_panel=_INPUT)
-    ] = False,
-    report: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as JSON too.", rich_help_panel=_INPUT)
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress and no report, only errors.", rich_help_panel=_INPUT)
-    ] = False,
+    temperature: Annotated[float | None, _sampling_option(help="0 is greedy (default: 0.7).")] = None,
+    top_p: Annotated[float | None, _sampling_option(help=_TOP_P)] = None,
+    seed: Annotated[int | None, _sampling_option(help="Same seed, same tokens, on one machine and dtype.")] = None,
+    chat: Annotated[bool, _io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
+    system: Annotated[str | None, _io_option(help="With --chat: the system message before it.")] = None,
+    prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE)] = None,
+    input_format: Annotated[str | None, _io_option(help=_FORMAT)] = None,
+    max_line_bytes: Annotated[int, _io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
+    ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
+    overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
+    report: Annotated[str | None, _io_option(metavar="FILE", help="Write the report as JSON too.")] = None,
+    quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
-) -> None:  # fmt: skip
-    """See HELP."""
+) -> None:
+    """See `HELP`."""
     from rich.console import Console
 
     from batchwright.jobs.run import RunInterrupted, run, sampling_defaults
@@ -196,20 +149,20 @@ def run_command(
 
 
 def _unescaped(template: str | None) -> str | None:
-    # A shell passes "\n" on as two characters, and nobody means them.
+    # A shell passes "\n" on as two characters, which are never meant literally.
     return None if template is None else template.replace("\\n", "\n").replace("\\t", "\t")
 
 
 @dataclass
 class _Stop:
-    """Which signal ended the run."""
+    """Exit status of a run that was ended by a signal."""
 
     exit_status: int = 128 + signal.SIGINT
 
 
 @contextmanager
 def _terminable() -> Iterator[_Stop]:
-    """SIGTERM ends the run as Ctrl-C does."""
+    """Have SIGTERM end the run as Ctrl-C does; the result tells the exit status."""
     stop = _Stop()
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -227,8 +180,6 @@ def _terminable() -> Iterator[_Stop]:
 
 
 def _show(console: Console, report: RunReport) -> None:
-    from batchwright.cli.report_view import report_table
-
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
     console.print(report_table(report))
@@ -246,22 +197,15 @@ def _show(console: Console, report: RunReport) -> None:
 
 
 def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bool) -> None:
-    from batchwright.cli.report_view import report_table
-
     report = interruption.report
     if not quiet:
         console.print(report_table(report))
     if report.output == "-":
         message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
     else:
-        message = (
-            f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {_command()}"
-        )
+        arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
+        command = shlex.join([Path(sys.argv[0]).name, *arguments])
+        message = f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {command}"
     if interruption.kept_input is not None:
         message += f"\nwith the same input, which is kept in {interruption.kept_input}"
     console.print(message, highlight=False, markup=False, soft_wrap=True)
-
-
-def _command() -> str:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
-    return shlex.join([Path(sys.argv[0]).name, *arguments])

@@ -1,4 +1,4 @@
-"""Where the service keeps its state: the options that every command with a store has, and opening it."""
+"""Options that say where the service keeps its state, and opening the store that they name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
+from batchwright.cli.flags import flag, with_flags
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
 
 if TYPE_CHECKING:
@@ -24,56 +25,55 @@ _T = TypeVar("_T")
 
 
 def _folder(text: str) -> Path:
-    # Such as an unset variable in a script: the current folder must be asked for.
+    # An empty text may come from an unset variable in a script, so it does not mean the current folder.
     if not text:
         raise typer.BadParameter("'' names no folder: leave it out for the default, or give . for the current one")
     return Path(text)
 
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        parser=_folder,
-        metavar="FOLDER",
-        help="Folder of the service's files (BATCHWRIGHT_DATA). Default: the platform's folder for user data.",
-        show_default=False,
-    ),
-]
-DatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        help="SQLite file, or postgresql://… (BATCHWRIGHT_DATABASE). Default: batchwright.db in the data folder.",
-        show_default=False,
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="TOML file of settings, as `batchwright serve` takes it (BATCHWRIGHT_CONFIG).",
-        show_default=False,
-    ),
-]
-
-
 @dataclass(frozen=True, slots=True)
 class StoreFlags:
-    """The options that say where the store is, as they were given; None: not given."""
+    """Values of the options that say where the store is; None: not given."""
 
     data: Path | None = None
     database: str | None = None
     config: Path | None = None
 
 
+_FLAGS = (
+    flag(
+        "data",
+        Path,
+        "Folder of the service's files (BATCHWRIGHT_DATA). Default: the platform's folder for user data.",
+        metavar="FOLDER",
+        parser=_folder,
+    ),
+    flag(
+        "database",
+        str,
+        "SQLite file, or postgresql://… (BATCHWRIGHT_DATABASE). Default: batchwright.db in the data folder.",
+    ),
+    flag(
+        "config", Path, "TOML file of settings, as `batchwright serve` takes it (BATCHWRIGHT_CONFIG).", metavar="FILE"
+    ),
+)
+
+
+def store_command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], None]:
+    """Return a decorator that adds a command to `app` with these options in place of its parameter `flags`."""
+
+    def add(command: Callable[..., None]) -> None:
+        app.command(name)(with_flags(command, "flags", _FLAGS, lambda given: StoreFlags(**given)))
+
+    return add
+
+
 def settings_with(flags: StoreFlags, **more: object) -> Settings:
-    """The settings that `batchwright serve` would have with these flags, so that both find the same store.
+    """Return the settings that `batchwright serve` would have with these flags, so that both find the same store.
 
-    `more`: other flags, by the names of their settings.
+    `more`: values of other flags by the names of their settings.
 
-    Raises `InputError` for a setting that cannot be, wherever it came from; `MissingExtra` without the extra `server`.
+    Raises `InputError` for an invalid setting, wherever it came from; `MissingExtra` without the extra `server`.
     """
     try:
         from stamina.instrumentation import set_on_retry_hooks
@@ -83,13 +83,13 @@ def settings_with(flags: StoreFlags, **more: object) -> Settings:
         raise MissingExtra(
             f"this command needs {error.name}, which comes with the extra: pip install 'batchwright[server]'"
         ) from error
-    # Without a hook structlog prints each try to standard output, into the JSON and the results that go there.
+    # Without a hook, structlog prints each retry to standard output, among the JSON and the results.
     set_on_retry_hooks([_tell_of_retry])
     return load_settings({"data": flags.data, "database": flags.database, **more}, config=flags.config)
 
 
 def write_audit(settings: Settings, action: str, what: str) -> None:
-    """Write into the audit log that whoever works at this command line did `action` to `what`, an id or a name."""
+    """Write into the audit log that the user of this command line did `action` to `what`, an id or a name."""
     from batchwright.service.access.audit import AuditLog, operator
 
     log = AuditLog(settings.data / "audit", retention=settings.audit_retention)
@@ -100,18 +100,18 @@ def write_audit(settings: Settings, action: str, what: str) -> None:
 
 
 def _tell_of_retry(details: RetryDetails) -> None:
-    """What the driver of a database tries again within a second is not told; whoever waits for it is told of."""
+    """Report waits for a database. Retries of its driver's own errors, within a second, are not reported."""
     if isinstance(details.caused_by, BatchwrightError):
         typer.echo(f"{details.caused_by}; trying again", err=True)
 
 
 @asynccontextmanager
 async def open_local_store(settings: Settings, *, create: bool = False) -> AsyncIterator[Store]:
-    """The store that these settings name, closed at the end.
+    """Open the store that these settings name, and close it at the end.
 
-    `create`: where there is none it is made, and that is said on standard error. Otherwise `InputError` is raised: what
-    was named may be mistyped, and in a new store there is nothing to be found. Raises `StoreMismatch` where the data
-    folder has files and there is no store, and `StoreUnavailable`.
+    `create`: make the store where there is none, and say so on standard error. Otherwise that is an `InputError`, since
+    the name may be mistyped, and a new store would hold nothing to show. Raises `StoreMismatch` where the data folder
+    has files and there is no store, and `StoreUnavailable`.
     """
     from batchwright.service.files.paired_store import database_of, require_database
     from batchwright.store import open_store, shown_url
@@ -124,7 +124,7 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
             "`keys create` and `jobs submit` make one"
         )
     if settings.database is None:
-        # For its owner only: it holds secrets and what tenants uploaded.
+        # Readable by its owner only: it holds secrets and what tenants uploaded.
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with open_store(database) as store:
         if is_new:
@@ -139,10 +139,10 @@ def with_local_store(
     create: bool = False,
     audit: Callable[[_T], tuple[str, str]] | None = None,
 ) -> _T:
-    """What `work` returns of the store that these settings name; `create` as for `open_local_store`.
+    """Return what `work` returns for the store that these settings name; `create` is that of `open_local_store`.
 
-    `audit`: action and object of what was done, from what `work` returned. Raises as `open_local_store`, and
-    `StoreMismatch` where the data folder is that of another store.
+    `audit`: returns the action and its object for the audit log, given what `work` returned. Raises what
+    `open_local_store` does, and `StoreMismatch` where the data folder belongs to another store.
     """
     from batchwright.service.files.paired_store import check_folder, database_of
 
@@ -151,15 +151,15 @@ def with_local_store(
             await check_folder(store, settings.data, database_of(settings.database, settings.data))
             return await work(store)
 
-    came = asyncio.run(main())
+    result = asyncio.run(main())
     if audit is not None:
-        write_audit(settings, *audit(came))
-    return came
+        write_audit(settings, *audit(result))
+    return result
 
 
 @asynccontextmanager
 async def open_local_files(settings: Settings, *, create: bool = False) -> AsyncIterator[tuple[Store, Blobs]]:
-    """The store and the files that these settings name; otherwise as `open_local_store`.
+    """Open the store and the files that these settings name, as `open_local_store` does.
 
     Raises `StoreMismatch` when they do not belong together.
     """

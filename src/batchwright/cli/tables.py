@@ -1,15 +1,16 @@
-"""Tables on standard output."""
+"""Tables and times on standard output."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 _UNFOLDED = 10_000
-"""Columns of a screen that is none: what goes into a pipe keeps a row on a line."""
+"""Columns assumed where standard output is not a terminal, so that every row stays on one line."""
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -23,3 +24,8 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     if not console.is_terminal:
         console.width = _UNFOLDED
     console.print(table)
+
+
+def when(seconds: float | None, otherwise: str = "") -> str:
+    """Return a Unix time for people to read, in UTC; `otherwise` for None."""
+    return otherwise if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,31 +1,31 @@
-"""The application: routes, errors in one form, who may ask, and what surrounds every request."""
+"""The HTTP application: its routes, and the middleware around them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from batchwright.server.dashboard import page
 from batchwright.server.dashboard.feed import Feeds
 from batchwright.server.http import error_answers
 from batchwright.server.http.audit_trail import AuditMiddleware
 from batchwright.server.http.auth import AuthMiddleware
-from batchwright.server.http.body_limits import BodyLimits, ByteBudget
 from batchwright.server.http.context import needs_key
-from batchwright.server.http.cors import CrossOriginMiddleware
 from batchwright.server.http.json_bodies import JsonThread
-from batchwright.server.http.methods import MethodMiddleware
-from batchwright.server.http.middleware import BodyMiddleware, RequestMiddleware
-from batchwright.server.routes import admin, batches, dashboard, files, health, models, online, simple_batches
+from batchwright.server.http.middleware import (
+    BodyMiddleware,
+    CrossOriginMiddleware,
+    MethodMiddleware,
+    RequestMiddleware,
+)
+from batchwright.server.routes import admin, batches, dashboard, files, health, online, simple_batches
 from batchwright.service.composition import Services
 from batchwright.service.settings import is_loopback
 from batchwright.version import __version__
 
 _ROUTERS = (
     online.router,
-    models.router,
     files.router,
     batches.router,
     simple_batches.router,
@@ -35,7 +35,7 @@ _ROUTERS = (
     page.router,
 )
 _PUBLIC = (health.router, page.router)
-"""What of theirs needs a key says so itself."""
+"""Routers of public paths. Their routes that need a key say so themselves."""
 _DESCRIPTION = (
     "OpenAI-compatible online requests, files and batches, and simple batches of prompts. Every error is "
     '`{"error": {"message", "type", "param", "code"}}`.'
@@ -44,18 +44,12 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": error_answers.Error, "description": "What was asked for cannot be done; the error says why."},
     "5XX": {"model": error_answers.Error, "description": "The service cannot do it now."},
 }
-_TELEMETRY: Any = {
-    "tracing": True,
-    "metrics": False,
-    "logs": False,
-    "operation_spans": False,
-    "auto_configure": True,
-}
-"""Spans of requests, which go where OpenTelemetry's own variables say, if they say anything."""
+_TELEMETRY: Any = {"tracing": True, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": True}
+"""Settings by which spans of requests go where OpenTelemetry's own environment variables say, if they are set."""
 
 
 def create_app(services: Services) -> FastAPI:
-    """The service over HTTP. `services` are opened and closed by the caller: see `open_services`."""
+    """Return the application for `services`, which the caller opens and closes (`open_services`)."""
     app = FastAPI(
         title="batchwright",
         description=_DESCRIPTION,
@@ -64,7 +58,7 @@ def create_app(services: Services) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
         telemetry=_TELEMETRY,
     )
     app.state.services = services
@@ -73,23 +67,16 @@ def create_app(services: Services) -> FastAPI:
     for router in _ROUTERS:
         app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     error_answers.install(app)
-    # The one that is added last is the outermost.
-    app.add_middleware(
-        AuthMiddleware,
-        keys=services.keys,
-        loopback=is_loopback(settings.host),
-        origins=frozenset(settings.cors_origins),
-    )
+    # The middleware that is added last is the outermost.
+    loopback, origins = is_loopback(settings.host), frozenset(settings.cors_origins)
+    app.add_middleware(AuthMiddleware, keys=services.keys, loopback=loopback, origins=origins)
     app.add_middleware(AuditMiddleware, log=services.audit, clock=services.clock)
     app.add_middleware(MethodMiddleware, routes=app.routes)
     json_thread = app.state.json_thread = JsonThread()
     app.add_middleware(
         BodyMiddleware,
+        settings=settings,
         clock=services.clock,
-        limits=BodyLimits.of(settings),
-        budget=ByteBudget(settings.max_body_memory),
-        upload_timeout=settings.upload_timeout,
-        min_upload_rate=settings.min_upload_rate,
         stopping=lambda: services.draining,
         on_large_bodies_gone=json_thread.give_memory_back,
     )
@@ -97,7 +84,3 @@ def create_app(services: Services) -> FastAPI:
         app.add_middleware(CrossOriginMiddleware, origins=settings.cors_origins)
     app.add_middleware(RequestMiddleware, figures=services.http, clock=services.clock)
     return app
-
-
-def _operation_id(route: APIRoute) -> str:
-    return route.name

@@ -1,4 +1,4 @@
-"""`batchwright serve` as a process: the address, the services, uvicorn, and how it ends."""
+"""`batchwright serve` as a process: its address and certificate, uvicorn around the services, and how it stops."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from batchwright.server.connections.acceptor import Acceptor
 from batchwright.server.connections.connection_places import ConnectionPlaces, default_places
 from batchwright.server.connections.patience import ConnectionTimeouts
 from batchwright.server.connections.protocol import Connection
-from batchwright.server.http.tls import tls_of
 from batchwright.service.composition import Services, open_services
 from batchwright.service.observability.logs import configure_logging, logger
 from batchwright.service.process_memory import exempt_loaded_objects, return_large_blocks
 from batchwright.service.settings import Settings, is_loopback
 
 _LAST_SECONDS = 1
-"""For answers to leave once nothing is computed any more."""
+"""Seconds for answers to leave once nothing is computed any more."""
 _TICKS_OF_A_SWEEP = 10
-"""Of which uvicorn makes ten a second."""
+"""uvicorn's ticks, ten a second, between two sweeps of the connections."""
 
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
-    Raises `RunFailed` when the address cannot be had, `InputError` for one that needs a key where there is none and for
-    a certificate that cannot be used, and what opening the store and loading the model raise.
+    Raises `RunFailed` when the address cannot be used, `InputError` for an address that needs an API key while there is
+    none and for an unusable certificate, and what opening the store and loading the model raise.
     """
     configure_logging(settings.log_format, settings.log_level)
     return_large_blocks()
-    # Before the model is loaded, which takes its time.
+    # Checked before the model is loaded, which takes long.
     tls = tls_of(settings)
     listener = _bound(settings.host, settings.port)
     with listener, asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
@@ -57,10 +56,10 @@ async def _serve(settings: Settings, listener: socket.socket, tls: ssl.SSLContex
 
 
 def server_of(services: Services, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
-    """What serves `services` on a socket that is bound."""
+    """Return a server for `services` on a bound socket."""
     config = uvicorn.Config(
         create_app(services),
-        # Unlike httptools, which uvicorn would prefer where it is installed, it bounds the size of headers.
+        # Unlike httptools, which uvicorn prefers where it is installed, h11 limits the size of headers.
         http="h11",
         ws="none",
         log_config=None,
@@ -74,8 +73,8 @@ def server_of(services: Services, listener: socket.socket, tls: ssl.SSLContext |
 
 
 class Server(uvicorn.Server):
-    """Takes connections by an `Acceptor`. Stops in two steps: at a signal no new work is taken; when what was taken is
-    answered, or the time for that is over, the server goes.
+    """uvicorn's server with an `Acceptor`. It stops in two steps: at a signal it takes no new work; once all work is
+    answered, or the time for that is over, it exits.
     """
 
     def __init__(
@@ -88,9 +87,8 @@ class Server(uvicorn.Server):
         self._until = math.inf
         settings = services.settings
         self._timeouts = ConnectionTimeouts(settings.header_timeout, settings.write_timeout)
-        self._places: ConnectionPlaces[Connection] = ConnectionPlaces(
-            _places(settings), settings.max_connections_per_address
-        )
+        most = settings.max_connections_per_address
+        self._places: ConnectionPlaces[Connection] = ConnectionPlaces(_places(settings), most)
         self.acceptor = Acceptor(
             listener,
             self._connect,
@@ -112,7 +110,7 @@ class Server(uvicorn.Server):
         _greet(self._services, self._listener)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # In the midst of whatever the loop does: what is to be done is left to the loop.
+        # The signal interrupts the event loop anywhere, so the loop is asked to stop the server.
         self._loop.call_soon_threadsafe(self._stop, sig)
 
     def _stop(self, sig: int) -> None:
@@ -134,12 +132,12 @@ class Server(uvicorn.Server):
             logger.info("certificate_loaded")
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second; true ends its loop."""
+        """Do periodic work, and return whether to exit. Called by uvicorn ten times a second."""
         if counter % _TICKS_OF_A_SWEEP == 0:
             self.acceptor.sweep()
         late = self._services.clock.now() >= self._until
         if late:
-            # Each is answered by `middleware.BodyMiddleware`, and has until uvicorn's own timeout for that.
+            # `middleware.BodyMiddleware` answers each of them, within uvicorn's own timeout.
             for task in self.server_state.tasks:
                 task.cancel()
         finished = self._services.draining and (self._services.online.inside == 0 or late)
@@ -158,7 +156,7 @@ class Server(uvicorn.Server):
 
 
 def _places(settings: Settings) -> int:
-    """How many connections there may be."""
+    """Return the largest number of connections."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     upstream = 0 if settings.backend == "engine" else settings.backend_concurrency
     places = settings.max_connections or default_places(descriptors, upstream=upstream)
@@ -168,7 +166,7 @@ def _places(settings: Settings) -> int:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket with the address. Raises `RunFailed`."""
+    """Return a socket that is bound to the address. Raises `RunFailed`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -187,7 +185,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _greet(services: Services, listener: socket.socket) -> None:
-    """Say where it is and who can reach it. On a terminal in words; else the log has it."""
+    """Log the address and who can reach it, and print that on a terminal."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if services.settings.tls_cert is None else "https"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -206,3 +204,48 @@ def _greet(services: Services, listener: socket.socket) -> None:
     if loopback:
         lines.append("  Only this machine can reach it. For others: batchwright keys create NAME, then --host 0.0.0.0")
     print("\n".join(lines), file=sys.stderr)
+
+
+def tls_of(settings: Settings) -> ssl.SSLContext | None:
+    """Return the context with the settings' certificate; None: plain HTTP.
+
+    Read at the start and at every SIGHUP. Raises `InputError` in one line for a certificate or key that cannot be used.
+    """
+    certificate, key = settings.tls_cert, settings.tls_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None:
+        raise InputError(f"tls_key={str(key)!r}: give its certificate, too, as tls_cert (--tls-cert)")
+    if key is None:
+        raise InputError(f"tls_cert={str(certificate)!r}: give its key, too, as tls_key (--tls-key)")
+    for setting, path in (("tls_cert", certificate), ("tls_key", key)):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{setting}={str(path)!r}: the file cannot be read ({error.strerror})") from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except _Encrypted:
+        raise InputError(f"tls_key={str(key)!r}: the key has a password; give one without") from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            why = f"tls_key={str(key)!r}: the key is not that of tls_cert={str(certificate)!r}"
+        else:
+            why = (
+                f"tls_cert={str(certificate)!r}, tls_key={str(key)!r}: not a certificate (with its chain) and its key, "
+                f"both in PEM ({error.reason or error})"
+            )
+        raise InputError(why) from error
+    return context
+
+
+class _Encrypted(Exception):
+    pass
+
+
+def _no_password() -> str:
+    # Without this function OpenSSL would ask for the password on the terminal.
+    raise _Encrypted

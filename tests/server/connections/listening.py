@@ -33,13 +33,13 @@ class Client:
         self.writer.write(content)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the next answer."""
+        """Return status, headers and body of the next answer."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
 
     async def error(self) -> tuple[int, str]:
-        """Status and code of the next answer, which must have the form of every error, and end the connection."""
+        """Return status and code of the next answer, which must be an error that ends the connection."""
         status, headers, body = await self.answer()
         assert headers["x-request-id"]
         assert headers["connection"] == "close"
@@ -47,7 +47,7 @@ class Client:
         return status, json.loads(body)["error"]["code"]
 
     async def ended(self) -> bytes:
-        """What still comes until the service ends the connection."""
+        """Return what still arrives until the service ends the connection."""
         received = b""
         try:
             while piece := await self.reader.read(65_536):
@@ -69,7 +69,7 @@ class Listening:
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self) -> Client:
-        """A client, of whom the service knows."""
+        """Return a client whose connection the service has accepted."""
         before = self.services.connections.accepted
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self.clients.append(client)
@@ -77,21 +77,21 @@ class Listening:
         return client
 
     async def later(self, seconds: float) -> None:
-        """Time passes at once, and the service looks at its connections."""
+        """Advance the clock, and have the service check its connections."""
         self.clock.advance(seconds)
         self.server.acceptor.sweep()
         await asyncio.sleep(0)
 
     def held(self) -> int:
-        """Bytes of heads that are not complete."""
+        """Return the number of bytes in incomplete heads."""
         return sum(len(each.conn.trailing_data[0]) for each in self.connections)
 
     def blocked(self) -> bool:
-        """Whether some answer cannot go on before its client reads, or waits for that in full."""
+        """Return whether some answer cannot be written further before its client reads."""
         return any(each.flow.write_paused for each in self.connections)
 
     def unsent(self) -> bool:
-        """Whether some answer has been given in full, and not been read yet."""
+        """Return whether some answer is complete, but not read yet."""
         return any(
             each.transport is not None
             and each.transport.get_write_buffer_size() > 0
@@ -101,7 +101,7 @@ class Listening:
         )
 
     def closing(self) -> bool:
-        """Whether some connection is ending, with an answer that was not read."""
+        """Return whether some connection is closing, with an answer that was not read."""
         return any(each.transport is not None and each.transport.is_closing() for each in self.connections)
 
     @property
@@ -109,13 +109,13 @@ class Listening:
         return [each for each in self.server.server_state.connections if isinstance(each, Connection)]
 
     async def much_later(self, reached: Callable[[], bool]) -> None:
-        """Time passes until it is reached. How soon depends on the kernel, which may still move bytes."""
+        """Advance the clock until `reached`. How soon depends on the kernel, which may still move bytes."""
         while not reached():
             await self.later(60.0)
             await asyncio.sleep(0.001)
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        """The test as a whole has a limit of time."""
+        """Wait without a limit of its own: the test as a whole has a timeout."""
         while not reached():  # noqa: ASYNC110 - what is waited for happens in the kernel
             await asyncio.sleep(0.001)
 

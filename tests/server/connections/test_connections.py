@@ -1,4 +1,4 @@
-"""Clients that take their time, send what they should not, or come in too great numbers: over real sockets."""
+"""Clients that are slow, send invalid requests, or open too many connections, over real sockets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_connection_that_was_refused_in_the_midst_of_answers_does_not_hinder_t
     async def main(service: Listening) -> None:
         ambiguous = _HEAD + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n"
         with socket.socket() as client:
-            # Nobody reads: the last answer stands in the buffers when the request behind it is refused.
+            # As the client does not read, the last answer is still in the buffers when the next request is refused.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", service.port))
             client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3 + ambiguous)
@@ -77,7 +77,7 @@ def test_an_answer_that_is_still_being_read_keeps_its_place(tmp_path: Path) -> N
             await service.until(service.unsent)
             others = [await service.connect() for _ in range(15)]
             await service.connect()
-            # One of the idle ones gave way.
+            # One of the idle connections gave way.
             await service.until(lambda: any(other.reader.at_eof() for other in others))
             slow.setblocking(False)
             received = b""
@@ -95,7 +95,7 @@ def test_the_head_of_a_next_request_has_its_own_time(tmp_path: Path) -> None:
         for _ in range(3):
             client.send(_HEALTH)
             assert (await client.answer())[0] == 200
-            # The timer of an idle connection is uvicorn's.
+            # Idle connections are ended by uvicorn's timer.
             await service.later(16.0)
         client.send(_HEALTH[:20])
         await service.until(lambda: service.held() == 20)
@@ -143,7 +143,7 @@ def test_a_client_that_does_not_read_loses_its_request_and_its_place(
         await service.until(lambda: not service.server.server_state.tasks)
         assert service.services.online.inside == 0
         assert service.services.connections.ended == {"write_timeout": 1}
-        # The place is free: others are answered.
+        # The place is free, so others are answered.
         other = await service.connect()
         other.send(_HEALTH)
         assert (await other.answer())[0] == 200
@@ -177,7 +177,7 @@ def test_a_download_that_nobody_reads_is_cut(tmp_path: Path) -> None:
 def test_a_client_that_reads_slowly_keeps_its_stream(tmp_path: Path) -> None:
     async def main(service: Listening) -> None:
         client = await service.connect()
-        # More than all buffers of the kernel take, which grow while it reads.
+        # More than the kernel's buffers hold, which grow while the client reads.
         client.send(_completion("word " * 60_000, max_tokens=60_000, stream=True))
         for _ in range(4):
             await service.until(service.blocked)
@@ -191,7 +191,7 @@ def test_a_client_that_reads_slowly_keeps_its_stream(tmp_path: Path) -> None:
 
 
 async def _waiting(service: Listening) -> Client:
-    """A client whose request is under way until the stub is told to go on."""
+    """Return a client whose request is under way until the stub is told to go on."""
     client, before = await service.connect(), service.stub.waiting
     client.send(_completion("wait"))
     await service.until(lambda: service.stub.waiting > before)
@@ -241,7 +241,7 @@ def test_where_every_connection_has_a_request_a_further_one_is_refused(
 
 @contextmanager
 def _without_descriptors() -> Iterator[None]:
-    """Every descriptor of this process is taken."""
+    """Use up every descriptor of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, hard))
@@ -263,7 +263,7 @@ def test_without_descriptors_a_client_is_told_and_later_ones_are_served(
     tmp_path: Path, logged: list[EventDict]
 ) -> None:
     async def main(service: Listening) -> None:
-        # Made before, as it needs a descriptor itself.
+        # Created before, as it needs a descriptor itself.
         client = await service.connect()
         spare = [socket.socket() for _ in range(3)]
         for each in spare:

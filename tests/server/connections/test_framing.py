@@ -1,4 +1,4 @@
-"""What of HTTP is let through: ambiguous requests are refused however their bytes are cut."""
+"""Ambiguous requests are refused, however their bytes are cut."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.server.connections.framing import StrictConnection
+from batchwright.server.connections.protocol import StrictConnection
 
 _POST = b"POST /v1/files HTTP/1.1\r\nHost: x\r\n"
 _CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def _read(*pieces: bytes) -> tuple[list[str], bytes, int | None]:
-    """Names of the events, the body, and the status of the refusal."""
+    """Return the names of the events, the body, and the status of the refusal."""
     connection, names, body = StrictConnection(16_384), [], b""
     try:
         for piece in pieces:
@@ -74,7 +74,7 @@ def _read(*pieces: bytes) -> tuple[list[str], bytes, int | None]:
     ],
 )
 def test_a_request_that_two_servers_could_read_differently_is_refused(request_: bytes, status: int) -> None:
-    # The end of a request whose framing is broken may be missing: whatever comes then.
+    # A request with broken framing may lack its end, so an end is sent.
     assert _read(request_, b"\r\n\r\n")[2] == status
 
 

@@ -1,4 +1,4 @@
-"""When a connection's time is over."""
+"""Time limits of connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of connections: who gets one, who gives one up, against a model that keeps a plain list."""
+"""Places of connections, which one gets or gives up a place, against a model with a plain list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST, _MOST_OF_ONE = 8, 3
 
 
 class PlacesMachine(RuleBasedStateMachine):
-    """Connections are numbers; the model knows the address, and since when each is idle."""
+    """A machine whose connections are numbers; the model knows their addresses, and how long each is idle."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Takes connections in, as many as there are places, and looks every second at how they fare."""
+"""Accepts connections, as many as there are places, and ends those that take too long."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ import errno
 import os
 import socket
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from batchwright.clock import Clock
 from batchwright.server.connections.connection_places import ConnectionPlaces, NoPlace
-from batchwright.server.connections.protocol import Connection
-from batchwright.server.connections.refusals import closing_answer
-from batchwright.server.http.error_answers import RETRY_AFTER, HttpError
+from batchwright.server.connections.protocol import Connection, closing_answer
+from batchwright.server.http.error_answers import unavailable
 from batchwright.service.observability.figures import ConnectionFigures
 from batchwright.service.observability.logs import logger
 
 _BACKLOG = 2048
 _TURN = 64
-"""Connections that are taken in one go; then everything else has its turn."""
+"""Connections that are accepted in one go, before the event loop does anything else."""
 _RETRY = 1.0
-"""Seconds for which nothing is taken when the machine has nothing to take it with."""
+"""Seconds for which nothing is accepted when the machine is out of descriptors or memory."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _UNSENT = 128 * 1024
-"""Bytes that the kernel takes for a client before it has sent those it has: an unread answer is soon noticed."""
+"""Unsent bytes that the kernel buffers for a client: few, so that an unread answer is soon noticed."""
 _LINGER = 1.0
-"""Seconds for which a refused connection stays, so that its client can read why."""
+"""Seconds for which a refused connection stays open, so that its client can read why."""
 _LINGERING = 64
-"""At most."""
+"""Most refused connections that stay open."""
 _TLS_SHUTDOWN = 5.0
-"""Seconds for a client to agree to the end of a connection."""
+"""Seconds that a client has to agree to the end of a TLS connection."""
 
 
 class Acceptor:
-    """Has what uvicorn asks of an `asyncio.Server`: `close` and `wait_closed`.
+    """A replacement for `asyncio.Server`, of which uvicorn uses `close` and `wait_closed`.
 
-    The loop's own server, out of descriptors, logs each of the attempts that it makes in a row (up to its backlog), and
-    makes a transport for every connection before anybody can count it.
+    Out of descriptors, the event loop's own server logs each failed attempt, up to its backlog in a row; and it makes a
+    transport for every connection before the connection can be counted.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class Acceptor:
         handshake_timeout: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`connect` makes the protocol of a connection, which is to call what it is given when it is closed."""
+        """`connect` makes the protocol of a connection, which calls the function it is given when it is closed."""
         self.tls = tls
-        """For connections from now on."""
+        """Context for connections that are accepted from now on; None: plain HTTP."""
         self._listener = listener
         self._connect = connect
         self._places = places
@@ -68,17 +67,17 @@ class Acceptor:
         self._opening: dict[Connection, asyncio.Task[None]] = {}
         self._connections: set[Connection] = set()
         self._lingering: deque[tuple[float, socket.socket]] = deque()
-        self._told: dict[str, int] = {}
+        self._logged: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Take connections from now on."""
+        """Begin to accept connections."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         self._open_reserve()
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Take no more connections. Those that are open stay; refused ones do not."""
+        """Accept no more connections, and close refused ones; others stay open."""
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
@@ -92,7 +91,7 @@ class Acceptor:
         """Return at once: `close` leaves nothing to wait for."""
 
     def sweep(self) -> None:
-        """End connections that take too long, and tell what happened since the last time. To be called every second."""
+        """End connections that take too long, and log what ended since the last call. To be called every second."""
         now = self._clock.now()
         for connection in list(self._connections):
             overdue = connection.end_if_overdue(now)
@@ -101,15 +100,9 @@ class Acceptor:
         while self._lingering and self._lingering[0][0] <= now:
             self._lingering.popleft()[1].close()
         self._figures.open = len(self._places)
-        self._tell()
-
-    def _tell(self) -> None:
-        ended = self._figures.ended
-        news = {reason: count - self._told.get(reason, 0) for reason, count in ended.items()}
-        if any(news.values()):
-            self._told = dict(ended)
-            told = {reason: count for reason, count in news.items() if count}
-            logger.warning("connections_ended", open=len(self._places), idle=self._places.idle, **told)
+        if news := Counter(self._figures.ended) - self._logged:
+            self._logged += news
+            logger.warning("connections_ended", open=len(self._places), idle=self._places.idle, **news)
 
     def _accept(self) -> None:
         for _ in range(_TURN):
@@ -119,11 +112,12 @@ class Acceptor:
                 return
             except OSError:
                 self._figures.count("accept_failed")
-                self._wait()
+                self._loop.remove_reader(self._listener)
+                self._retry = self._loop.call_later(_RETRY, self._loop.add_reader, self._listener, self._accept)
                 return
 
     def _take_next(self) -> None:
-        """Raises OSError when there is none, or it cannot be taken."""
+        """Accept the next connection. Raises `OSError` when there is none, or it cannot be accepted."""
         try:
             accepted, address = self._listener.accept()
         except OSError as error:
@@ -143,7 +137,9 @@ class Acceptor:
             return
         if evicted is not None:
             self._figures.count("made_room")
-            self._evict(evicted)
+            opening = self._opening.get(evicted)
+            if (opening is None or not opening.cancel()) and evicted.transport is not None:
+                evicted.transport.abort()
         connection = self._connect(self._forget)
         self._places.add(connection, host)
         self._connections.add(connection)
@@ -151,7 +147,11 @@ class Acceptor:
         task.add_done_callback(lambda task: self._opened(connection, accepted, task))
 
     async def _open(self, connection: Connection, accepted: socket.socket) -> None:
-        _set_options(accepted)
+        accepted.setblocking(False)
+        # With keep-alive, a client that vanished is noticed even while its answer is computed.
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         timeouts = {} if self.tls is None else self._tls_timeouts
         await self._loop.connect_accepted_socket(lambda: connection, accepted, ssl=self.tls, **timeouts)
 
@@ -162,37 +162,32 @@ class Acceptor:
             return
         accepted.close()
         self._forget(connection)
-        # A client that speaks no TLS, or hangs up in the midst of the handshake, is nothing to speak of.
+        # A client that speaks no TLS, or hangs up during the handshake, is not worth a line.
         if error is not None and not isinstance(error, OSError):
             logger.error("connection_failed", exc_info=error)
-
-    def _evict(self, connection: Connection) -> None:
-        opening = self._opening.get(connection)
-        if (opening is None or not opening.cancel()) and connection.transport is not None:
-            connection.transport.abort()
 
     def _forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._places.remove(connection)
 
     def _refuse(self, accepted: socket.socket, why: NoPlace) -> None:
-        """Tell it so, without reading the request. Under TLS nothing can be told without what is to be saved."""
+        """Answer without reading the request. With TLS only close: the handshake is the cost that is to be saved."""
         try:
             if self.tls is not None:
                 raise ConnectionAbortedError
             accepted.setblocking(False)
-            accepted.send(closing_answer(_overloaded(str(why), why.code)))
+            accepted.send(closing_answer(unavailable(str(why), why.code)))
             accepted.shutdown(socket.SHUT_WR)
         except OSError:
             accepted.close()
             return
-        # Closed at once, with the request unread, it would be reset, and the answer could be lost.
+        # If it were closed at once, with the request unread, it would be reset, and the answer could be lost.
         if len(self._lingering) >= _LINGERING:
             self._lingering.popleft()[1].close()
         self._lingering.append((self._clock.now() + _LINGER, accepted))
 
     def _refuse_next(self) -> None:
-        """Refuse a connection with the descriptor that is kept for that. Raises as `_take_next`."""
+        """Refuse a connection with the descriptor that is reserved for that. Raises what `_take_next` does."""
         if not self._open_reserve():
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._close_reserve()
@@ -203,9 +198,9 @@ class Acceptor:
                 self._figures.count("no_descriptors")
                 if self.tls is None:
                     accepted.setblocking(False)
-                    with suppress(OSError):  # it has hung up meanwhile
+                    with suppress(OSError):  # the client may have hung up
                         accepted.send(
-                            closing_answer(_overloaded("the service is out of descriptors", "no_descriptors"))
+                            closing_answer(unavailable("the service is out of descriptors", "no_descriptors"))
                         )
         finally:
             self._open_reserve()
@@ -220,19 +215,3 @@ class Acceptor:
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
-
-    def _wait(self) -> None:
-        self._loop.remove_reader(self._listener)
-        self._retry = self._loop.call_later(_RETRY, self._loop.add_reader, self._listener, self._accept)
-
-
-def _overloaded(message: str, code: str) -> HttpError:
-    return HttpError(503, message, kind="server_error", code=code, headers={"retry-after": str(RETRY_AFTER)})
-
-
-def _set_options(accepted: socket.socket) -> None:
-    accepted.setblocking(False)
-    # A client that is gone without a word is noticed even while an answer is computed.
-    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)

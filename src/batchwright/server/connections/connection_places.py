@@ -1,7 +1,7 @@
-"""How many connections there may be, in all and from one address, and which gives way to a new one.
+"""Limits on the number of connections, in all and from one address, and which connection gives way to a new one.
 
-A connection on which no request is under way costs its client nothing, so it has no right to its place: when all
-places are taken, one of those is closed for a newcomer. Only when every place has a request is a newcomer refused.
+A connection without a request under way costs its client nothing, so it has no right to its place: when all places are
+taken, one such connection is closed for a newcomer. A newcomer is refused only when every place has a request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _C = TypeVar("_C", bound=Hashable)
 _RESERVED = 128
 """Descriptors for the database, the model, webhooks, logs and the listener."""
 _SHARE = 0.75
-"""Of the other descriptors: a request may need a second one, for a file that is uploaded or downloaded."""
+"""Share of the other descriptors for connections: a request may need a second one, for a file that it transfers."""
 _FEWEST, _MOST = 16, 8192
 _PART_OF_ONE_ADDRESS = 4
 
 
 class NoPlace(Exception):
-    """Every place has a request under way. `code` says which limit is reached."""
+    """A connection was refused, as every place has a request under way. `code` says which limit is reached."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class NoPlace(Exception):
 
 
 def default_places(descriptors: int, *, upstream: int) -> int:
-    """How many connections a process with so many `descriptors` takes, `upstream` of which may go to an endpoint."""
+    """Return how many connections to accept with `descriptors`, of which `upstream` may go to an endpoint."""
     return min(max(int((descriptors - _RESERVED - upstream) * _SHARE), _FEWEST), _MOST)
 
 
@@ -40,34 +40,34 @@ def default_places(descriptors: int, *, upstream: int) -> int:
 class _Address(Generic[_C]):
     open: int = 0
     idle: dict[_C, None] = field(default_factory=dict)
-    """Connections without a request under way, longest first."""
+    """Connections without a request under way, the longest idle first."""
 
 
 class ConnectionPlaces(Generic[_C]):
-    """Connections by address. A new one is idle until `busy` is called."""
+    """Open connections by address. A new one is idle until `busy` is called."""
 
     def __init__(self, most: int, most_of_one_address: int | None = None) -> None:
-        """`most_of_one_address`: None for a quarter of all, and no limit for this machine, where a proxy may stand."""
+        """`most_of_one_address`: None for a quarter of `most`, but no limit for loopback, where a proxy may run."""
         self.most = most
         self._most_of_one = most_of_one_address
         self._address_of: dict[_C, str] = {}
         self._by_address: dict[str, _Address[_C]] = {}
         self._idle: Turns[str] = Turns(lambda name: (-self._by_address[name].open,))
-        """Addresses with idle connections, that with most connections first."""
+        """Addresses with idle connections, the one with most connections first."""
 
     def __len__(self) -> int:
         return len(self._address_of)
 
     @property
     def idle(self) -> int:
-        """How many connections have no request under way."""
+        """Number of connections without a request under way."""
         return sum(len(each.idle) for each in self._by_address.values())
 
     def make_room(self, host: str) -> _C | None:
-        """The connection that gives way to one from `host`, removed here and to be closed; None: there is room.
+        """Remove and return the connection to be closed for one from `host`; None: there is room.
 
-        Raises `NoPlace`. At the limit of an address its own oldest idle connection gives way; at the limit of all, the
-        oldest idle one of the address with most connections.
+        At the limit of an address, its own longest idle connection gives way; at the limit of all, the longest idle one
+        of the address with most connections. Raises `NoPlace` when none is idle.
         """
         here = self._by_address.get(origin_of(host))
         most = self._limit_of(host)
@@ -97,7 +97,7 @@ class ConnectionPlaces(Generic[_C]):
         self._idle.offer(name)
 
     def busy(self, connection: _C) -> None:
-        """A request is under way on it: it keeps its place. Does nothing when it has none."""
+        """Note that a request is under way, so that the connection keeps its place. Does nothing when it has none."""
         name = self._address_of.get(connection)
         if name is not None:
             address = self._by_address[name]
@@ -106,14 +106,14 @@ class ConnectionPlaces(Generic[_C]):
                 self._idle.remove(name)
 
     def free(self, connection: _C) -> None:
-        """No request is under way any more. Does nothing when it has no place."""
+        """Note that no request is under way any more. Does nothing when the connection has no place."""
         name = self._address_of.get(connection)
         if name is not None:
             self._by_address[name].idle.setdefault(connection)
             self._idle.offer(name)
 
     def remove(self, connection: _C) -> None:
-        """It is closed. Does nothing when it has no place."""
+        """Take away the place of a closed connection. Does nothing when it has none."""
         name = self._address_of.pop(connection, None)
         if name is None:
             return
@@ -133,20 +133,17 @@ class ConnectionPlaces(Generic[_C]):
     def _limit_of(self, host: str) -> int | None:
         if self._most_of_one is not None:
             return self._most_of_one
-        return None if _is_loopback(host) else max(1, self.most // _PART_OF_ONE_ADDRESS)
+        address = _parsed(host)
+        loopback = address is not None and address.is_loopback
+        return None if loopback else max(1, self.most // _PART_OF_ONE_ADDRESS)
 
 
 def origin_of(host: str) -> str:
-    """Whose address it is: an IPv4 address, or the /64 network of an IPv6 one, all of which one client may have."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
     address = _parsed(host)
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((address, 64), strict=False))
     return host if address is None else str(address)
-
-
-def _is_loopback(host: str) -> bool:
-    address = _parsed(host)
-    return address is not None and address.is_loopback
 
 
 def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

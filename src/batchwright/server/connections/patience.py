@@ -1,4 +1,4 @@
-"""How long a connection may take: when its time is over is decided here, from the time and what is seen of it."""
+"""The time limits of a connection: a decision from the time and from what is known of the connection."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class Phase(Enum):
     """What a connection waits for."""
 
     IDLE = "idle"
-    """A next request, of which nothing has come. Ended by the server's own timer."""
+    """The next request, of which nothing has arrived. Limited by uvicorn's own timer."""
     HEAD = "head"
     """The rest of a request's head, or the first byte on a new connection."""
     REQUEST = "request"
-    """The service: a request is under way. Its body has limits of its own."""
+    """The answer to a request that is under way. The request's body has limits of its own."""
     REST = "rest"
-    """The rest of a body that nobody reads, since its request was answered."""
+    """The rest of a body that is not read, since its request was answered."""
 
 
 class Overdue(Enum):
-    """What took too long."""
+    """What took too long, by the name under which it is counted."""
 
     HEAD = "header_timeout"
     REST = "body_timeout"
@@ -29,16 +29,16 @@ class Overdue(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTimeouts:
-    """Seconds."""
+    """Time limits in seconds."""
 
     header: float
-    """For the whole head of a request, however its bytes come."""
+    """Time for the whole head of a request, however its bytes arrive."""
     write: float
-    """Without progress in what a client has to read."""
+    """Time without progress in sending an answer to a client."""
 
 
 class Patience:
-    """The times of one connection."""
+    """How long one connection has been in its phase, and without progress in sending."""
 
     def __init__(self, timeouts: ConnectionTimeouts, now: float) -> None:
         self._timeouts = timeouts
@@ -48,33 +48,30 @@ class Patience:
         self._stalled_since: float | None = None
 
     def enter(self, phase: Phase, now: float) -> bool:
-        """Note what the connection waits for. Its time restarts when that is something else than before: then True."""
+        """Note what the connection waits for, and return whether that changed, which restarts its time."""
         if phase is self.phase:
             return False
         self.phase, self._since = phase, now
         return True
 
     def progressed(self) -> None:
-        """The client has read so much that more can be written."""
+        """Note that the client has read so much that more can be written."""
         self._stalled_since = None
 
     def overdue(self, now: float, *, unsent: int, more_comes: bool) -> Overdue | None:
-        """What has taken too long; None while nothing has.
+        """Return what has taken too long; None while nothing has.
 
         `unsent`: bytes that wait for the client to read. `more_comes`: whether the service may add to them, in which
         case their number says nothing about the client.
         """
-        if self._stalled(now, unsent, more_comes):
-            return Overdue.WRITE
-        if now - self._since < self._timeouts.header:
-            return None
-        return {Phase.HEAD: Overdue.HEAD, Phase.REST: Overdue.REST}.get(self.phase)
-
-    def _stalled(self, now: float, unsent: int, more_comes: bool) -> bool:
         progress = unsent < self._unsent
         self._unsent = unsent
         if more_comes or unsent == 0:
             self._stalled_since = None
         elif self._stalled_since is None or progress:
             self._stalled_since = now
-        return self._stalled_since is not None and now - self._stalled_since >= self._timeouts.write
+        if self._stalled_since is not None and now - self._stalled_since >= self._timeouts.write:
+            return Overdue.WRITE
+        if now - self._since < self._timeouts.header:
+            return None
+        return {Phase.HEAD: Overdue.HEAD, Phase.REST: Overdue.REST}.get(self.phase)

@@ -1,1 +1,1 @@
-"""The page at `/`: what the service is doing, for people."""
+"""The dashboard: the page at `/` that shows people what the service is doing."""

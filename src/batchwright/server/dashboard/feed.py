@@ -1,4 +1,4 @@
-"""What open dashboards are sent: computed once a second for each key, however many of them look."""
+"""Streams of states to open dashboards, computed once a second for each key, however many watch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 
 from batchwright.server.dashboard.dashboard_state import DashboardState
-from batchwright.server.http.error_answers import RETRY_AFTER, HttpError, as_http, log_failure
+from batchwright.server.http.error_answers import RETRY_AFTER, HttpError, as_http, log_failure, unavailable
 from batchwright.server.http.sse import event
 
 PERIOD = 1.0
@@ -19,10 +19,10 @@ Compute = Callable[[], Awaitable[DashboardState]]
 
 
 class Feeds:
-    """One feed for each key with which somebody looks, and how many may look."""
+    """The feeds of all keys with open dashboards, and the limits on their number."""
 
     def __init__(self, most: int, stopping: asyncio.Event) -> None:
-        """`most` watchers, a quarter of them of one tenant. Feeds end when `stopping` is set."""
+        """Allow `most` watchers, of one tenant a quarter of that. Feeds end when `stopping` is set."""
         self._most = most
         self._most_of_one = max(1, most // _PART_OF_ONE_TENANT)
         self._stopping = stopping
@@ -31,11 +31,17 @@ class Feeds:
 
     @contextmanager
     def watched(self, tenant: str, presented: str, compute: Compute) -> Iterator[AsyncGenerator[bytes]]:
-        """The events of a tenant, as whoever presents a key (empty: none) sees them, whose states `compute` makes.
+        """Watch the events of a tenant as seen with the key `presented` (empty: none). `compute` makes their states.
 
-        Raises `HttpError` (429, 503) when too many look.
+        Raises `HttpError` (429, 503) when there are too many watchers.
         """
-        self._check(tenant)
+        if self._watchers[tenant] >= self._most_of_one:
+            message = f"{self._most_of_one} dashboards of this tenant are open, which is the most: close some"
+            headers = {"retry-after": str(RETRY_AFTER)}
+            raise HttpError(429, message, kind="rate_limit_error", code="too_many_page_streams", headers=headers)
+        if self._watchers.total() >= self._most:
+            message = f"{self._most} dashboards are open, which is the most: try again later"
+            raise unavailable(message, "too_many_page_streams")
         whose = tenant, presented
         feed = self._feeds.get(whose)
         if feed is None or feed.over:
@@ -54,38 +60,29 @@ class Feeds:
                 if self._feeds.get(whose) is feed:
                     del self._feeds[whose]
 
-    def _check(self, tenant: str) -> None:
-        headers = {"retry-after": str(RETRY_AFTER)}
-        if self._watchers[tenant] >= self._most_of_one:
-            message = f"{self._most_of_one} dashboards of this tenant are open, which is the most: close some"
-            raise HttpError(429, message, kind="rate_limit_error", code="too_many_page_streams", headers=headers)
-        if self._watchers.total() >= self._most:
-            message = f"{self._most} dashboards are open, which is the most: try again later"
-            raise HttpError(503, message, kind="server_error", code="too_many_page_streams", headers=headers)
-
 
 class _Feed:
-    """The states for one key as events, until `close`, an error, or the end of the service."""
+    """The states for one key as events, until `close`, an error, or the service stops."""
 
     def __init__(self, compute: Compute, stopping: asyncio.Event) -> None:
         self.watchers = 0
         self.over = False
-        """No further state will come."""
+        """Whether no further state will come."""
         self._compute = compute
         self._stopping = stopping
         self._latest = b""
         self._number = 0
         self._changed = asyncio.Event()
-        # In a context of its own: what it logs belongs to no request.
+        # In a context of its own, as what it logs belongs to no request.
         self._task = asyncio.create_task(self._run(), context=Context())
 
     def close(self) -> None:
-        """Compute no more."""
+        """Stop computing states."""
         self.over = True
         self._task.cancel()
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The latest state, then each further one; a watcher that is slow misses some."""
+        """Yield the latest state, then each new one; a slow watcher misses some."""
         seen = 0
         while True:
             changed = self._changed

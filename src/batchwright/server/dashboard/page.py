@@ -1,4 +1,4 @@
-"""The page at `/` and its files. It holds no data: its modules fetch the state, with a key if need be."""
+"""The page at `/` and its files. They hold no data: the page's modules fetch the state, with a key where needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 SECURITY: Mapping[str, str] = {
-    # Trusted Types for nobody: no module can turn a text into HTML, whatever the text.
+    # Without any Trusted Types policy, no module can turn text into HTML.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -34,24 +34,18 @@ router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    content: bytes
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Site:
-    """The page and its files, as they were when they were first asked for."""
+    """The page and its files, as they were at the first request."""
 
     page: bytes
     digest: str
-    """Of all files. It is part of their addresses, so they can be kept for ever, and never mixed with other ones."""
-    files: Mapping[str, _File]
+    """Hash of all files, part of their addresses, so that they can be cached for ever and versions never mix."""
+    files: Mapping[str, bytes]
 
 
 @router.get("/")
 def page(request: Request) -> Response:
-    """The dashboard. Answers 304 to whoever has it already."""
+    """Return the dashboard, or 304 to a browser that has it."""
     site = _site()
     tag = f'"{hashlib.sha256(site.page).hexdigest()[:32]}"'
     headers = {**SECURITY, "cache-control": "no-cache", "etag": tag}
@@ -63,23 +57,23 @@ def page(request: Request) -> Response:
 
 @router.get("/dashboard/static/{digest}/{name}")
 def static(digest: str, name: str) -> Response:
-    """A module, a style sheet or the icon."""
+    """Return a module, a style sheet or the icon."""
     site = _site()
-    file = site.files.get(name)
-    if file is None or digest != site.digest:
+    content = site.files.get(name)
+    if content is None or digest != site.digest:
         raise HTTPException(404)
-    headers = {**SECURITY, "cache-control": _FOR_EVER, "content-type": file.kind}
-    return Response(file.content, headers=headers)
+    headers = {**SECURITY, "cache-control": _FOR_EVER, "content-type": _KINDS[Path(name).suffix]}
+    return Response(content, headers=headers)
 
 
 @cache
 def _site() -> _Site:
-    # Takes a tenth of a second the first time, so the routes run in threads and not on the event loop.
+    # The first call takes a tenth of a second, so the routes run on threads and not on the event loop.
     paths = sorted(path for path in (_FOLDER / "static").iterdir() if path.suffix in _KINDS)
-    files = {path.name: _File(path.read_bytes(), _KINDS[path.suffix]) for path in paths}
+    files = {path.name: path.read_bytes() for path in paths}
     hashed = hashlib.sha256()
-    for name, file in files.items():
-        hashed.update(f"{name}\0{len(file.content)}\0".encode() + file.content)
+    for name, content in files.items():
+        hashed.update(f"{name}\0{len(content)}\0".encode() + content)
     digest = hashed.hexdigest()[:20]
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),

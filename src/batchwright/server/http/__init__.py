@@ -1,1 +1,1 @@
-"""What every route rests on: errors in one form, middleware, who asks, bodies and streams of events."""
+"""The foundation of all routes: error answers, middleware, authentication, bodies and streams of events."""

@@ -1,4 +1,4 @@
-"""What goes into the audit log of each request: routes say what they do, and this writes down what came of it."""
+"""Audit log of requests: routes declare what they do, and a middleware records the outcome."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from batchwright.service.access.audit import AuditLog
 
 _DEED = "deed"
 _REFUSALS = 10
-"""Of an address in a minute that are written down; of more only their number is."""
+"""Refusals that are recorded for an address in a minute; of further ones only the number is."""
 _PATH = 200
 
 
 @dataclass(slots=True)
 class Deed:
-    """What a request does, for the audit log."""
+    """An action of a request, for the audit log."""
 
     action: str
     object: str | None = None
-    """The id of what it is done to; of what is made a route says it."""
+    """Id of what the action is done to; a route that creates something sets it."""
 
 
 def audited(action: str, of: str | None = None) -> Any:
-    """A dependency of routes that change state or read contents: its value is the `Deed`.
+    """Return a dependency, with a `Deed` as its value, for routes that change state or read contents.
 
-    `of`: the parameter of the path that has the id of the object.
+    `of`: name of the path parameter with the id of the object.
     """
 
     async def note(request: Request) -> Deed:
@@ -45,12 +45,12 @@ def audited(action: str, of: str | None = None) -> Any:
 
 
 def not_audited(request: Request) -> None:
-    """There was nothing in it that is worth a line."""
+    """Leave the request out of the audit log."""
     delattr(request.state, _DEED)
 
 
 class AuditMiddleware:
-    """Around `auth.AuthMiddleware`: writes down what was done, and what was refused for want of a key or a right."""
+    """Middleware around `auth.AuthMiddleware` that records actions, and refusals for want of a key or a scope."""
 
     def __init__(self, app: ASGIApp, *, log: AuditLog, clock: Clock) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class AuditMiddleware:
         try:
             await self._app(scope, receive, sender)
         except ClientDisconnect:
-            # That is also how the contents that a HEAD does not want are broken off.
+            # The contents that a HEAD request does not want are broken off in the same way.
             if scope["method"] != "HEAD":
                 status = HUNG_UP
             raise
@@ -87,7 +87,8 @@ class AuditMiddleware:
         deed: Deed | None = scope["state"].get(_DEED)
         if deed is not None:
             whose = deed.object and deed.object[:_PATH]
-            self._log.record(deed.action, _outcome(status), object=whose, **_who(scope, status))
+            outcome = "done" if status < 400 else "refused" if status < 499 else "failed"
+            self._log.record(deed.action, outcome, object=whose, **_who(scope, status))
         elif status in (401, 403):
             address = _address(scope)
             let_through, suppressed = self._sparing.take(address or "", self._clock.now())
@@ -96,12 +97,6 @@ class AuditMiddleware:
             if let_through:
                 where = f"{scope['method']} {scope['path']}"[:_PATH]
                 self._log.record("access.refused", "refused", object=where, **_who(scope, status))
-
-
-def _outcome(status: int) -> str:
-    if status < 400:
-        return "done"
-    return "refused" if status < 499 else "failed"
 
 
 def _who(scope: Scope, status: int) -> dict[str, Any]:

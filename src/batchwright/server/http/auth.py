@@ -1,8 +1,8 @@
-"""Who may ask: with a key its tenant; without any key in the store, programs on this machine only.
+"""Authentication: by API keys, or while the store has no key, for programs on this machine only.
 
-Without keys nothing proves who asks, so the service is bound to loopback, and what a web page from elsewhere could make
-a browser send is refused: a Host that is not this machine (DNS rebinding), an Origin that is not this service (CSRF),
-unless it is one of `cors_origins` by its name.
+Without keys nothing proves who asks. So the service is bound to loopback, and refuses what foreign web pages could make
+a browser send: a Host that is not this machine (DNS rebinding), and an Origin that is not this service (CSRF), unless
+`cors_origins` names it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from batchwright.service.settings import is_loopback
 from batchwright.store.records import ApiKey, KeyScope
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/openapi.json", "/favicon.ico"})
-"""Tell nothing of any tenant. The page at `/` is empty until its script has asked for data, with a key."""
+"""Paths that reveal nothing of any tenant. The page at `/` is empty until its script asks for data, with a key."""
 ADMIN = "/v1/admin"
 PUBLIC_FOLDER = "/dashboard/static/"
 
 
 class AuthMiddleware:
-    """Lets a request pass with its tenant and its key (None: no keys are used) in its state, or answers 401 or 403."""
+    """Puts the tenant and the key (None: no keys are used) of a request into its state, or raises 401 or 403."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, loopback: bool, origins: Collection[str] = ()) -> None:
-        """`loopback`: only this machine can reach the service. Elsewhere every request needs a key, come what may.
+        """`loopback`: whether only this machine can reach the service. If not, every request needs a key.
 
-        `origins`: those whose pages need no key where nobody does. An asterisk in them stands for none.
+        `origins`: origins whose pages may use the service while no keys are used. An asterisk in them allows none.
         """
         self._app = app
         self._origins = origins
@@ -44,19 +44,16 @@ class AuthMiddleware:
             authenticate = partial(self._authenticated, Headers(scope=scope), scope["path"])
             key = await authenticate()
             tenant = DEFAULT_TENANT if key is None else key.tenant
-            # An answer that goes on for long asks again.
+            # An answer that takes long, such as the dashboard's stream, authenticates again.
             scope.setdefault("state", {}).update(key=key, tenant=tenant, authenticate=authenticate)
         await self._app(scope, receive, send)
 
     async def _authenticated(self, headers: Headers, path: str) -> ApiKey | None:
-        """The key of a request, as things are now. Raises `HttpError` and `StoreUnavailable`."""
-        if not self._loopback or await self._keys.required():
-            return await self._by_key(headers)
-        # Pages of other origins may use the service, and not give themselves keys to it.
-        refuse_strangers(headers, () if path.startswith(ADMIN) else self._origins)
-        return None
-
-    async def _by_key(self, headers: Headers) -> ApiKey:
+        """Return the key of a request, by the keys that exist now. Raises `HttpError` and `StoreUnavailable`."""
+        if self._loopback and not await self._keys.required():
+            # Pages of other origins may use the service, but not create keys for themselves.
+            refuse_strangers(headers, () if path.startswith(ADMIN) else self._origins)
+            return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("give an API key: Authorization: Bearer <key>", "missing_api_key")
@@ -67,7 +64,7 @@ class AuthMiddleware:
 
 
 def require_scope(key: ApiKey | None, needed: KeyScope) -> None:
-    """Raises `HttpError` (403) for a key without this scope. Where no keys are used, this machine may do everything."""
+    """Raise `HttpError` (403) for a key without this scope. Without keys, this machine may do everything."""
     if key is not None and needed not in key.scopes:
         raise HttpError(
             403,
@@ -79,17 +76,21 @@ def require_scope(key: ApiKey | None, needed: KeyScope) -> None:
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is answered without a key."""
+    """Return whether a path is answered without a key."""
     return path in PUBLIC or path.startswith(PUBLIC_FOLDER)
 
 
 def refuse_strangers(headers: Headers, origins: Collection[str] = ()) -> None:
-    """Raises `HttpError` (403) for what a browser sends on behalf of a page that is not this service's own.
+    """Raise `HttpError` (403) for a request that a browser sends for a page of another site.
 
-    Pages of `origins` are let through; their browser must have reached the service under a name of this machine.
+    Pages of `origins` are allowed, if their browser reached the service under a name of this machine.
     """
     host = headers.get("host", "")
-    if not is_loopback(_hostname(host)):
+    try:
+        hostname = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        hostname = ""
+    if not is_loopback(hostname):
         raise _forbidden(
             f"Host {shown(host)} is not this machine; other hosts need an API key: batchwright keys create"
         )
@@ -100,14 +101,6 @@ def refuse_strangers(headers: Headers, origins: Collection[str] = ()) -> None:
         raise _forbidden(f"Origin {shown(origin)} is not this service")
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise _forbidden("a page of another site may not use this service")
-
-
-def _hostname(host: str) -> str:
-    """Of a Host header, without its port; empty when it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def _unauthorized(message: str, code: str) -> HttpError:

@@ -1,9 +1,6 @@
-"""How large the body of a request may be, and how many bytes of large ones may be in work at once."""
+"""Limits on the size of a request's body, and on the bytes of all large bodies that are in work at once."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from batchwright.errors import Overloaded
 from batchwright.server.http.error_answers import HttpError
@@ -11,42 +8,38 @@ from batchwright.service.settings import Settings
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 UPLOAD = ("POST", "/v1/files")
-"""Has a cap of its own, counted as it passes into its blob."""
+"""Request whose body has its own limit, counted while it is written to a blob."""
 SMALL = 65_536
-"""Bytes of a body that is parsed on the event loop, which takes a millisecond, and is not counted: the limit on
-requests bounds them.
+"""Largest body in bytes that is parsed on the event loop, in about a millisecond. Such bodies are not counted: the
+limit on the number of requests bounds them.
 """
 _MANAGEMENT = 131_072
-"""Bytes of any other body. The largest is that of a batch: 16 pairs of metadata, at up to 12 bytes a character."""
+"""Most bytes of any other body. The largest is that of a batch: 16 pairs of metadata, of up to 12 bytes a character."""
 _PROMPTS = ("/v1/batch/sync", "/v1/batch/async")
 _RETRY_AFTER = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The most bytes of a body, by where it goes."""
+    """The largest body that each path takes."""
 
-    by_path: Mapping[str, tuple[int, str]]
-    """With the name of the setting that raises it."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> BodyLimits:
+    def __init__(self, settings: Settings) -> None:
         online = settings.max_online_body_size, "max_online_body_size"
         prompts = settings.max_body_size, "max_body_size"
-        return cls(dict.fromkeys((CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL), online) | dict.fromkeys(_PROMPTS, prompts))
+        self._by_path: dict[str, tuple[int, str]] = dict.fromkeys((CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL), online)
+        self._by_path |= dict.fromkeys(_PROMPTS, prompts)
 
     def most(self, method: str, path: str) -> tuple[int, str | None] | None:
-        """The limit and the setting that raises it, if one does; None: it is counted elsewhere."""
+        """Return the limit in bytes and the setting that raises it, if any; None: the body is counted elsewhere."""
         if (method, path) == UPLOAD:
             return None
-        return self.by_path.get(path, (_MANAGEMENT, None))
+        return self._by_path.get(path, (_MANAGEMENT, None))
 
 
 class ByteBudget:
-    """Counts the bytes of large bodies of all requests that are under way.
+    """The number of bytes in the large bodies of all requests that are under way.
 
-    Beyond `limit` a body is refused instead of waiting for others: each of those that wait would hold what has arrived
-    of it, and what they wait for may be an answer that takes minutes.
+    Beyond `limit` a body is refused and does not wait for others: every waiting request would hold what has arrived of
+    its body, perhaps for the minutes that another answer takes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -54,7 +47,7 @@ class ByteBudget:
         self._limit = limit
 
     def take(self, count: int) -> None:
-        """Count `count` bytes more. Raises `Overloaded`, and counts nothing, beyond the limit."""
+        """Count `count` more bytes. Beyond the limit, count nothing and raise `Overloaded`."""
         if self.in_work + count > self._limit:
             raise Overloaded(
                 f"large request bodies of {self.in_work:,} bytes are in work, the most is {self._limit:,} "
@@ -64,12 +57,12 @@ class ByteBudget:
         self.in_work += count
 
     def give_back(self, count: int) -> None:
-        """Of a request that has ended, what it took."""
+        """Stop counting `count` bytes of a request that has ended."""
         self.in_work -= count
 
 
 class BodyCount:
-    """Counts the bytes of one body against the limit on it, and of a large one against the budget of all."""
+    """Counts the bytes of one body against its limit, and those of a large body against the budget of all."""
 
     def __init__(self, most: tuple[int, str | None] | None, budget: ByteBudget) -> None:
         self._most = most
@@ -78,12 +71,12 @@ class BodyCount:
         self._taken = 0
 
     def announce(self, length: str) -> None:
-        """Look at a Content-Length. Raises `HttpError` (413) when it is too much already."""
+        """Check a Content-Length. Raises `HttpError` (413) if it is beyond the limit."""
         if self._most is not None and length.isdecimal() and (len(length) > 18 or int(length) > self._most[0]):
             raise _too_large(*self._most)
 
     def count(self, size: int) -> None:
-        """Count what has arrived. Raises `HttpError` (413), and `Overloaded` beyond the budget."""
+        """Count bytes that have arrived. Raises `HttpError` (413), and `Overloaded` beyond the budget."""
         if self._most is None:
             return
         self._passed += size
@@ -94,7 +87,7 @@ class BodyCount:
             self._taken = self._passed
 
     def end(self) -> bool:
-        """Give back what was taken; whether anything was."""
+        """Give back to the budget what was taken from it, and return whether that was anything."""
         taken, self._taken = self._taken, 0
         self._budget.give_back(taken)
         return taken > 0
@@ -102,8 +95,4 @@ class BodyCount:
 
 def _too_large(most: int, setting: str | None) -> HttpError:
     remedy = "" if setting is None else f", or raise {setting} of the service"
-    return HttpError(
-        413,
-        f"the body has more than {most:,} bytes: send less{remedy}",
-        code="request_too_large",
-    )
+    return HttpError(413, f"the body has more than {most:,} bytes: send less{remedy}", code="request_too_large")

@@ -1,43 +1,49 @@
-"""What routes are given: the services behind the application, and whose request it is.
+"""Dependencies of routes: the services, the key, tenant and share of a request, and its quotas.
 
-These are coroutine functions, though none of them waits: FastAPI calls any other function on a thread.
+They are coroutine functions although they wait for nothing, because FastAPI calls other functions on a thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
+from batchwright.inference.inference import Call
+from batchwright.limiting.rates import Kind, Standing
 from batchwright.request import Flow
 from batchwright.server.http.auth import require_scope
+from batchwright.server.http.middleware import ANSWER_HEADERS
+from batchwright.service.access.online_quotas import Use, duration_text
 from batchwright.service.composition import Services
 from batchwright.store.records import ApiKey, KeyScope
 
 
 async def services_of(request: Request) -> Services:
-    """Those that `create_app` was given."""
+    """Return the services that `create_app` was given."""
     services: Services = request.app.state.services
     return services
 
 
 async def tenant_of(request: Request) -> str:
-    """Set by `auth.AuthMiddleware`, which no request to a route with a tenant passes by."""
+    """Return the tenant, which `auth.AuthMiddleware` sets for every path that is not public."""
     tenant: str = request.state.tenant
     return tenant
 
 
 async def key_of(request: Request) -> ApiKey | None:
-    """The key that the request came with; None where no keys are used. Set by `auth.AuthMiddleware`."""
+    """Return the key of the request, which `auth.AuthMiddleware` sets; None where no keys are used."""
     key: ApiKey | None = request.state.key
     return key
 
 
 @dataclass(frozen=True)
 class ScopeCheck:
-    """A dependency that raises `HttpError` (403) for a key without a scope."""
+    """A dependency that raises `HttpError` (403) for a key without `scope`."""
 
     scope: KeyScope
 
@@ -45,32 +51,49 @@ class ScopeCheck:
         self.require(request)
 
     def require(self, request: Request) -> None:
-        """Raises as a request would for which this is a dependency."""
+        """Raise `HttpError` if the key of the request lacks the scope."""
         require_scope(request.state.key, self.scope)
 
 
 def needs(scope: KeyScope) -> Any:
-    """A dependency of routes: 403 for a key without this scope."""
+    """Return a dependency of routes that answers 403 to a key without `scope`."""
     return Depends(ScopeCheck(scope))
 
 
 async def request_id_of(request: Request) -> str:
-    """Set by `middleware.RequestMiddleware`."""
+    """Return the id that `middleware.RequestMiddleware` gave the request."""
     request_id: str = request.state.request_id
     return request_id
 
 
 async def flow_of(request: Request) -> Flow:
-    """Whose share of the model a request takes: that of its key; where no keys are used, one of its own."""
+    """Return the flow whose share of the model the request uses: its key's, or its own where no keys are used."""
     request_id, key = await request_id_of(request), await key_of(request)
     return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
 
 
 needs_key = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="A key of batchwright keys create."))
-"""Tells it in the OpenAPI description; `auth.AuthMiddleware` is who looks at the key."""
+"""Mentions the key in the OpenAPI description; `auth.AuthMiddleware` checks it."""
 
 ServicesOf = Annotated[Services, Depends(services_of)]
 Key = Annotated[ApiKey | None, Depends(key_of)]
 Tenant = Annotated[str, Depends(tenant_of)]
 RequestId = Annotated[str, Depends(request_id_of)]
 FlowOf = Annotated[Flow, Depends(flow_of)]
+
+
+def within_quotas(services: Services, request: Request, *calls: Call) -> AbstractAsyncContextManager[Use]:
+    """Hold what `calls` of one request use of its quotas, and add `x-ratelimit-*` headers to its answer.
+
+    Raises `QuotaExceeded`.
+    """
+
+    def tell(standings: Mapping[Kind, Standing]) -> None:
+        headers: dict[str, str] = {}
+        for kind, standing in standings.items():
+            headers[f"x-ratelimit-limit-{kind}"] = str(standing.limit)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(standing.remaining)
+            headers[f"x-ratelimit-reset-{kind}"] = duration_text(standing.reset)
+        setattr(request.state, ANSWER_HEADERS, headers)
+
+    return services.quotas.admitted(request.state.tenant, request.state.key, calls, tell)

@@ -1,4 +1,4 @@
-"""JSON bodies from bytes to values: small ones on the event loop, large ones on a thread, so that nobody waits."""
+"""Parsing of JSON bodies: small ones on the event loop, large ones on a thread, so that other requests do not wait."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _IS_THERE = b"\0"
 
 
 def read_json(content: bytes | bytearray, model: type[BaseModel] | None) -> Any:
-    """The value of a JSON text; with `model` as an instance of it.
+    """Return the value of a JSON text, as an instance of `model` if that is given.
 
-    Raises `HttpError` for what is not JSON, and `RequestValidationError`.
+    Raises `HttpError` for invalid JSON, and `RequestValidationError`.
     """
     try:
         value = msgspec.json.decode(memoryview(content)[len(_BOM) :] if content.startswith(_BOM) else content)
@@ -46,24 +46,24 @@ def read_json(content: bytes | bytearray, model: type[BaseModel] | None) -> Any:
 
 
 class JsonThread:
-    """One thread for large bodies, as parsing holds the interpreter's lock: two would not be done sooner."""
+    """The thread that parses large bodies. As parsing holds the interpreter's lock, a second would not help."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batchwright-json")
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """What `function` gives, or raises."""
+        """Return or raise what `function` does."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     def give_memory_back(self) -> None:
-        """Have the allocator return what large bodies have left free. It is done when no body waits."""
+        """Have the allocator return memory that large bodies left free, after the bodies that wait."""
         self._thread.submit(return_free_pages)
 
 
 class JsonRequest(Request):
-    """A request whose JSON body is kept once, and no longer than it takes to parse it.
+    """A request whose JSON body is kept only once, and only until it is parsed.
 
-    `model`: what the body is validated against where it is parsed. FastAPI does that on the event loop.
+    `model`: what the body is validated against, on the thread that parses it; FastAPI would do so on the event loop.
     """
 
     def __init__(self, scope: Scope, receive: Receive, model: type[BaseModel] | None) -> None:
@@ -72,9 +72,9 @@ class JsonRequest(Request):
         self._content = bytearray()
 
     async def body(self) -> bytes:
-        """Read the body. FastAPI, which keeps what this returns until the answer, is only told that there is one.
+        """Read the body, and return only whether there is one, as FastAPI keeps the result until the answer.
 
-        Raises `InvalidRequest` as soon as it is too complex: the rest of it is not kept.
+        Raises `InvalidRequest` as soon as the body is too complex; the rest of it is not kept.
         """
         scan = JsonScan()
         async for chunk in self.stream():
@@ -83,7 +83,7 @@ class JsonRequest(Request):
         return _IS_THERE if self._content else b""
 
     async def json(self) -> Any:
-        """Raises as `read_json`."""
+        """Return the value of the body. Raises what `read_json` does."""
         content, self._content = self._content, bytearray()
         read = partial(read_json, content, self._model)
         if len(content) <= SMALL:
@@ -102,7 +102,7 @@ class JsonRoute(APIRoute):
         checks = [each.dependency for each in self.dependencies if isinstance(each.dependency, ScopeCheck)]
 
         async def handle_json(request: Request) -> Response:
-            # FastAPI looks at dependencies when it has read the body, which nobody without the right need send.
+            # FastAPI checks dependencies only after it has read the body, which a refused client need not send.
             for check in checks:
                 check.require(request)
             return await handle(JsonRequest(request.scope, request.receive, model))

@@ -1,34 +1,38 @@
-"""Around every request: its id, the limits of its body, its line in the log, its place in the figures."""
+"""Middleware around every request: its id, log line and metrics, CORS, OPTIONS, limits on its body, error answers."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import Clock
 from batchwright.errors import ServiceStopping
 from batchwright.server.http.body_limits import BodyCount, BodyLimits, ByteBudget
-from batchwright.server.http.error_answers import HttpError, as_http, error_response, log_failure
-from batchwright.server.http.methods import without_body
+from batchwright.server.http.error_answers import HttpError, allowed, as_http, error_response, log_failure
 from batchwright.server.http.sse import event
 from batchwright.service.observability.figures import HttpFigures
 from batchwright.service.observability.logs import logger
+from batchwright.service.settings import Settings
 
 ANSWER_HEADERS = "answer_headers"
-"""In the state of a request: headers of its answer, whatever that will be."""
+"""Name, in the state of a request, of headers that are added to its answer, even to an error."""
 HUNG_UP = 499
-"""What the log and the figures say of a request whose client went away before the answer."""
+"""Status that the log and the metrics give a request whose client hung up before the answer."""
 _LAST_WORD = 0.5
-"""Seconds that a client has to take the end of its answer when the service goes."""
+"""Seconds that a client has to receive the end of its answer when the service stops."""
+_CROSS_ORIGIN_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}")
 
@@ -38,9 +42,9 @@ def new_request_id() -> str:
 
 
 class RequestMiddleware:
-    """The outermost layer: an id, headers that every answer has, a line in the log.
+    """The outermost layer: gives each request an id, common headers on its answer, a log line and its metrics.
 
-    What is inside sees paths without slashes at their end, and GET in place of HEAD.
+    Inner layers see paths without trailing slashes, and GET in place of HEAD.
     """
 
     def __init__(self, app: ASGIApp, *, figures: HttpFigures, clock: Clock) -> None:
@@ -69,24 +73,24 @@ class RequestMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers.update(inner["state"].get(ANSWER_HEADERS, {}))
                 headers["x-request-id"] = request_id
-                # Of a stream: until its first event.
+                # For a stream, the time until its first event.
                 headers["openai-processing-ms"] = str(round((self._clock.now() - started) * 1e3))
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 if method == "HEAD":
-                    await self._app(inner, *without_body(sender))
+                    await self._app(inner, *_without_body(sender))
                 else:
                     await self._app(inner, receive, sender)
             except ClientDisconnect:
                 status = status if method == "HEAD" else HUNG_UP
             finally:
-                self._tell(inner, method, status, self._clock.now() - started)
+                self._record(inner, method, status, self._clock.now() - started)
 
-    def _tell(self, scope: Scope, method: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         path = getattr(scope.get("route"), "path_format", None) or "(none)"
-        # A client may invent methods, each of which would be a series of its own.
+        # A client may invent methods, each of which would become a time series.
         self._figures.answered(method if method in _METHODS else "other", path, status, seconds)
         level = "debug" if path in ("/health", "/ready", "/metrics") or path.startswith("/dashboard") else "info"
         getattr(logger, level)(
@@ -99,33 +103,78 @@ class RequestMiddleware:
         )
 
 
+def _without_body(send: Send) -> tuple[Receive, Send]:
+    """Return channels for a HEAD request that is answered as GET: the body is left out, and a stream ends at once."""
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return receive, send_head
+
+
+class CrossOriginMiddleware(CORSMiddleware):
+    """Starlette's CORS middleware, with refusals in the form of every error.
+
+    It allows no credentials that a browser adds by itself: a page must know a key and send it in a header. Where no key
+    is needed, `auth.AuthMiddleware` decides what a page may do.
+    """
+
+    def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
+        super().__init__(
+            app, allow_origins=origins, allow_methods=_CROSS_ORIGIN_METHODS, allow_headers=("*",), expose_headers=("*",)
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        message = f"{bytes(response.body).decode()}: see cors_origins of the service"
+        return error_response(HttpError(400, message, code="cors_refused", headers=headers))
+
+
+class MethodMiddleware:
+    """Answers OPTIONS with the methods of a path. No key is needed, as `/openapi.json` tells the same."""
+
+    def __init__(self, app: ASGIApp, *, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        methods = allowed(self._routes, scope) if scope["type"] == "http" and scope["method"] == "OPTIONS" else ""
+        if not methods:
+            await self._app(scope, receive, send)
+            return
+        await Response(status_code=204, headers={"allow": methods})(scope, receive, send)
+
+
 @dataclass(slots=True)
 class _Arrival:
-    """How a body comes: nothing may be missing for `stall` seconds, nor may all of it take longer than that and its
-    size at `rate` bytes a second. Only the time counts in which the service waits for it.
+    """How a body arrives: within `stall` seconds for each piece, and for the whole within `stall` seconds plus its size
+    divided by `rate` bytes a second. Only time in which the service waits for the body counts.
     """
 
     stall: float
     rate: int
     size: int = 0
-    """Bytes that have come."""
+    """Bytes that have arrived."""
     waited: float = 0.0
     ended: bool = False
-    """All of it has come, or the client has gone."""
+    """Whether all of the body has arrived, or the client has hung up."""
 
     @property
     def patience(self) -> float:
-        """Seconds that the next bytes may take."""
+        """Seconds that the next piece may take."""
         return min(self.stall, self.stall + self.size / self.rate - self.waited)
-
-    def came(self, size: int, seconds: float) -> None:
-        """So many bytes, after so much waiting."""
-        self.size += size
-        self.waited += seconds
 
 
 class _Answer:
-    """What is sent to the client: how far it is, and how it ends when it cannot go on."""
+    """The answer to one request: whether it has begun, and how to end it when the service cannot go on with it."""
 
     def __init__(self, send: Send) -> None:
         self.begun = False
@@ -133,14 +182,14 @@ class _Answer:
         self._send = send
 
     async def send(self, message: Message) -> None:
-        """Send it on."""
+        """Forward `message` to the client."""
         if message["type"] == "http.response.start":
             self.begun = True
             self._events = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
         await self._send(message)
 
     async def give_up(self, error: HttpError, scope: Scope, receive: Receive) -> None:
-        """End with `error`: as an answer where none was begun, as an event in a stream of events, else by a cut."""
+        """End with `error` as the answer if none has begun, as an event in a stream of events, else by a cut."""
         if not self.begun:
             await error_response(error)(scope, receive, self.send)
         elif self._events:
@@ -148,33 +197,26 @@ class _Answer:
 
 
 class BodyMiddleware:
-    """Bounds the body of every request, and turns every error into an answer: nothing passes it but answers in the form
-    of the service.
-    """
+    """Limits the body of every request, and turns every error into an answer in the form of the service."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
+        settings: Settings,
         clock: Clock,
-        limits: BodyLimits,
-        budget: ByteBudget,
-        upload_timeout: float,
-        min_upload_rate: int,
         stopping: Callable[[], bool],
         on_large_bodies_gone: Callable[[], None],
     ) -> None:
-        """`upload_timeout` in seconds, `min_upload_rate` in bytes a second: what a body may take (`_Arrival`).
-
-        `stopping`: whether the service goes, and so may cancel a request. `on_large_bodies_gone` is called when the
-        last request with a large body has ended.
+        """`stopping`: whether the service is stopping, and so may cancel a request. `on_large_bodies_gone` is called
+        when the last request with a large body has ended.
         """
         self._app = app
         self._clock = clock
-        self._limits = limits
-        self._budget = budget
-        self._upload_timeout = upload_timeout
-        self._min_upload_rate = min_upload_rate
+        self._limits = BodyLimits(settings)
+        self._budget = ByteBudget(settings.max_body_memory)
+        self._upload_timeout = settings.upload_timeout
+        self._min_upload_rate = settings.min_upload_rate
         self._stopping = stopping
         self._on_large_bodies_gone = on_large_bodies_gone
 
@@ -182,21 +224,11 @@ class BodyMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = BodyCount(self._limits.most(scope["method"], scope["path"]), self._budget)
-        try:
-            await self._within_life(scope, receive, _Answer(send), body)
-        finally:
-            if body.end() and not self._budget.in_work:
-                self._on_large_bodies_gone()
-
-    async def _within_life(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
-        """Answer the request; if the service goes before it is answered, say so.
-
-        uvicorn would log the cancelled task with its traceback, and answer with a text.
-        """
+        answer, body = _Answer(send), BodyCount(self._limits.most(scope["method"], scope["path"]), self._budget)
         try:
             await self._within_form(scope, receive, answer, body)
         except asyncio.CancelledError:
+            # If the service stops, uvicorn would log the cancelled task with its traceback, and answer in plain text.
             task = asyncio.current_task()
             if task is None or not self._stopping():
                 raise
@@ -204,13 +236,16 @@ class BodyMiddleware:
             error = as_http(ServiceStopping())
             error.headers["connection"] = "close"
             log_failure(error, error, path=scope["path"])
-            # A client that does not read is not waited for, nor is anything else when it is cancelled once more.
+            # A client that does not read is not waited for, nor anything else after a second cancellation.
             with suppress(TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(_LAST_WORD):
                     await answer.give_up(error, scope, receive)
+        finally:
+            if body.end() and not self._budget.in_work:
+                self._on_large_bodies_gone()
 
     async def _within_form(self, scope: Scope, receive: Receive, answer: _Answer, body: BodyCount) -> None:
-        """Answer the request; whatever is raised becomes an error in the form of the service."""
+        """Answer the request, and turn any exception into an error in the form of the service."""
         headers, arrival = Headers(scope=scope), _Arrival(self._upload_timeout, self._min_upload_rate)
         try:
             _require_plain(headers)
@@ -223,23 +258,19 @@ class BodyMiddleware:
             log_failure(error, told, path=scope["path"])
             if not answer.begun:
                 if _closes_after(scope, headers) and told.status != 408:
-                    await self._drain(receive, arrival)
+                    # A connection that is closed before all of the body has arrived is reset, and a client that reads
+                    # only after it has sent everything would lose the answer.
+                    with suppress(TimeoutError, HttpError):
+                        async with asyncio.timeout(self._upload_timeout):
+                            while not arrival.ended:
+                                await self._soon(receive, arrival)
                 await error_response(told)(scope, receive, answer.send)
 
-    async def _drain(self, receive: Receive, arrival: _Arrival) -> None:
-        """Throw the rest of a body away. A connection that is closed before it has come is reset, and what was sent is
-        lost to a client that reads only when it has sent all.
-        """
-        with suppress(TimeoutError, HttpError):
-            async with asyncio.timeout(self._upload_timeout):
-                while not arrival.ended:
-                    await self._soon(receive, arrival)
-
     def _bounded(self, receive: Receive, body: BodyCount, arrival: _Arrival) -> Receive:
-        """`receive`, which raises 408 when the body comes too slowly, and what `BodyCount` raises."""
+        """Return `receive` with limits: it raises 408 when the body arrives too slowly, and what `BodyCount` raises."""
 
         async def bounded() -> Message:
-            # What is still to come after the body is that the client hangs up, which may take any time.
+            # After the body only the client's hanging up can follow, which may take any time.
             message = await (receive() if arrival.ended else self._soon(receive, arrival))
             body.count(len(message.get("body", b"")))
             return message
@@ -260,20 +291,21 @@ class BodyMiddleware:
                 code="upload_too_slow",
                 headers={"connection": "close"},
             ) from None
-        arrival.came(len(message.get("body", b"")), self._clock.now() - began)
+        arrival.size += len(message.get("body", b""))
+        arrival.waited += self._clock.now() - began
         arrival.ended = not message.get("more_body", False)
         return message
 
 
 def _closes_after(scope: Scope, headers: Headers) -> bool:
-    """Whether the connection ends with the answer, and the body comes whatever that is."""
+    """Return whether the connection ends with the answer, while the client sends its body in any case."""
     if "100-continue" in headers.get("expect", "").lower():
         return False
     return scope["http_version"] == "1.0" or "close" in headers.get("connection", "").lower()
 
 
 def _require_plain(headers: Headers) -> None:
-    """Raises `HttpError` (415) for a body that is compressed, whose size would not be known until it is expanded."""
+    """Raise `HttpError` (415) for a compressed body, whose size is not known until it is expanded."""
     codings = ",".join(headers.getlist("content-encoding")).lower().split(",")
     if coding := next((each for each in map(str.strip, codings) if each not in ("", "identity")), None):
         raise HttpError(

@@ -1,4 +1,4 @@
-"""A form with one file, read as it arrives: nothing of the file is kept, and of the other fields only a little."""
+"""Multipart forms with one file, read as they arrive: the file is not kept, and of the other fields only a little."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Event: TypeAlias = tuple[str, bytes]
 class Form:
     """A multipart/form-data body whose part `file` is streamed.
 
-    First `begin`, which gives the file's name; then `chunks` to its end; then `fields` holds the other fields, wherever
-    in the body they stood. All raise `InvalidRequest` for a body that is no such form, or ends too early.
+    First call `begin` for the file's name, then read `chunks` to the end; after that, `fields` holds the other fields,
+    wherever in the body they were. All raise `InvalidRequest` for a body that is not such a form, or ends too early.
     """
 
     def __init__(self, content_type: str, body: AsyncIterator[bytes]) -> None:
@@ -50,21 +50,21 @@ class Form:
             raise _refused(str(error)) from error
 
     async def begin(self) -> str:
-        """Read up to the bytes of the file; its name as the client gave it, "" for none."""
+        """Read up to the bytes of the file, and return its name as the client gave it, "" for none."""
         filename = await self._next_file()
         if filename is None:
             raise InvalidRequest("file: the form has no such part", param=_FILE, code="missing_required_parameter")
         return filename
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The bytes of the file, then the rest of the form is read."""
+        """Yield the bytes of the file, then read the rest of the form."""
         while (event := await self._next())[0] == "data":
             yield event[1]
         if await self._next_file() is not None:
             raise _refused("the form has more than one part named file")
 
     async def _next_file(self) -> str | None:
-        """Read fields up to a part with a file; its name, or None at the end of the form."""
+        """Read fields up to the part `file`, and return the file's name; None at the end of the form."""
         while (event := await self._next())[0] != "finished":
             if event[0] != "part":
                 raise _refused("the body is not a well-formed form")

@@ -1,4 +1,4 @@
-"""Server-sent events, and answers that are given up when nobody waits for them any more."""
+"""Server-sent events, and answers that are cancelled when their client hangs up."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ _T = TypeVar("_T")
 EVENT_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 DONE = b"data: [DONE]\n\n"
-"""The end of a stream, as OpenAI clients expect it."""
+"""Last event of a stream, as OpenAI clients expect it."""
 
 
 def event(data: Any) -> bytes:
-    """An event with `data` as JSON. Whatever the texts in it, it is ASCII and one line."""
+    """Return an event with `data` as JSON, which is ASCII and one line whatever texts it has."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`, which is cancelled as soon as the client hangs up.
+    """Return the result of `work`, or cancel it and raise `ClientDisconnect` as soon as the client hangs up.
 
-    The body of the request must have been read. Raises `ClientDisconnect` then, else what `work` raises.
+    The body of the request must have been read before.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+
+    async def disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -46,9 +50,13 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T
 
 
 async def first_of(request: Request, bodies: AsyncIterator[_T]) -> AsyncIterator[_T]:
-    """`bodies`, whose first one has come: what fails before it is raised here, where a status can still tell it."""
+    """Return `bodies` once the first has come, so that an earlier error is raised while a status can still tell it."""
+
+    async def first_body() -> _T:
+        return await anext(bodies)
+
     try:
-        first = await while_connected(request.receive, _next(bodies))
+        first = await while_connected(request.receive, first_body())
     except StopAsyncIteration:
         return bodies
     except BaseException:
@@ -58,7 +66,7 @@ async def first_of(request: Request, bodies: AsyncIterator[_T]) -> AsyncIterator
 
 
 class ByteStream(Response):
-    """Sends `chunks` as they come, and closes them at once when the client hangs up."""
+    """An answer that sends `chunks` as they come, and closes them at once when the client hangs up."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
@@ -76,7 +84,7 @@ class ByteStream(Response):
             await self.close()
 
     async def close(self) -> None:
-        """Let go of what the chunks are made of."""
+        """Release what the chunks are made from."""
         await self._chunks.aclose()
 
     async def _send_all(self, send: Send) -> None:
@@ -86,7 +94,7 @@ class ByteStream(Response):
 
 
 class EventStream(ByteStream):
-    """Sends `bodies` as events and then `done`; an error in mid-stream is an event in the form of every error."""
+    """An answer that sends `bodies` as events and then `done`; an error in mid-stream becomes an event."""
 
     def __init__(self, bodies: AsyncIterator[Any], *, done: bytes = DONE) -> None:
         super().__init__(_events(bodies, done), EVENT_HEADERS)
@@ -94,7 +102,7 @@ class EventStream(ByteStream):
 
     async def close(self) -> None:
         await super().close()
-        # Closing a generator that was never begun closes nothing in it.
+        # Closing a generator that has not started does not close what it iterates over.
         await close(self._bodies)
 
 
@@ -110,17 +118,8 @@ async def _events(bodies: AsyncIterator[Any], done: bytes) -> AsyncGenerator[byt
         yield done
 
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _next(bodies: AsyncIterator[_T]) -> _T:
-    return await anext(bodies)
-
-
 class _Chained(AsyncIterator[_T]):
-    """`first`, then `rest`, which is closed with it: also when nothing was taken, as no generator would."""
+    """`first` followed by `rest`. Unlike a generator, it closes `rest` even if nothing was taken from it."""
 
     def __init__(self, first: _T, rest: AsyncIterator[_T]) -> None:
         self._first = [first]

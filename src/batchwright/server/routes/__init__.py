@@ -1,1 +1,1 @@
-"""One module for each group of endpoints."""
+"""Routes of the service, with a module for each group of endpoints."""

@@ -1,49 +1,39 @@
-"""`/v1/admin`: API keys and quotas, of all tenants."""
+"""`/v1/admin`: API keys and quotas of all tenants."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from batchwright.errors import NotFound, shown
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import ServicesOf, needs
 from batchwright.server.http.json_bodies import JsonRoute
+from batchwright.server.routes.parameters import KeyId
 from batchwright.service.access.api_keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAULT_TENANT, require_name
 from batchwright.store.records import ApiKey, KeyScope
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")], route_class=JsonRoute)
 
-_KEY = re.compile(r"key_[0-9a-f]{24}")
 _EXACT = ConfigDict(extra="forbid", strict=True)
-"""`true` is no 1, nor `"5"` a 5: what limits others is not guessed."""
+"""Takes neither `true` for 1 nor `"5"` for 5: limits are not guessed."""
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
 
 
-async def key_id_of(key_id: Annotated[str, Path(examples=["key_0123456789abcdef01234567"])]) -> str:
-    """The id in the path. Raises `NotFound`."""
-    if not _KEY.fullmatch(key_id):
-        raise NotFound(f"no key {shown(key_id)}")
-    return key_id
-
-
 async def tenant_name_of(tenant: str) -> str:
-    """The tenant in the path. Raises `InvalidRequest`."""
+    """Return the tenant in the path. Raises `InvalidRequest`."""
     return require_name("tenant", tenant)
 
 
-KeyId = Annotated[str, Depends(key_id_of)]
 TenantName = Annotated[str, Depends(tenant_name_of)]
 
 
 class QuotaValues(BaseModel):
-    """Limits; null: not limited here."""
+    """Limits; null means no limit here."""
 
     model_config = _EXACT
 
@@ -59,13 +49,13 @@ class QuotaValues(BaseModel):
 
 
 class TenantLimits(QuotaValues):
-    """Limits of a tenant; and its share of what batches get, which stays as it is where it is left out."""
+    """Limits of a tenant, and its share of what batches get, which is left unchanged by default."""
 
     weight: Annotated[float, Field(ge=0.01, le=1000.0)] | None = None
 
 
 class KeyObject(BaseModel):
-    """A key; its secret is not kept. Times are Unix seconds."""
+    """A key, without its secret, which is not stored. Times are Unix seconds."""
 
     id: str
     object: str = "api_key"
@@ -82,31 +72,32 @@ class KeyObject(BaseModel):
     revoked_at: int | None
     last_used_at: int | None
     previous_until: int | None
-    """Until when the secret before the last rotation works."""
+    """Time until which the secret before the last rotation works."""
 
     @classmethod
-    def values_of(cls, key: ApiKey) -> dict[str, Any]:
+    def of(cls, key: ApiKey, **more: Any) -> Self:
         times = ("created_at", "expires_at", "revoked_at", "last_used_at", "previous_until")
         values: dict[str, Any] = {name: getattr(key, name) for name in ApiKey.__dataclass_fields__}
         values |= {name: None if values[name] is None else int(values[name]) for name in times}
-        return values | {"scopes": list(key.scopes), "quotas": QuotaValues(**key.quotas.as_values())}
+        values |= {"scopes": list(key.scopes), "quotas": QuotaValues(**key.quotas.as_values())}
+        return cls(**values, **more)
 
 
 class NewKeyObject(KeyObject):
-    """A key with its secret, which is shown this once."""
+    """A key with its secret, which is shown only once."""
 
     secret: str
 
 
 class KeyList(BaseModel):
-    """Keys, the newest first; revoked ones too."""
+    """Keys, the newest first, with revoked ones."""
 
     object: str = "list"
     data: list[KeyObject]
 
 
 class KeyCreate(BaseModel):
-    """What a new key is to be."""
+    """Properties of a new key."""
 
     model_config = _EXACT
 
@@ -120,7 +111,7 @@ class KeyCreate(BaseModel):
 
 
 class KeyUpdate(BaseModel):
-    """What is to change of a key; what is left out stays, also of its quotas."""
+    """Changes to a key. What is left out, of its quotas too, stays as it is."""
 
     model_config = _EXACT
 
@@ -140,16 +131,16 @@ class KeyUpdate(BaseModel):
 
 
 class KeyRotate(BaseModel):
-    """How a secret is replaced."""
+    """Options of the replacement of a secret."""
 
     model_config = _EXACT
 
     overlap_seconds: Annotated[float, Field(ge=0.0)] = DEFAULT_OVERLAP
-    """For which the one before still works."""
+    """Time for which the old secret still works."""
 
 
 class TenantQuotas(BaseModel):
-    """Limits of a tenant, and what it uses of those that the store counts."""
+    """Limits of a tenant, and its use of what the store counts."""
 
     object: str = "quotas"
     tenant: str
@@ -160,73 +151,68 @@ class TenantQuotas(BaseModel):
 
 
 class TenantQuotasList(BaseModel):
-    """Of the tenants that have limits of their own."""
+    """Quotas of the tenants that have limits or a weight of their own."""
 
     object: str = "list"
     data: list[TenantQuotas]
     defaults: QuotaValues
-    """Of the others."""
+    """Limits of all other tenants."""
 
 
 @router.get("/keys")
 async def list_keys(services: ServicesOf, tenant: str | None = None) -> KeyList:
-    """The keys of all tenants, or of one."""
+    """List the keys of all tenants, or of one."""
     if tenant is not None:
         require_name("tenant", tenant)
-    return KeyList(data=[_shown(key) for key in await services.keys.keys(tenant)])
+    return KeyList(data=[KeyObject.of(key) for key in await services.keys.keys(tenant)])
 
 
 @router.post("/keys")
 async def create_key(
     body: KeyCreate, services: ServicesOf, deed: Annotated[Deed, audited("key.create")]
 ) -> NewKeyObject:
-    """Make a key. Its secret is in the answer, and nowhere else."""
-    key, secret = await services.keys.create(
-        body.name,
-        body.tenant,
-        expires_at=body.expires_at,
-        scopes=body.scopes,
-        weight=body.weight,
-        best_priority=body.best_priority,
-        quotas=body.quotas.as_quotas(),
-    )
+    """Create a key. Its secret is in the answer, and nowhere else."""
+    given = {
+        name: getattr(body, name) for name in ("name", "tenant", "scopes", "expires_at", "weight", "best_priority")
+    }
+    key, secret = await services.keys.create(**given, quotas=body.quotas.as_quotas())
     deed.object = key.id
-    return NewKeyObject(**KeyObject.values_of(key), secret=secret)
+    return NewKeyObject.of(key, secret=secret)
 
 
 @router.get("/keys/{key_id}")
 async def retrieve_key(key_id: KeyId, services: ServicesOf) -> KeyObject:
-    """A key."""
-    return _shown(await services.keys.key(key_id))
+    """Show a key."""
+    return KeyObject.of(await services.keys.key(key_id))
 
 
 @router.post("/keys/{key_id}", dependencies=[audited("key.update", "key_id")])
 async def update_key(key_id: KeyId, body: KeyUpdate, services: ServicesOf) -> KeyObject:
-    """Change a key. `expires_at` and `best_priority` may be set to null: never, and any."""
+    """Change a key. Null as `expires_at` means never, as `best_priority` any."""
     changes = {name: getattr(body, name) for name in body.model_fields_set}
     if body.quotas is not None:
         changes["quotas"] = body.quotas.model_dump(exclude_unset=True)
-    return _shown(await services.keys.update(key_id, changes))
+    return KeyObject.of(await services.keys.update(key_id, changes))
 
 
 @router.post("/keys/{key_id}/rotate", dependencies=[audited("key.rotate", "key_id")])
 async def rotate_key(key_id: KeyId, services: ServicesOf, body: KeyRotate | None = None) -> NewKeyObject:
-    """Give a key another secret; the one before works for the overlap, a day unless told."""
+    """Give a key a new secret; the old one works for the overlap, by default a day."""
     overlap = DEFAULT_OVERLAP if body is None else body.overlap_seconds
     key, secret = await services.keys.rotate(key_id, overlap)
-    return NewKeyObject(**KeyObject.values_of(key), secret=secret)
+    return NewKeyObject.of(key, secret=secret)
 
 
 @router.delete("/keys/{key_id}", dependencies=[audited("key.revoke", "key_id")])
 async def revoke_key(key_id: KeyId, services: ServicesOf) -> KeyObject:
-    """Make a key worthless. It stays on the list."""
+    """Revoke a key. It stays on the list."""
     await services.keys.revoke(key_id)
-    return _shown(await services.keys.key(key_id))
+    return KeyObject.of(await services.keys.key(key_id))
 
 
 @router.get("/quotas")
 async def list_quotas(services: ServicesOf) -> TenantQuotasList:
-    """The limits and weights of tenants that have some of their own."""
+    """List the limits and weights of tenants that have their own."""
     weights = await services.store.tenant_weights()
     limited = dict.fromkeys(weights, UNLIMITED) | await services.store.tenant_quotas()
     data = [await _quotas_of(services, tenant, quotas, weights) for tenant, quotas in sorted(limited.items())]
@@ -235,14 +221,14 @@ async def list_quotas(services: ServicesOf) -> TenantQuotasList:
 
 @router.get("/quotas/{tenant}")
 async def retrieve_quotas(tenant: TenantName, services: ServicesOf) -> TenantQuotas:
-    """The limits of a tenant that are its own."""
+    """Show a tenant's own limits."""
     quotas = (await services.store.tenant_quotas()).get(tenant, UNLIMITED)
     return await _quotas_of(services, tenant, quotas, await services.store.tenant_weights())
 
 
 @router.put("/quotas/{tenant}", dependencies=[audited("quotas.set", "tenant")])
 async def set_quotas(tenant: TenantName, body: TenantLimits, services: ServicesOf) -> TenantQuotas:
-    """Replace the limits of a tenant. Where none is given, the default holds."""
+    """Replace the limits of a tenant. The default holds for each that is not given."""
     quotas = body.as_quotas()
     await services.store.set_tenant_quotas(tenant, quotas, body.weight)
     services.quotas.refresh()
@@ -254,7 +240,3 @@ async def _quotas_of(services: ServicesOf, tenant: str, quotas: Quotas, weights:
     used = {name: getattr(use, name) for name in type(use).__dataclass_fields__}
     shown = QuotaValues(**quotas.as_values())
     return TenantQuotas(tenant=tenant, quotas=shown, weight=weights.get(tenant, 1.0), used=used)
-
-
-def _shown(key: ApiKey) -> KeyObject:
-    return KeyObject(**KeyObject.values_of(key))

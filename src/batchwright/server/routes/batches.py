@@ -1,41 +1,33 @@
-"""`/v1/batches`: OpenAI's batches, and beyond them retry, pause, resume and results while they come."""
+"""`/v1/batches`: OpenAI's batches, with retry, pause, resume and early results in addition."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.http.json_bodies import JsonRoute
-from batchwright.server.routes.batch_bodies import BatchCreate, BatchRetry
-from batchwright.server.routes.path_ids import After, BatchId
+from batchwright.server.routes.parameters import After, BatchCreate, BatchId, BatchRetry, IdempotencyKey
 from batchwright.service.batches.api_objects import BatchObject, Page
 from batchwright.service.composition import Services
 from batchwright.store.records import BatchRecord
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")], route_class=JsonRoute)
 
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        description="The same key gives the same batch, however often it is asked for.", min_length=1, max_length=255
-    ),
-]
-
 
 class ResultPage(BaseModel):
-    """Lines of the output and error files, in the order in which they were finished."""
+    """Lines of the output and error files, in the order in which they finished."""
 
     object: str = "list"
     data: list[dict[str, Any]]
     next_after: int
-    """`after` for the next page; the same again when nothing is new."""
+    """Value of `after` for the next page; unchanged when there is nothing new."""
     has_more: bool
-    """Whether the next page has something now. A batch that has not ended may give more later."""
+    """Whether the next page has lines now. A batch that has not ended may have more later."""
 
 
 @router.post("")
@@ -47,7 +39,7 @@ async def create_batch(
     deed: Annotated[Deed, audited("batch.create")],
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
-    """Make a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
+    """Create a batch of the lines of an uploaded file. They are validated first: see its `status` and `errors`."""
     expires = body.output_expires_after
     batch = await services.jobs.create_batch(
         tenant,
@@ -67,32 +59,32 @@ async def create_batch(
 async def list_batches(
     services: ServicesOf, tenant: Tenant, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: After = None
 ) -> Page[BatchObject]:
-    """Batches, the newest first."""
+    """List batches, the newest first."""
     batches = await services.jobs.batches(tenant, limit=limit + 1, after=after)
     return Page[BatchObject].of([_shown(services, batch) for batch in batches], limit)
 
 
 @router.get("/{batch_id}")
 async def retrieve_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
-    """A batch, with how far it is and when it will be done."""
+    """Show a batch, with its progress and the time when it will be done."""
     return _shown(services, await services.jobs.batch(tenant, batch_id))
 
 
 @router.post("/{batch_id}/cancel", dependencies=[audited("batch.cancel", "batch_id")])
 async def cancel_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
-    """End a batch with what is done of it. Nothing changes for one that has ended."""
+    """Cancel a batch, and keep what is done of it. A batch that has ended does not change."""
     return _shown(services, await services.jobs.cancel(tenant, batch_id))
 
 
 @router.post("/{batch_id}/pause", dependencies=[audited("batch.pause", "batch_id")])
 async def pause_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
-    """Begin no further lines until it is resumed. Its completion window goes on."""
+    """Begin no further lines of a batch until it is resumed. Its completion window goes on."""
     return _shown(services, await services.jobs.pause(tenant, batch_id))
 
 
 @router.post("/{batch_id}/resume", dependencies=[audited("batch.resume", "batch_id")])
 async def resume_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> BatchObject:
-    """Go on with a paused batch."""
+    """Resume a paused batch."""
     return _shown(services, await services.jobs.resume(tenant, batch_id))
 
 
@@ -106,9 +98,9 @@ async def retry_batch(
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
-    """A new batch of the lines of an ended one that did not succeed.
+    """Create a new batch of the lines of an ended one that did not succeed.
 
-    409 when there are none, when it has not ended, and when its output files are gone, with which its lines went.
+    409 when there are none, when it has not ended, and when its output files are gone, and with them its lines.
     """
     window = None if body is None else body.completion_window
     batch = await services.jobs.retry(
@@ -131,14 +123,14 @@ async def batch_results(
     after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Results so far, while the batch runs and after it, until its output files are gone: then 404.
+    """List the results so far, while the batch runs and after it; 404 once its output files are gone.
 
-    A page of large ones has fewer than `limit`.
+    A page of large results has fewer than `limit`.
     """
     page = await services.jobs.results(tenant, batch_id, after=after, limit=limit)
     last = after if not page else page[-1].sequence or after
     more = page and await services.jobs.results(tenant, batch_id, after=last, limit=1)
-    # Each is JSON already, as it stands in the output file.
+    # Each line is JSON already, as in the output file.
     data = b",".join(line.output for line in page if line.output is not None)
     rest = b'],"next_after":%d,"has_more":%s}' % (last, b"true" if more else b"false")
     return Response(b'{"object":"list","data":[' + data + rest, media_type="application/json")

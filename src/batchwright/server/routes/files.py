@@ -1,4 +1,4 @@
-"""`/v1/files`."""
+"""`/v1/files`: input and output files of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.http.multipart import Form
 from batchwright.server.http.sse import ByteStream
-from batchwright.server.routes.path_ids import After, FileId
+from batchwright.server.routes.parameters import After, FileId
 from batchwright.service.batches.api_objects import FileDeleted, FileObject, Page
 from batchwright.store.records import Purpose
 
@@ -51,13 +51,9 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/files", openapi_extra=_FORM)
 async def upload_file(
-    request: Request,
-    services: ServicesOf,
-    tenant: Tenant,
-    key: Key,
-    deed: Annotated[Deed, audited("file.upload")],
+    request: Request, services: ServicesOf, tenant: Tenant, key: Key, deed: Annotated[Deed, audited("file.upload")]
 ) -> FileObject:
-    """Take in the input file of a batch, as a form; it is stored as it arrives."""
+    """Upload the input file of a batch as a form; it is stored as it arrives."""
     form = Form(request.headers.get("content-type", ""), request.stream())
     filename = await form.begin()
     async with aclosing(_described(form)) as chunks:
@@ -75,14 +71,14 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
     after: After = None,
 ) -> Page[FileObject]:
-    """Files by time of creation, inputs and outputs."""
+    """List input and output files by time of creation."""
     files = await services.jobs.files(tenant, limit=limit + 1, purpose=purpose, order=order, after=after)
     return Page[FileObject].of([FileObject.of(file) for file in files], limit)
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -> FileObject:
-    """A file."""
+    """Show a file."""
     return FileObject.of(await services.jobs.file(tenant, file_id))
 
 
@@ -100,7 +96,7 @@ async def delete_file(file_id: FileId, services: ServicesOf, tenant: Tenant) -> 
     dependencies=[audited("file.content", "file_id")],
 )
 async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) -> Response:
-    """The bytes of a file."""
+    """Download the bytes of a file."""
     file, chunks = await services.jobs.content(tenant, file_id)
     headers = {
         "content-type": "application/octet-stream",
@@ -112,7 +108,7 @@ async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) ->
 
 
 async def _described(form: Form) -> AsyncGenerator[bytes]:
-    """The bytes of the file. What else is in the form may stand after it, so it is judged at the end."""
+    """Yield the bytes of the file, then check the other fields, which may follow it in the form."""
     empty = True
     async for chunk in form.chunks():
         empty = empty and (not chunk or chunk.isspace())
@@ -129,7 +125,7 @@ async def _described(form: Form) -> AsyncGenerator[bytes]:
 
 
 def _expiry(fields: dict[str, str]) -> float | None:
-    """Seconds after which the file expires, as `expires_after` says; None: it does not say."""
+    """Return the seconds after which the file expires, by `expires_after`; None if that is not given."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/metrics`."""
+"""`/health`, `/ready` and `/metrics`: the state of the process, for those who operate it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.server.http.context import ServicesOf, needs, needs_key
-from batchwright.server.http.error_answers import RETRY_AFTER, HttpError
+from batchwright.server.http.error_answers import unavailable
 from batchwright.service.observability.scrape import CONTENT_TYPE, exposition
 from batchwright.version import __version__
 
@@ -17,31 +17,30 @@ router = APIRouter(tags=["Operation"])
 
 
 class Health(BaseModel):
-    """The process lives."""
+    """The answer of a live process."""
 
     status: Literal["ok"] = "ok"
     version: str = __version__
 
 
 class Ready(BaseModel):
-    """Work can be taken."""
+    """The answer of a service that takes work."""
 
     status: Literal["ready"] = "ready"
 
 
 @router.get("/health")
 async def health() -> Health:
-    """Whether the process lives."""
+    """Tell that the process is alive."""
     return Health()
 
 
 @router.get("/ready")
 async def ready(services: ServicesOf) -> Ready:
-    """Whether work can be taken: the database and what computes answer, and the service is not stopping. Else 503."""
+    """Tell whether work is taken: the database and the model answer, and the service is not stopping. If not, 503."""
     reason = await services.why_not_ready()
     if reason is not None:
-        headers = {"retry-after": str(RETRY_AFTER)}
-        raise HttpError(503, reason, kind="server_error", code="not_ready", headers=headers)
+        raise unavailable(reason, "not_ready")
     return Ready()
 
 
@@ -52,5 +51,5 @@ async def ready(services: ServicesOf) -> Ready:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(services: ServicesOf) -> Response:
-    """The figures for Prometheus."""
+    """Show the metrics for Prometheus."""
     return Response(exposition(await services.scrape()), headers={"content-type": CONTENT_TYPE})

@@ -1,21 +1,22 @@
-"""`/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`: requests that somebody waits for."""
+"""`/v1/models`, and `/v1/chat/completions`, `/v1/completions` and `/v1/embeddings`, which a client waits for."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from batchwright.errors import ModelNotFound
 from batchwright.inference.closing import closing
 from batchwright.inference.inference import Call
 from batchwright.request import Flow
-from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs
+from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs, within_quotas
 from batchwright.server.http.json_bodies import JsonRoute
-from batchwright.server.http.rate_limits import within_quotas
 from batchwright.server.http.sse import EventStream, first_of, while_connected
 from batchwright.server.routes.openapi_answers import (
     ChatBody,
@@ -31,38 +32,68 @@ from batchwright.store.records import ApiKey
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 
-router = APIRouter(tags=["Online"], dependencies=[needs("online")], route_class=JsonRoute)
-
-# Without a schema: in OpenAPI 3.1 there is none for the events of a stream.
-_STREAM: dict[str, Any] = {"text/event-stream": {}}
+router = APIRouter(tags=["Online"], route_class=JsonRoute)
 
 
-def _answers(model: type, *, stream: bool = True) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "content": _STREAM if stream else {}}}
+def _options(answer: type, *, stream: bool = True) -> dict[str, Any]:
+    """Return options of a route. OpenAPI 3.1 has no schema for the events of a stream."""
+    answers = {200: {"model": answer, "content": {"text/event-stream": {}} if stream else {}}}
+    return {"response_class": Response, "responses": answers, "dependencies": [needs("online")]}
 
 
-@router.post(CHAT_URL, response_class=Response, responses=_answers(ChatCompletion))
+class Model(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Time when the model's files were made; for a model elsewhere, when this service started."""
+    owned_by: str = "batchwright"
+
+
+class ModelList(BaseModel):
+    """All models, the default one first."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.post(CHAT_URL, **_options(ChatCompletion))
 async def chat_completions(
     body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
-    """Answer a chat; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
+    """Answer a chat; with `stream: true` as server-sent events, the last of them `data: [DONE]`."""
     return await _answer(CHAT_URL, body, request, services, request_id, flow, key)
 
 
-@router.post(COMPLETION_URL, response_class=Response, responses=_answers(Completion))
+@router.post(COMPLETION_URL, **_options(Completion))
 async def completions(
     body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
-    """Go on with prompts; with `stream: true` as server-sent events, closed by `data: [DONE]`."""
+    """Complete prompts; with `stream: true` as server-sent events, the last of them `data: [DONE]`."""
     return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key)
 
 
-@router.post(EMBEDDINGS_URL, response_class=Response, responses=_answers(Embeddings, stream=False))
+@router.post(EMBEDDINGS_URL, **_options(Embeddings, stream=False))
 async def embeddings(
     body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
 ) -> Response:
-    """The vectors of texts."""
+    """Compute the vectors of texts."""
     return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key)
+
+
+@router.get("/v1/models")
+async def list_models(services: ServicesOf) -> ModelList:
+    """List the models that are served."""
+    return ModelList(data=[_model(services, name) for name in services.inference.models])
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(model: str, services: ServicesOf) -> Model:
+    """Show a model. Its name may have slashes."""
+    if model not in services.inference.models:
+        raise ModelNotFound(f"model {model!r} is not served here: GET /v1/models lists those that are")
+    return _model(services, model)
 
 
 async def _answer(
@@ -74,8 +105,8 @@ async def _answer(
     flow: Flow,
     key: ApiKey | None,
 ) -> Response:
-    """The whole answer, or the stream of it. A client that hangs up has its request cancelled at once."""
-    # Before anything looks at what is in these lists.
+    """Return the whole answer, or a stream of it. If the client hangs up, the request is cancelled at once."""
+    # Checked before anything reads the contents of these lists.
     require_sizes({name: body.get(name) for name in ("messages", "prompt", "input")})
     bounded = bounded_priority(body, None if key is None else key.best_priority)
     call = Call(endpoint, bounded, request_id, flow=flow)
@@ -94,3 +125,7 @@ async def _streamed(services: Services, request: Request, call: Call) -> AsyncIt
         async for body in bodies:
             used.begun = True
             yield body
+
+
+def _model(services: Services, name: str) -> Model:
+    return Model(id=name, created=int(services.models_made_at.get(name, services.started_at)))

@@ -1,8 +1,8 @@
-"""Bodies of the online endpoints, as the OpenAPI description tells of them.
+"""Schemas of the bodies of online endpoints, for the OpenAPI description.
 
-What a request body means is judged by `wire/`, for online requests and for lines of batches alike. These schemas say
-the same of each field by itself. What concerns several at once they do not say: `min_tokens` above `max_tokens`,
-prompts times `n`, sizes in all. Answers are made by whatever computes; a client reads of them what is named here.
+`wire/` decides what a request body means, for online requests and lines of batches alike. These schemas say the same
+about each field by itself, but nothing about several at once: `min_tokens` above `max_tokens`, prompts times `n`, sizes
+in all. Answers are made by the model or the endpoint; the fields named here are those that clients read.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _TOP_LOGPROBS_NEED_LOGPROBS = [
 
 
 def _body(title: str, needed: str, properties: dict[str, _Schema], **more: Any) -> WithJsonSchema:
-    """Of these fields; one that is not named may be there when it is null."""
+    """Return the schema of a body with these fields; any other field has to be null."""
     return WithJsonSchema(
         {
             "title": title,
@@ -263,7 +263,7 @@ class Embedding(_Open):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
-    """Base64 of little-endian float32 where that was asked for."""
+    """The vector; base64 of little-endian float32 if the request asked for that."""
 
 
 class Embeddings(_Open):

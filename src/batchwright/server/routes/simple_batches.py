@@ -1,4 +1,4 @@
-"""`/v1/batch/*`: batches of prompts, computed while one waits or as durable jobs."""
+"""`/v1/batch/*`: batches of prompts, computed while the client waits or as durable jobs."""
 
 from __future__ import annotations
 
@@ -20,54 +20,50 @@ from batchwright.errors import (
     Overloaded,
 )
 from batchwright.inference.inference import Call
-from batchwright.request import Flow
 from batchwright.server.http.audit_trail import Deed, audited, not_audited
-from batchwright.server.http.context import FlowOf, Key, ServicesOf, Tenant, needs
+from batchwright.server.http.context import FlowOf, Key, ServicesOf, Tenant, needs, within_quotas
 from batchwright.server.http.error_answers import as_http, log_failure
 from batchwright.server.http.json_bodies import JsonRoute
-from batchwright.server.http.rate_limits import within_quotas
 from batchwright.server.http.sse import while_connected
-from batchwright.server.routes.batch_bodies import SimpleBatch, SimpleBatchAsync
-from batchwright.server.routes.batches import IdempotencyKey
-from batchwright.server.routes.path_ids import BatchId
+from batchwright.server.routes.parameters import BatchId, IdempotencyKey, SimpleBatch, SimpleBatchAsync
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, status_of
 from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
 from batchwright.service.observability.engines import batcher_stats, engine_stats
-from batchwright.store.records import ENDED, ApiKey, BatchRecord
+from batchwright.store.records import ENDED, BatchRecord
 from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"], route_class=JsonRoute)
 
 _CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed, EndpointDown)
-"""Errors that are no prompt's own: when they are all that came of a batch, they are its answer."""
+"""Errors that concern the whole batch: if every prompt failed with one of them, it is the answer."""
 
 
 class PromptError(BaseModel):
-    """Why one prompt has no output."""
+    """The reason why a prompt has no output."""
 
     index: int
-    """Of the prompt, from 0."""
+    """Index of the prompt, from 0."""
     code: str
     message: str
 
 
 class SyncAnswer(BaseModel):
-    """What came of the prompts, in their order."""
+    """Results of the prompts, in their order."""
 
     batch_id: str
     outputs: list[str | None]
-    """Null for a prompt that failed, of which `errors` tells."""
+    """Null for a prompt that failed, which is listed in `errors`."""
     errors: list[PromptError]
     total_tokens: int
-    """Generated, by the model's tokenizer."""
+    """Number of generated tokens, by the model's tokenizer."""
     latency_ms: float
     throughput_tokens_per_sec: float
 
 
 class AsyncAnswer(BaseModel):
-    """A job was made."""
+    """The job that was created."""
 
     batch_id: str
     status: SimpleStatus
@@ -81,13 +77,13 @@ class SimpleState(BaseModel):
     progress: float
     """Share of the prompts that are done, 0..1."""
     outputs: list[str | None] | None
-    """When it has ended, until its files expire or are deleted; null for a prompt that has none."""
+    """Outputs, once the job has ended and until its files expire or are deleted; null for a prompt without one."""
     errors: list[PromptError] | None
-    """As `outputs`."""
+    """Errors, there as long as `outputs` are."""
 
 
 class SimpleStats(BaseModel):
-    """The tenant's jobs of prompts, and how full the batches of this process are."""
+    """Counts of the tenant's jobs of prompts, and how full the batches of this process are."""
 
     total_batches: int
     completed: int
@@ -96,24 +92,28 @@ class SimpleStats(BaseModel):
     failed: int
     cancelled: int
     padding_efficiency: float | None
-    """Useful tokens over computed ones; null when an endpoint elsewhere computes."""
+    """Useful tokens divided by computed ones; null when an endpoint elsewhere computes."""
     occupancy: float | None
-    """Mean number of sequences in a step of the engine; null when there was none."""
+    """Mean number of sequences in a step of the engine; null when there was no step."""
     tokens_per_sec: float
-    """Generated over the last ten seconds."""
+    """Rate of generated tokens over the last ten seconds."""
 
 
 @router.post("/sync", dependencies=[needs("online")])
 async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf, key: Key) -> SyncAnswer:
     """Compute prompts and wait for all of them. A prompt that fails has an entry in `errors`; the others are answered.
 
-    When the client hangs up, what is not finished is cancelled.
+    When the client hangs up, unfinished prompts are cancelled.
     """
     prompts = _prompts(body)
     prompts.check(services.limits)
     batch_id = new_id("batch_")
     started = services.clock.now()
-    calls = _calls(prompts, batch_id, flow, key)
+    best = None if key is None else key.best_priority
+    calls = [
+        Call(COMPLETION_URL, bounded_priority(each, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
+        for place, each in enumerate(prompts.bodies())
+    ]
     async with within_quotas(services, request, *calls) as used:
         results = await while_connected(request.receive, _computed(services, calls))
         used(sum(result["usage"]["total_tokens"] for result in results if isinstance(result, Mapping)))
@@ -141,7 +141,7 @@ async def batch_async(
     deed: Annotated[Deed, audited("batch.create")],
     idempotency_key: IdempotencyKey = None,
 ) -> AsyncAnswer:
-    """Make a durable job of prompts; `callback_url` is told of its end as webhooks are."""
+    """Create a durable job of prompts; `callback_url` is told of its end as webhooks are."""
     if body.callback_url is not None:
         try:
             await services.sender.check_host_for_client(body.callback_url)
@@ -156,7 +156,7 @@ async def batch_async(
 
 @router.get("/stats", dependencies=[needs("batches")])
 async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
-    """How many jobs of prompts there are, and how full the batches of this process are."""
+    """Count the jobs of prompts, and tell how full the batches of this process are."""
     counts = await services.jobs.count_batches(tenant, simple=True)
     inner = services.inference.inner
     engine, batchers = engine_stats(inner), batcher_stats(inner)
@@ -178,7 +178,7 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
 async def retrieve_simple_batch(
     batch_id: BatchId, request: Request, services: ServicesOf, tenant: Tenant
 ) -> SimpleState:
-    """How far a job of prompts is; its outputs when it has ended."""
+    """Show the progress of a job of prompts, and its outputs once it has ended."""
     state = await _state(services, await _simple(services, tenant, batch_id))
     if state.outputs is None:
         not_audited(request)
@@ -187,31 +187,17 @@ async def retrieve_simple_batch(
 
 @router.delete("/{batch_id:simple}", dependencies=[needs("batches"), audited("batch.cancel", "batch_id")])
 async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> SimpleState:
-    """Cancel a job of prompts. Nothing changes for one that has ended."""
+    """Cancel a job of prompts. A job that has ended does not change."""
     await _simple(services, tenant, batch_id)
     return await _state(services, await services.jobs.cancel(tenant, batch_id))
 
 
 def _prompts(body: SimpleBatch) -> Prompts:
-    return Prompts(
-        prompts=body.prompts,
-        max_tokens=body.max_tokens,
-        temperature=body.temperature,
-        model=body.model,
-        priority=body.priority,
-    )
-
-
-def _calls(prompts: Prompts, batch_id: str, flow: Flow, key: ApiKey | None) -> list[Call]:
-    best = None if key is None else key.best_priority
-    return [
-        Call(COMPLETION_URL, bounded_priority(body, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
-        for place, body in enumerate(prompts.bodies())
-    ]
+    return Prompts(**{name: getattr(body, name) for name in SimpleBatch.model_fields})
 
 
 async def _computed(services: Services, calls: list[Call]) -> list[Mapping[str, Any] | BatchwrightError]:
-    """The answer to each call, or why there is none."""
+    """Return the answer to each call, or the error in its place."""
 
     async def one(call: Call) -> Mapping[str, Any] | BatchwrightError:
         try:

@@ -1,4 +1,4 @@
-// What can be done with a job, and when.
+// The actions on a job, and when each is offered.
 
 import { call, open } from "./api.js";
 import { byId, fill } from "./dom.js";
@@ -10,7 +10,7 @@ import { hasEnded, isPaused, nameOf } from "./statuses.js";
 const running = (job) => job.status === "validating" || job.status === "in_progress";
 const batch = (job) => `/v1/batches/${encodeURIComponent(job.id)}`;
 
-/** By name: `when` it is offered, and what it does. */
+/** Actions by name: `when` each is offered, and what it does. */
 export const ACTIONS = {
   pause: {
     when: (job) => job.kind === "batch" && running(job) && !job.paused,
@@ -29,7 +29,7 @@ export const ACTIONS = {
   errors: { when: (job) => job.error_file_id !== null, run: (job) => download(job, "error") },
 };
 
-/** Do it; a failure is told, not raised. */
+/** Do an action; a failure is shown, not raised. */
 export async function perform(name, job, button) {
   button.setAttribute("aria-disabled", "true");
   try {
@@ -77,7 +77,7 @@ async function download(job, which) {
     save(path, name);
     return;
   }
-  // A link cannot carry the key, so the file comes here first.
+  // A link cannot carry the key, so the file is fetched here first.
   const address = URL.createObjectURL(await (await open(path)).blob());
   save(address, name);
   setTimeout(() => URL.revokeObjectURL(address), 60_000);

@@ -3,7 +3,7 @@
 import { askForKey, currentKey } from "./key.js";
 
 export class ApiError extends Error {
-  /** status 0: no answer at all. */
+  /** Status 0 means no answer at all. */
   constructor(status, message, code = null) {
     super(message);
     this.status = status;
@@ -18,13 +18,13 @@ export function headers(more = {}) {
   return key ? { ...more, Authorization: `Bearer ${key}` } : more;
 }
 
-/** The error that a body like {"error": {"message", "code"}} tells of. */
+/** The error in a body like {"error": {"message", "code"}}. */
 export function errorFrom(status, body) {
   const error = body?.error ?? {};
   return new ApiError(status, error.message ?? `the server answered with status ${status}`, error.code ?? null);
 }
 
-/** The response, when it is a success; raises ApiError else. */
+/** The response if it is a success; else raises ApiError. */
 export async function open(path, { method = "GET", body, signal } = {}) {
   for (;;) {
     const key = currentKey();

@@ -1,5 +1,5 @@
 // A small chart of the last two minutes, drawn as SVG: two curves one above the other, each on a scale of its own, since
-// the one is often a hundred times the other.
+// one is often a hundred times the other.
 
 import { byId, fill } from "./dom.js";
 import { clock, count } from "./format.js";
@@ -25,7 +25,7 @@ function svg(tag, attributes, parent) {
   return node;
 }
 
-/** The smallest of 1, 2, 5 times a power of ten that is not less. */
+/** The smallest 1, 2 or 5 times a power of ten that is not less than a value. */
 export function niceTop(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -126,7 +126,7 @@ export class Chart {
     }).join(""));
   }
 
-  /** The points in stretches without a gap. */
+  /** The points, split where there is a gap. */
   #runs() {
     const runs = [];
     let last = -Infinity;

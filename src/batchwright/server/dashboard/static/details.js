@@ -44,7 +44,7 @@ export class Details {
     this.#dialog.scrollTop = 0;
   }
 
-  /** Follow the job while it is shown. */
+  /** Update the details while the job is shown. */
   update(state) {
     const job = this.#job && state.jobs.find((each) => each.id === this.#job.id);
     if (job) this.#show(job, null);
@@ -68,7 +68,7 @@ export class Details {
 
   async #fetch(job) {
     try {
-      // A simple job has no object of its own beyond what the list knows.
+      // For a simple job there is nothing to fetch beyond what the list knows.
       const batch = job.kind === "batch" ? await call("GET", `/v1/batches/${encodeURIComponent(job.id)}`) : null;
       const failures = job.error_file_id ? await firstFailures(job.error_file_id) : [];
       if (this.#job?.id !== job.id) return;
@@ -128,7 +128,7 @@ export function problemText({ line, message, code }) {
   return line ? `Line ${exact(line)}: ${text}` : text;
 }
 
-/** The beginning of an error file; the rest is not fetched. */
+/** The beginning of an error file, which is not fetched further. */
 async function firstFailures(fileId) {
   const response = await open(`/v1/files/${encodeURIComponent(fileId)}/content`);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,15 +1,15 @@
-// The page's own few words for the DOM. Texts go in as text; nothing here can make HTML of them.
+// Helpers for the DOM. Texts are inserted as text; nothing here can turn them into HTML.
 
 export const byId = (id) => document.getElementById(id);
 
-/** The element in the <template> with this id, fresh. */
+/** A new copy of the element in the <template> with this id. */
 export const fromTemplate = (id) => byId(id).content.firstElementChild.cloneNode(true);
 
 export const part = (root, name) => root.querySelector(`[data-part="${name}"]`);
 
 export const action = (root, name) => root.querySelector(`[data-action="${name}"]`);
 
-/** Written only when it changes, so that a selection stays and no reader is told the same again. */
+/** Set a text only when it changes, so that a selection stays and screen readers do not repeat it. */
 export function setText(node, text) {
   const wanted = text ?? "";
   if (node.textContent !== wanted) node.textContent = wanted;
@@ -26,7 +26,7 @@ export function show(node, shown) {
 
 const fieldsOf = new WeakMap();
 
-/** Put texts where `data-field` names them. */
+/** Set the texts of the elements that `data-field` names. */
 export function fill(root, texts) {
   let fields = fieldsOf.get(root);
   if (!fields) {
@@ -37,7 +37,7 @@ export function fill(root, texts) {
   for (const [name, text] of Object.entries(texts)) setText(fields.get(name), text);
 }
 
-/** Bars named by `data-bar`, 0..1 of their track. */
+/** Set the lengths of the bars that `data-bar` names, 0..1 of their track. */
 export function fillBars(root, shares) {
   for (const [name, share] of Object.entries(shares)) {
     const width = `${(Math.min(1, Math.max(0, share ?? 0)) * 100).toFixed(2)}%`;
@@ -53,7 +53,7 @@ export function make(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Make the children of `list` those of `keys`, in this order, moving only what is out of place: focus survives. */
+/** Make the children of `list` those of `keys`, in this order, moving only what is out of place, so that focus survives. */
 export function reconcile(list, keys, nodes, create) {
   const wanted = new Set(keys);
   for (const [key, node] of nodes) {

@@ -1,4 +1,4 @@
-// What an input file is for stands in its first line.
+// Finds the endpoint of an input file in its first line.
 
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
 const MOST_READ = 4 * 2 ** 20; // bytes; the service's own limit for a line is less

@@ -1,4 +1,4 @@
-// Figures as people read them. What is not known is a dash.
+// Formats figures for people. An unknown value is a dash.
 
 export const UNKNOWN = "–";
 
@@ -11,14 +11,14 @@ const STEPS = [
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Every digit: 1,234,567. */
+/** All digits: 1,234,567. */
 export const exact = (value) => (known(value) ? WHOLE.format(value) : UNKNOWN);
 
 /** At most seven characters: all digits up to a million, then 1.23 M, 45.6 B. */
 export function count(value) {
   if (!known(value)) return UNKNOWN;
   for (const [size, letter] of STEPS) {
-    // Cut, not rounded: 999,999 of a million is never shown as all of it.
+    // Truncated, not rounded: 999,999 of a million is never shown as the whole million.
     if (value >= size) return `${cut(value / size)} ${letter}`;
   }
   return WHOLE.format(value);
@@ -30,13 +30,13 @@ function cut(value) {
   return (Math.floor(value * factor) / factor).toFixed(digits);
 }
 
-/** Of something a second: one decimal while it is small. */
+/** A rate per second, with one decimal while it is small. */
 export function rate(value) {
   if (!known(value)) return UNKNOWN;
   return value > 0 && value < 9.95 ? value.toFixed(1) : count(Math.round(value));
 }
 
-/** 0..1 as per cent; never 0% or 100% unless it is that. */
+/** 0..1 as per cent; never 0% or 100% unless it is exactly that. */
 export function share(value) {
   if (!known(value)) return UNKNOWN;
   if (value <= 0) return "0%";

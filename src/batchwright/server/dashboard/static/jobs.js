@@ -76,7 +76,7 @@ function fillRow(row, job, now) {
   }
 }
 
-/** Lines that were never computed count as failed, which is not what people call them. */
+/** Whether a job ended early: its lines that were never computed count as failed, and are shown as not completed. */
 const cutShort = (job) => job.status === "expired" || job.status === "cancelled";
 
 function lines(job) {
@@ -104,7 +104,7 @@ function fillProgress(row, job, name) {
   setAttribute(bar, "aria-valuenow", job.status === "validating" ? null : Math.floor(job.progress * 100));
 }
 
-/** When it ends, or how long it took, and how fast it goes. */
+/** When a job ends, or how long it took, and how fast it runs. */
 function pace(job, now) {
   if (hasEnded(job)) {
     const ended = job.ended_at === null ? "" : `at ${clock(job.ended_at)}`;
@@ -119,7 +119,7 @@ function pace(job, now) {
   };
 }
 
-/** Show or hide a button. One that has the focus hands it on, so that the keyboard is not thrown to the top. */
+/** Show or hide a button. A button with the focus hands it on, so that the keyboard does not start at the top. */
 function keepFocus(button, shown, row) {
   const loses = !shown && document.activeElement === button;
   show(button, shown);

@@ -3,14 +3,14 @@
 import { action, byId, setText, show } from "./dom.js";
 
 const NAME = "batchwright.key";
-/** An event of the window. */
+/** Name of an event of the window. */
 export const KEY_GIVEN = "batchwright-key-given";
 
 export const currentKey = () => sessionStorage.getItem(NAME);
 
 let asking = null;
 
-/** Ask for a key; all who ask at the same time share one dialog. False: not now. */
+/** Ask for a key; callers at the same time share one dialog. False: none was given. */
 export function askForKey() {
   asking ??= ask().finally(() => {
     asking = null;

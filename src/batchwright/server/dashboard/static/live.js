@@ -1,4 +1,4 @@
-// The stream of states, kept open: read with fetch, since EventSource cannot send a key; opened again when it breaks.
+// The stream of states, reopened when it breaks. It is read with fetch, since EventSource cannot send a key.
 
 import { ApiError, NO_ANSWER, errorFrom, open } from "./api.js";
 

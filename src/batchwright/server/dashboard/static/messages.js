@@ -1,8 +1,8 @@
-// What is said to the reader: results of actions in sight, changes of state to screen readers.
+// Messages to the reader: results of actions in sight, changes of state to screen readers.
 
 import { byId, make } from "./dom.js";
 
-/** Say it to screen readers only, politely. Said for what changes its state, never for figures. */
+/** Tell screen readers only, politely, of a change of state, never of figures. */
 export function announce(text) {
   const line = make("p", {}, text);
   const announcer = byId("announcer");

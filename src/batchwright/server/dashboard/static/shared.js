@@ -1,4 +1,4 @@
-// What this process shares with others: the quotas of whoever looks, and the servers that work on the same store.
+// What this process shares with others: the viewer's quotas, and the servers that work on the same store.
 
 import { byId, fill, fillBars, fromTemplate, reconcile, setText, show } from "./dom.js";
 import { bytes, count, rate } from "./format.js";

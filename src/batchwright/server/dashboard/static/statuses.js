@@ -1,4 +1,4 @@
-// What the statuses of a job are called and how they look. A glyph beside each, so that colour is never the only sign.
+// Names and looks of a job's statuses. Each has a glyph, so that colour is never the only sign.
 
 const STATUSES = {
   validating: ["Validating", "…", "busy"],
@@ -15,7 +15,7 @@ const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 
 export const hasEnded = (job) => ENDED.has(job.status);
 
-/** Whether it may be paused, or is. */
+/** Whether a job may be paused, or is. */
 export const isPaused = (job) => job.paused && (job.status === "in_progress" || job.status === "validating");
 
 export function describe(job) {
@@ -24,5 +24,5 @@ export function describe(job) {
   return { label: some ? "Completed with errors" : label, glyph: some ? "!" : glyph, tone: some ? "warn" : tone };
 }
 
-/** What the list calls it: the name that whoever made it gave it, or its id. */
+/** A job's name in the list: the one it was given, or its id. */
 export const nameOf = (job) => job.name || job.id;

@@ -1,4 +1,4 @@
-// Light, dark, or what the system says. Loaded before the page is drawn, so that it never flashes in the other one.
+// The theme: light, dark or the system's. Loaded before the page is drawn, so that it never flashes in the wrong one.
 
 const NAME = "batchwright.theme";
 const THEMES = ["auto", "light", "dark"];
@@ -16,7 +16,7 @@ function apply(theme) {
   document.documentElement.dataset.theme = theme;
 }
 
-/** A button that goes on to the next theme. */
+/** A button that switches to the next theme. */
 export function connectTheme(button) {
   const label = () => {
     button.textContent = `Theme: ${document.documentElement.dataset.theme}`;
@@ -27,7 +27,7 @@ export function connectTheme(button) {
     try {
       localStorage.setItem(NAME, next);
     } catch {
-      // It holds until the page is closed.
+      // The theme then lasts until the page is closed.
     }
     label();
   });

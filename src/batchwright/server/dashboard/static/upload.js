@@ -1,4 +1,4 @@
-// Files to batches: chosen or dropped, uploaded one after another, and followed until their validation is over.
+// Makes batches of files that are chosen or dropped: uploads them one after another, and follows their validation.
 
 import { ApiError, NO_ANSWER, call, errorFrom, headers } from "./api.js";
 import { problemText } from "./details.js";
@@ -31,7 +31,7 @@ export class Uploads {
     }
   }
 
-  /** A refused batch is explained where it was uploaded; one that was accepted stands in the list. */
+  /** Explain a refused batch where it was uploaded; an accepted one is in the list. */
   update(state) {
     for (const job of state.jobs) {
       const item = this.#following.get(job.id);
@@ -163,7 +163,7 @@ function connectDrops(onFiles) {
   });
 }
 
-/** What the empty list offers: an input file of a few lines for one of the models. */
+/** The example in the empty list: an input file of a few lines for one of the models. */
 export function connectExample(uploads, model) {
   const line = (id, prompt) => JSON.stringify({
     custom_id: id,

@@ -1,12 +1,16 @@
-"""Bodies that make batches."""
+"""Parameters of routes: ids in paths, and bodies that make batches."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from fastapi import Header, Path, Query
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
+from starlette.convertors import StringConvertor, register_url_convertor
 
+from batchwright.errors import NotFound, shown
 from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
 from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
@@ -14,8 +18,43 @@ from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKEN
 _NO_NUL = r"^[^\x00]*$"
 
 
+class SimpleBatchConvertor(StringConvertor):
+    """`{batch_id:simple}` in the path of a route: anything but the names of routes in the place of an id."""
+
+    regex = "(?!(?:sync|async|stats)$)[^/]+"
+
+
+register_url_convertor("simple", SimpleBatchConvertor())
+
+
+def _id_of(kind: str, prefix: str) -> AfterValidator:
+    """Return a validator that raises `NotFound` for a text that cannot be an id, so that it is not looked up."""
+    form = re.compile(prefix + "[0-9a-f]{24}")
+
+    def require(given: str) -> str:
+        if not form.fullmatch(given):
+            raise NotFound(f"no {kind} {shown(given)}")
+        return given
+
+    return AfterValidator(require)
+
+
+FileId = Annotated[str, Path(examples=["file-0123456789abcdef01234567"]), _id_of("file", "file-")]
+BatchId = Annotated[str, Path(examples=["batch_0123456789abcdef01234567"]), _id_of("batch", "batch_")]
+KeyId = Annotated[str, Path(examples=["key_0123456789abcdef01234567"]), _id_of("key", "key_")]
+After = Annotated[
+    str | None, Query(pattern=r"^[A-Za-z0-9_\-]*$", max_length=64, description="The last id of the page before.")
+]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="The same key gives the same batch, however often it is asked for.", min_length=1, max_length=255
+    ),
+]
+
+
 def _number(value: object) -> object:
-    """pydantic would take a text and true for numbers."""
+    """Refuse texts and booleans, which pydantic would take for numbers."""
     if isinstance(value, (bool, str)):
         raise PydanticCustomError("number_type", "Input should be a number")
     return value
@@ -28,7 +67,7 @@ Metadata = Annotated[
         Annotated[str, StringConstraints(max_length=bounds.MAX_METADATA_VALUE, pattern=_NO_NUL)],
     ],
     Field(max_length=bounds.MAX_METADATA),
-    # pydantic would have keys with NUL take any value.
+    # pydantic's own schema would allow any value for a key with NUL.
     WithJsonSchema(
         {
             "type": "object",
@@ -57,7 +96,7 @@ Window = Annotated[
 
 
 class OutputExpiresAfter(BaseModel):
-    """When the output files expire."""
+    """The time after which the output files expire."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -78,12 +117,12 @@ class BatchCreate(BaseModel):
 
 
 class BatchRetry(BaseModel):
-    """How the lines that did not succeed are tried again."""
+    """Options of a batch that retries the lines that did not succeed."""
 
     model_config = ConfigDict(extra="forbid")
 
     completion_window: Window | None = None
-    """Left out: that of the old batch."""
+    """Default: that of the old batch."""
 
 
 class SimpleBatch(BaseModel):
@@ -101,9 +140,9 @@ class SimpleBatch(BaseModel):
 
 
 class SimpleBatchAsync(SimpleBatch):
-    """Prompts to be computed as a durable job."""
+    """Prompts that are computed as a durable job."""
 
     callback_url: (
         Annotated[str, Field(max_length=2048, json_schema_extra={"format": "uri", "pattern": "^https?://[^/]"})] | None
     ) = None
-    """Told of the end, with a signature as webhooks have it. Its host must have global addresses only."""
+    """Address that is told of the end, signed like webhooks. Its host must have only global addresses."""

@@ -1,0 +1,195 @@
+"""What a run shows: its progress, as a live line on a terminal and plain log lines elsewhere, and its report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from rich.table import Table
+
+from batchwright.clock import Clock, MonotonicClock
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchwright.jobs.report import Percentiles, RunReport
+    from batchwright.jobs.run import RunProgress
+
+_PHASES = {
+    "reading": "reading the input",
+    "loading": "loading the model",
+    "running": "running",
+    "finishing": "finishing",
+}
+_SECONDS_BETWEEN_LOG_LINES = 10.0
+_SECONDS_BETWEEN_DRAWINGS = 0.2
+_SHORTEST_RATE = 1.0
+"""Seconds of running after which a rate means something."""
+
+
+@contextmanager
+def progress_view(console: Console, *, quiet: bool) -> Iterator[Callable[[RunProgress], None]]:
+    """Show the progress that the yielded function is called with, in a way that fits what `console` writes to."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        view = TerminalProgress(console)
+        with view.bar:
+            yield view
+    else:
+        yield LogProgress(sys.stderr)
+
+
+class ThroughputMeter:
+    """Speed and remaining time of a run, without the lines that earlier runs answered."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+
+    def of(self, progress: RunProgress, now: float) -> tuple[float, float | None]:
+        """Return generated tokens per second and seconds left; 0 and None while they cannot be told."""
+        if progress.phase != "running":
+            return 0.0, None
+        if self._started is None:
+            self._started = now
+        elapsed = now - self._started
+        if elapsed < _SHORTEST_RATE:
+            return 0.0, None
+        done_now = progress.done - progress.resumed
+        left = progress.total - progress.done
+        return progress.generated_tokens / elapsed, left * elapsed / done_now if done_now else None
+
+
+class LogProgress:
+    """Progress as log lines: one at each phase, and one every ten seconds while running."""
+
+    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
+        self._stream = stream
+        self._clock = clock or MonotonicClock()
+        self._rates = ThroughputMeter()
+        self._shown: tuple[str, str | None] = ("", None)
+        self._last = 0.0
+
+    def __call__(self, progress: RunProgress) -> None:
+        now = self._clock.now()
+        rate, left = self._rates.of(progress, now)
+        shown = progress.phase, progress.waiting
+        if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
+            return
+        self._shown, self._last = shown, now
+        print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate, left)}", file=self._stream, flush=True)
+
+
+def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
+    if not progress.total:
+        return ""
+    parts = [f"{progress.done:,} of {progress.total:,} lines done"]
+    if progress.failed:
+        parts.append(f"{progress.failed:,} failed")
+    if progress.resumed:
+        parts.append(f"{progress.resumed:,} by earlier runs")
+    if rate:
+        parts.append(f"{progress.running:,} being computed")
+        parts.append(f"{rate:,.0f} tokens/s")
+    if left is not None:
+        parts.append(f"{duration(left)} left")
+    if progress.waiting is not None:
+        parts.append(f"waiting: {progress.waiting}")
+    return ": " + ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as `1:02:03` or `2:03`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+class TerminalProgress:
+    """Progress as one live line, drawn a few times a second within `with view.bar`."""
+
+    def __init__(self, console: Console, clock: Clock | None = None) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        self._clock = clock or MonotonicClock()
+        self._rates = ThroughputMeter()
+        self._last = -_SECONDS_BETWEEN_DRAWINGS
+        self._phase = ""
+        standing = TextColumn("{task.fields[standing]}")
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), standing
+        self.bar = Progress(*columns, console=console, transient=True)
+        self._task = self.bar.add_task("", total=None, standing="")
+
+    def __call__(self, progress: RunProgress) -> None:
+        now = self._clock.now()
+        rate, left = self._rates.of(progress, now)
+        if progress.phase == self._phase and now - self._last < _SECONDS_BETWEEN_DRAWINGS:
+            return
+        self._phase, self._last = progress.phase, now
+        self.bar.update(
+            self._task,
+            description=_PHASES[progress.phase],
+            total=progress.total or None,
+            completed=progress.done,
+            standing=_standing(progress, rate, left).removeprefix(": "),
+        )
+
+
+def report_table(report: RunReport) -> Table:
+    """Return what a run did, one figure per line; those of the engine only if it computed something."""
+    end = "Interrupted" if report.interrupted else "Done"
+    lines = f"{report.done:,} of {report.total:,} lines"
+    title = f"{end}: {lines}, {report.failed:,} failed, {report.resumed:,} by earlier runs"
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("wall time", f"{report.wall_seconds:.1f} s, of which loading the model {report.load_seconds:.1f} s")
+    if report.steps:
+        for name, value in _engine_rows(report):
+            table.add_row(name, value)
+    memory = _size(report.peak_memory_bytes)
+    if report.peak_gpu_bytes is not None:
+        memory += f", {_size(report.peak_gpu_bytes)} on the GPU"
+    table.add_row("peak memory", memory)
+    return table
+
+
+def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
+    kv_share = report.kv_blocks_peak / report.kv_blocks if report.kv_blocks else 0.0
+    outside = report.outside_model_seconds / report.loop_seconds if report.loop_seconds else 0.0
+    guessed = f"{report.accepted_tokens:,} of {report.drafted_tokens:,} guessed tokens were right"
+    drafting = [("drafting", guessed)] if report.drafted_tokens else []
+    occupancy = f"{report.occupancy_mean:.1f} sequences in a step, peak {report.occupancy_peak} of"
+    return [
+        ("engine", report.implementation),
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
+        ("generated", f"{report.generated_tokens_per_second:,.0f} tokens/s over {report.loop_seconds:.1f} s"),
+        ("prefill", f"{report.prefill_tokens_per_second:,.0f} tokens/s of model time"),
+        ("decode", f"{report.decode_tokens_per_second:,.0f} tokens/s of model time"),
+        ("TTFT", _percentiles(report.ttft_ms)),
+        ("TPOT", _percentiles(report.tpot_ms)),
+        ("occupancy", f"{occupancy} {report.max_num_seqs}, {report.steps:,} steps"),
+        ("padding", f"{report.padding_efficiency:.1%} of the computed rows were useful"),
+        *drafting,
+        ("KV cache", f"peak {report.kv_blocks_peak:,} of {report.kv_blocks:,} blocks ({kv_share:.0%})"),
+        ("prefix cache", f"{report.prefix_hit_rate:.1%} of the prompt tokens found in it"),
+        ("preemptions", f"{report.preemptions:,}"),
+        ("outside model", f"{report.outside_model_seconds:.2f} s ({outside:.0%} of the loop)"),
+    ]
+
+
+def _percentiles(values: Percentiles) -> str:
+    p50, p90, p99 = values["p50"], values["p90"], values["p99"]
+    if p50 is None or p90 is None or p99 is None:
+        return "none"
+    return f"p50 {p50:,.0f} ms, p90 {p90:,.0f} ms, p99 {p99:,.0f} ms"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

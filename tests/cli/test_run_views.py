@@ -1,0 +1,90 @@
+"""The progress and the report of a run, as they are shown."""
+
+from __future__ import annotations
+
+import io
+from types import FunctionType
+
+import pytest
+from rich.console import Console
+
+from batchwright.cli.run_views import LogProgress, TerminalProgress, duration, progress_view, report_table
+from batchwright.clock import ManualClock
+from batchwright.engine.engine_stats import EngineStats
+from batchwright.jobs.loop import Tally
+from batchwright.jobs.report import RunReport
+from batchwright.jobs.run import RunProgress
+
+
+def running(done: int, tokens: int) -> RunProgress:
+    return RunProgress("running", 1000, done - 1, 1, resumed=100, running=8, generated_tokens=tokens)
+
+
+def test_log_lines_at_each_phase_and_every_ten_seconds() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    log = LogProgress(stream, clock)
+    log(RunProgress("reading"))
+    log(RunProgress("loading", 1000, 99, 1, resumed=100))
+    for second in range(21):
+        log(running(100 + 9 * second, 500 * second))
+        clock.advance(1.0)
+    others = "1 failed, 100 by earlier runs"
+    assert stream.getvalue().splitlines() == [
+        "batchwright: reading the input",
+        f"batchwright: loading the model: 100 of 1,000 lines done, {others}",
+        f"batchwright: running: 100 of 1,000 lines done, {others}",
+        f"batchwright: running: 190 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:30 left",
+        f"batchwright: running: 280 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:20 left",
+    ]
+
+
+def test_a_terminal_gets_one_live_line() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    console = Console(file=stream, force_terminal=True, width=150)
+    show = TerminalProgress(console, clock)
+    with show.bar:
+        show(RunProgress("reading"))
+        show(running(100, 0))
+        clock.advance(10.0)
+        show(running(200, 5000))
+    assert (
+        "200 of 1,000 lines done, 1 failed, 100 by earlier runs, 8 being computed, 500 tokens/s, 1:20 left"
+        in stream.getvalue()
+    )
+
+
+@pytest.mark.parametrize(("terminal", "quiet", "kind"), [
+    (True, False, TerminalProgress), (False, False, LogProgress), (True, True, FunctionType),
+])  # fmt: skip
+def test_which_view(terminal: bool, quiet: bool, kind: type) -> None:
+    with progress_view(Console(file=io.StringIO(), force_terminal=terminal), quiet=quiet) as show:
+        assert isinstance(show, kind)
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (0, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+
+
+def shown(stats: EngineStats) -> dict[str, str]:
+    """Return the lines below the title by their names."""
+    tally = Tally(prompt_tokens=1200, generated_tokens=40)
+    report = RunReport.of_run(tally, stats, loop_seconds=2.0, model_seconds=1.5, output="out", model="m", total=2)
+    written = io.StringIO()
+    Console(file=written, width=120).print(report_table(report))
+    rows = [line.partition("  ") for line in written.getvalue().splitlines()[1:]]
+    return {name: value.strip() for name, _, value in rows}
+
+
+def test_figures_of_the_engine_are_shown_when_it_computed() -> None:
+    assert [*shown(EngineStats())] == ["wall time", "peak memory"]
+    lines = shown(EngineStats(steps=7, occupancy_sum=21, occupancy_peak=5, max_num_seqs=8, kv_blocks=4))
+    assert lines["occupancy"] == "3.0 sequences in a step, peak 5 of 8, 7 steps"
+    assert lines["tokens"] == "1,200 prompt, 40 generated"
+    assert lines["outside model"] == "0.50 s (25% of the loop)"
+    assert lines["TTFT"] == "none"
+
+
+def test_guessed_tokens_are_shown_when_there_were_any() -> None:
+    assert "drafting" not in shown(EngineStats(steps=1))
+    lines = shown(EngineStats(steps=1, drafted_tokens=1377, accepted_tokens=1204))
+    assert lines["drafting"] == "1,204 of 1,377 guessed tokens were right"
