@@ -249,7 +249,7 @@ class Store:
         return await self._driver.write(stages.begin, worker, batch_id, total=total, model=model)
 
     async def reject(self, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
-        """Fail a batch in validation, with the message to the outbox; lines that were added are removed. False as above."""
+        """Fail a batch in validation, with a message to the outbox; added lines are removed. False as above."""
         return await self._driver.write(stages.reject, worker, batch_id, problems)
 
     async def claim(self, worker: str, limit: int) -> list[ClaimedLine]:
