@@ -1,7 +1,7 @@
 """Batching of single requests in front of any model function, on asyncio. Needs no torch."""
 
 from batchwright.batcher.batcher import Batcher
-from batchwright.batcher.batcher_stats import BatcherStats
+from batchwright.batcher.batcher_stats import BatcherStats, ContinuousStats
 from batchwright.batcher.continuous import ContinuousBatcher, TokenModel
 from batchwright.batcher.decorator import AsyncBatched, SyncBatched, batched
 from batchwright.batcher.memory_efficient import MemoryEfficientBatcher
@@ -15,7 +15,6 @@ from batchwright.batcher.named import (
 )
 from batchwright.batcher.processor import AsyncBatchConfig, AsyncBatchProcessor, ParallelBatchProcessor
 from batchwright.batcher.streaming import StreamingBatchProcessor
-from batchwright.batcher.token_stats import ContinuousStats
 
 __all__ = [
     "AdaptiveBatcher",

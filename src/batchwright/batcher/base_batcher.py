@@ -1,4 +1,4 @@
-"""What all batchers have in common: one event loop computes, and requests come from any loop or thread.
+"""The base of all batchers: one event loop computes, and requests come from any loop or thread.
 
 A batcher has a core, which lives in one event loop and is used only there, so no core locks anything. The batcher
 chooses that loop: the one in which it is first used; another one when that has ended; one of its own, on a thread, for
@@ -37,30 +37,30 @@ _StatsT = TypeVar("_StatsT", bound=BatcherStats)
 
 
 class BatcherCore(Protocol):
-    """A core: what computes, in one event loop. All of it is called in the thread of that loop."""
+    """What computes, in one event loop. All methods are called in the thread of that loop."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits or is computed."""
+        """Whether nothing waits or is being computed."""
         ...
 
     def enter(self, entry: Any) -> None:
-        """Take a new entry, whose future will be answered. Raises when it is not taken."""
+        """Take a new entry, whose future will be answered. Raises when the entry is not taken."""
         ...
 
     def leave(self, entry: Any) -> None:
-        """The caller of `entry` has gone."""
+        """Note that the caller of `entry` has gone."""
         ...
 
     def abandon(self) -> None:
-        """The loop has ended, and all callers with it: forget them."""
+        """Forget all entries: the loop has ended, and all callers with it."""
         ...
 
     async def close(self, *, drain: bool) -> None:
-        """Take nothing more. Returns when all is answered."""
+        """Take no more entries, and return when all are answered."""
         ...
 
 
@@ -80,40 +80,40 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         self._closed = False
         self._background: BackgroundLoop | None = None
         self._starting = threading.Lock()
-        """Only for settling in an event loop; the queue needs none."""
+        """Lock for settling in an event loop; the queue needs none."""
         self._recomputes = False
         """Whether a request that has begun may be computed again."""
         self._cross_loop_calls: set[CrossLoopCall] = set()
-        """Calls from other event loops that have no answer yet."""
+        """Unanswered calls from other event loops."""
         self._submitted: set[concurrent.futures.Future[Any]] = set()
-        """What runs in our own loop."""
+        """Calls submitted to our own loop."""
         self._watch: object = None
-        """Kept alive, it tells that the event loop of the core ends."""
+        """Guard that, while it is kept alive, reports the end of the core's event loop."""
         self._may_end: asyncio.AbstractEventLoop | None = None
-        """Where a task was cancelled by somebody else than the caller, as `asyncio.run` does when it ends."""
+        """Whether the loop may be ending: a task was cancelled, and not by its caller, as `asyncio.run` does."""
         _BATCHERS.add(self)
 
     @abstractmethod
     def _make(self, loop: asyncio.AbstractEventLoop) -> _CoreT:
-        """A core in this loop. What it keeps from the one before belongs to the batcher."""
+        """Make a core in this loop. What it takes over from the previous core belongs to the batcher."""
 
     @abstractmethod
     def _entry(self, future: asyncio.Future[Any], now: float, *what: *_What) -> Entry:
-        """Raises what is to be said of a request that can never be computed."""
+        """Return the entry of a request. Raises the error of one that can never be computed."""
 
     @abstractmethod
     def _waiting(self) -> int:
-        """How many requests wait."""
+        """Number of waiting requests."""
 
     @abstractmethod
     async def _release(self) -> None:
-        """Let go of what the model needed. Called when all is answered, perhaps more than once."""
+        """Release what the model needed. Called when all is answered, perhaps more than once."""
 
     @abstractmethod
     def _ask(
         self, request: InferenceRequest | Prompt, priority: int | None, deadline: float | None, tenant: Hashable
     ) -> Coroutine[Any, Any, InferenceResponse]:
-        """`_answer` to one request, told as `add_request` is."""
+        """Pass one request, given as `add_request` takes it, to `_answer`."""
 
     async def add_request(
         self,
@@ -150,14 +150,14 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         return self._hand_over(self.add_request(request, priority=priority, deadline=deadline, tenant=tenant))
 
     async def settle(self) -> None:
-        """Belong to this event loop from now on, unless it already belongs to another that runs.
+        """Bind this batcher to the running event loop, unless it is bound to another one that runs.
 
         Need not be called: the first request does it. Raises `BatcherClosed`.
         """
         self._settled(asyncio.get_running_loop())
 
     def stats(self) -> _StatsT:
-        """What it has done until now: a copy."""
+        """Copy of the figures since the batcher was made."""
         while True:
             try:
                 stats = copy.deepcopy(self._stats)
@@ -223,7 +223,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         self.shutdown(drain=error is None)
 
     async def _answer(self, *what: *_What) -> Any:
-        """Have one request computed in the event loop to which this belongs, wherever the call comes from."""
+        """Have one request computed in the event loop to which the batcher is bound, wherever the call comes from."""
         here = asyncio.get_running_loop()
         while (core := self._core) is None or core.loop is not here:
             call = self._sent(here, what)
@@ -240,7 +240,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
             raise
 
     def _sent(self, here: asyncio.AbstractEventLoop, what: tuple[*_What]) -> CrossLoopCall | None:
-        """A request handed over to the event loop to which this belongs; None when that is now `here`."""
+        """Hand a request over to the batcher's event loop; None when that is now `here`."""
         with self._starting:
             core = self._settle(here)
             if core.loop is here:
@@ -252,7 +252,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
             return call
 
     async def _host(self, core: _CoreT, call: CrossLoopCall, *what: *_What) -> Any:
-        """`_answer` to a caller elsewhere, who outlives this event loop: `MOVED`, if it has to be entered again."""
+        """Do `_answer` for a caller that outlives this event loop: `MOVED` if the request has to be entered again."""
         if core is not self._core:
             return MOVED
         entry = self._entry(core.loop.create_future(), self._clock.now(), *what)
@@ -285,7 +285,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
             return self._settle(here)
 
     def _settle(self, here: asyncio.AbstractEventLoop) -> _CoreT:
-        """The core, moved to the event loop `here` if there is none, or the loop that it was in has ended."""
+        """Return the core, moved to the event loop `here` if it has none or its loop has ended."""
         self._require_open()
         core = self._core
         if core is not None and core.loop.is_running():
@@ -299,7 +299,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         return self._core
 
     def _leave(self) -> None:
-        """The event loop of the core has ended: forget its callers, and let those elsewhere enter again."""
+        """Forget the core's callers as its event loop has ended, and let those elsewhere enter again."""
         core, self._core, self._watch, self._may_end = self._core, None, None, None
         if core is not None:
             core.abandon()
@@ -307,13 +307,13 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
                 call.move(core.loop)
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called in an event loop that is ending: who comes now would have no answer there."""
+        """Note that an event loop is ending: a request that comes now would have no answer there."""
         with self._starting:
             if self._core is not None and self._core.loop is loop:
                 self._leave()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run in our own loop, which no caller can end, and from there where the core is."""
+        """Run a call in our own loop, which no caller can end, and from there in the loop of the core."""
         try:
             with self._starting:
                 # Before closing or after it: what is handed over while the loop is being stopped would hang.
@@ -326,7 +326,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         return future
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
-        """Our own event loop, in which the core is where it is in no other."""
+        """Our own event loop, which the core is bound to while it is bound to no other."""
         self._require_open()
         core = self._core
         if core is not None and core.loop is _running_loop():
@@ -340,7 +340,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         return self._background.loop
 
     def _fork(self) -> None:
-        """This process is a fork: its copies of the loops do not run, and those who wait in them are the parent's."""
+        """Start anew in a forked process: its loops do not run, and the requests in them are the parent's."""
         self._starting = threading.Lock()
         if self._background is not None:
             self._background.disown()
@@ -358,7 +358,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
 
 
 def time_allowed(own: float | None, given: float | None) -> float:
-    """Seconds from submission until the nearer of two deadlines; infinite without any. Raises ValueError."""
+    """Return the seconds from submission until the nearer of two deadlines; infinite without any. Raises ValueError."""
     if given is None:
         return math.inf if own is None else own
     if not isinstance(given, float) or not 0.0 < given < math.inf:
@@ -367,7 +367,7 @@ def time_allowed(own: float | None, given: float | None) -> float:
 
 
 def urgency(own: int, given: int | None) -> int:
-    """The priority that counts: `given` if there is one. Raises `InvalidRequest` for what is no priority."""
+    """Return the priority that counts: `given` if there is one. Raises `InvalidRequest` for an invalid one."""
     priority = own if given is None else given
     # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
     if not isinstance(priority, int):

@@ -1,4 +1,4 @@
-"""`Batcher`: many callers, one model that is fast on lists."""
+"""`Batcher`: many callers, and one model that is fast on lists."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt, Sam
 
 _PARAMS = SamplingParams()
 _PRIORITY = 5
-"""Of an item that comes without one, as of an `InferenceRequest`."""
+"""Priority of an item that comes without one; that of an `InferenceRequest`."""
 
 
 class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
-    """Collects single requests and gives them to a model in batches.
+    """Batcher that collects single requests and gives them to a model in batches.
 
         async with Batcher(model) as batcher:
             response = await batcher.add_request("Why is the sky blue?")
@@ -79,7 +79,7 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
     async def compute(
         self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
     ) -> Any:
-        """The model's output for one item, which may be anything that the model takes; otherwise as `add_request`.
+        """Return the model's output for one item, which may be anything that the model takes, as `add_request` does.
 
         `priority` is 5 where none is given.
 

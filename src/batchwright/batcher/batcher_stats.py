@@ -1,4 +1,4 @@
-"""What a batcher did, and why: the figures behind "why didn't it batch?"."""
+"""The figures of a batcher, which answer "why didn't it batch?"."""
 
 from __future__ import annotations
 
@@ -20,69 +20,69 @@ _WHY: dict[str, str] = {
 
 @dataclass(slots=True)
 class BatcherStats:
-    """Counted since the batcher was made. Requests are counted once, where they end; times are milliseconds."""
+    """Figures since the batcher was made. Requests are counted once, where they end; times are in milliseconds."""
 
     waiting: int = 0
-    """Now, in the queue."""
+    """Requests in the queue now."""
     running: int = 0
-    """Now, in the model, or to be computed again because their batch failed."""
+    """Requests in the model now, or to be computed again because their batch failed."""
     requests: int = 0
-    """Taken into the queue."""
+    """Requests taken into the queue."""
     succeeded: int = 0
     failed: int = 0
-    """Answered with an error of the model, or because the batcher was closed; over an engine, refused by it too."""
+    """Requests answered with an error of the model or the engine, or because the batcher was closed."""
     expired: int = 0
-    """Their deadline passed while they waited or were computed."""
+    """Requests whose deadline passed while they waited or were computed."""
     cancelled: int = 0
-    """Their callers went away."""
+    """Requests whose callers went away."""
     overloaded: int = 0
-    """Not taken: the queue was full."""
+    """Requests not taken because the queue was full."""
     refused: int = 0
-    """Not taken: they were certain to miss their deadline."""
+    """Requests not taken because they were certain to miss their deadline."""
     too_large: int = 0
-    """Not taken: no batch can hold them."""
+    """Requests not taken because no batch can hold them."""
     batches: int = 0
-    """Dispatched."""
+    """Batches dispatched."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """Batches by why they were dispatched when they were."""
+    """Batches by the reason for which they were dispatched."""
     items_by_reason: dict[str, int] = field(default_factory=dict)
-    """Requests in those batches."""
+    """Requests in the batches of each reason."""
     splits: int = 0
     """Batches that failed and were computed again in parts."""
     out_of_memory: int = 0
-    """Batches, and halves of them, for which memory ran out."""
+    """Batches, and parts of them, for which memory ran out."""
     memory_limit_mb: float | None = None
-    """What a batch may take of memory now, where the policy fits batches into it."""
+    """Memory that a batch may take now, in MB, where the policy fits batches into it."""
     items: int = 0
     """Requests in dispatched batches."""
     tokens: int = 0
-    """Lengths of the requests that the model computed, without padding. Those it gave an error for count nowhere."""
+    """Lengths of the requests that the model computed, without padding or requests that it gave an error for."""
     cells: int = 0
-    """The same with padding: for each batch the longest of them times their number."""
+    """Lengths with padding: for each batch its longest request times their number."""
     generated_tokens: int = 0
-    """By the model's tokenizer; 0 when it has none."""
+    """Generated tokens, by the model's tokenizer; 0 when it has none."""
     model_seconds: float = 0.0
-    """In the model, for batches that succeeded."""
+    """Seconds in the model, for batches that succeeded."""
     queue_ms: Histogram = field(default_factory=Histogram)
-    """From submission to dispatch, of dispatched requests."""
+    """Time from submission to dispatch, of dispatched requests."""
     model_ms: Histogram = field(default_factory=Histogram)
-    """Of a batch in the model."""
+    """Time of a batch in the model."""
     latency_ms: Histogram = field(default_factory=Histogram)
-    """From submission to the answer, of requests that succeeded."""
+    """Time from submission to the answer, of requests that succeeded."""
 
     def count_batch(self, reason: str, size: int) -> None:
-        """A batch of `size` requests was dispatched."""
+        """Count a dispatched batch of `size` requests."""
         self.batches += 1
         self.items += size
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self.items_by_reason[reason] = self.items_by_reason.get(reason, 0) + size
 
     def count_starts(self, arrivals: list[float], now: float) -> None:
-        """Requests that came at these times were dispatched."""
+        """Count the dispatch of requests that arrived at these times."""
         _add_times(self.queue_ms, arrivals, now)
 
     def count_successes(self, arrivals: list[float], now: float) -> None:
-        """Requests that came at these times have their answers."""
+        """Count the answers to requests that arrived at these times."""
         self.succeeded += len(arrivals)
         _add_times(self.latency_ms, arrivals, now)
 
@@ -98,16 +98,16 @@ class BatcherStats:
 
     @property
     def padding_efficiency(self) -> float:
-        """Lengths over padded lengths: 1.0 means that nothing was spent on padding."""
+        """Lengths over padded lengths; 1.0 means no padding."""
         return self.tokens / self.cells if self.cells else 1.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Lengths computed and tokens generated for each second in the model."""
+        """Tokens in and out per second in the model."""
         return (self.tokens + self.generated_tokens) / self.model_seconds if self.model_seconds else 0.0
 
     def summary(self) -> str:
-        """A few lines for a reader who asks "why didn't it batch?"; also what `print` shows."""
+        """Return a few lines for a reader who asks "why didn't it batch?", which `print` shows too."""
         return "\n".join([self._ends(), *self._dispatches(), *self._costs(), *self._troubles()])
 
     def __str__(self) -> str:
@@ -152,6 +152,20 @@ class BatcherStats:
         if self.memory_limit_mb is not None:
             lines.append(f"memory for a batch: {self.memory_limit_mb:.6g} MB now")
         return lines
+
+
+@dataclass(slots=True)
+class ContinuousStats(BatcherStats):
+    """`BatcherStats` in which a batch is a step, and `occupancy` the mean number of sequences in a step.
+
+    A step's reason is "full" when every slot was taken, and "idle" when nobody else waited. `tokens` are the lengths of
+    the prompts that were begun, `generated_tokens` those of the outputs of requests that succeeded.
+    """
+
+    ttft_ms: Histogram = field(default_factory=Histogram)
+    """Time from submission to the first token."""
+    tpot_ms: Histogram = field(default_factory=Histogram)
+    """Mean time between two tokens of a sequence, of sequences with at least two."""
 
 
 def _add_times(histogram: Histogram, arrivals: list[float], now: float) -> None:

@@ -1,4 +1,4 @@
-"""One batch in the model: computed, found to hold a request that is to blame, or halved until it fits in memory."""
+"""One batch in the model: computed, searched for a request that makes it fail, or halved until it fits in memory."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class RunningBatch:
 
     entries: list[Entry]
     wanted: int
-    """How many of them still wait for an answer."""
+    """Number of its requests that still wait for an answer."""
     ends: float
-    """When it is expected to end, or a time in the past."""
+    """When the batch is expected to end, or a time in the past."""
     begins: float
     search: Search[Entry] | None = None
-    """Whose part it is, where it is one of a batch that failed."""
+    """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
-    """It is such a part, and was computed although others waited."""
+    """Whether it is such a part, and was computed although other requests waited."""
     task: asyncio.Task[None] | None = None
     suspects: list[Entry] = field(default_factory=list)
-    """One of these is to blame for a failure. They have no answer yet."""
+    """Unanswered requests, one of which caused a failure."""
     is_to_blame: bool = False
-    """It failed, and not for lack of memory."""
+    """Whether it failed, and not for lack of memory."""
     fitted: list[list[Entry]] = field(default_factory=list)
-    """The parts that were computed: all of it together, where nothing went wrong."""
+    """Parts that were computed: all of it together, where nothing went wrong."""
     failed: list[list[Entry]] = field(default_factory=list)
-    """The parts for which memory ran out."""
+    """Parts for which memory ran out."""
 
 
 class BatchExecutor:
-    """Computes groups with a model. What does not fit in memory is halved; with `isolate`, what fails has suspects."""
+    """Computes batches with a model: halves what does not fit in memory and, with `isolate`, names suspects."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class BatchExecutor:
                 await self._compute(group, part)
 
     async def _attempt(self, group: RunningBatch, entries: list[Entry]) -> list[list[Entry]]:
-        """Compute `entries` together. What is returned is to be computed again, in these parts; the rest is answered.
+        """Compute `entries` together, answer those that are settled, and return the parts to be computed again.
 
         It is not computed again in here: the error is then still held, and with it what the model was at.
         """
@@ -123,7 +123,7 @@ class BatchExecutor:
         return self._halves(again) if 2 * len(again) > len(entries) else [again]
 
     def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
-        """With outputs of which none is a failure."""
+        """Answer with outputs none of which is a failure."""
         arrivals = []
         for entry, output in zip(entries, outputs, strict=True):
             if entry.future.done():
@@ -139,7 +139,7 @@ class BatchExecutor:
     def _answer_each(
         self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float
     ) -> tuple[bool, list[Entry]]:
-        """Whether memory ran out for some, and which of them are to be computed again; all others are answered."""
+        """Answer entries; return whether memory ran out for some, and which are to be computed again."""
         retries = len(entries) > 1 and self._retries(memory=True)
         short, again = False, list[Entry]()
         for entry, output in zip(entries, outputs, strict=True):
@@ -156,7 +156,7 @@ class BatchExecutor:
         return short, again
 
     def _failed(self, group: RunningBatch, entries: list[Entry], error: BaseException) -> list[list[Entry]]:
-        """Everybody fails, unless one request or the size may be to blame."""
+        """Answer all with the error, unless one request or the size of the batch may be the cause."""
         memory = ran_out_of_memory(error)
         if memory:
             free_frames(error)
@@ -189,7 +189,7 @@ class BatchExecutor:
 
 
 def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:
-    """What is to be said of a lack of memory: that nothing smaller can be tried, where that is so."""
+    """Return the error for a lack of memory, which says so where nothing smaller can be tried."""
     if len(entries) > 1 or isinstance(error, OutOfMemory):
         return error
     failure = OutOfMemory(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
+from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.engine_loop import EngineLoop
 from batchwright.batcher.model import ModelCall, RequestStepModel, RequestStreamModel, StepModel, StreamModel
 from batchwright.batcher.steps import StepCore
@@ -19,7 +20,6 @@ from batchwright.batcher.streams import StreamCore
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_entry import Listener, TokenEntry
 from batchwright.batcher.token_lengths import Measure
-from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
 from batchwright.errors import ContextLengthExceeded, InvalidRequest, MissingExtra
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TokenModel: TypeAlias = (
     "StepModel | RequestStepModel | StreamModel | RequestStreamModel | AsyncEngine | Engine | str | Path"
 )
-"""What can be computed token by token: a model with steps or streams, an engine, or the model of one to be made."""
+"""A model that computes token by token, with steps or streams; an engine; or the model of an engine to be made."""
 
 _BATCH_SIZE = 32
 _SEQUENCE_LENGTH = 2048
@@ -44,7 +44,7 @@ _SEQUENCE_LENGTH = 2048
 class ContinuousBatcher(
     BaseBatcher[TokenCore, ContinuousStats, InferenceRequest, int, float, Hashable, Listener | None]
 ):
-    """Batches token by token: a request joins as soon as a slot is free, and leaves with its last token.
+    """Batcher that works token by token: a request joins as soon as a slot is free, and leaves with its last token.
 
         async with ContinuousBatcher(model) as batcher:
             response = await batcher.add_request("Why is the sky blue?")
@@ -132,7 +132,7 @@ class ContinuousBatcher(
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> AsyncGenerator[str]:
-        """Have one request computed and give its text as it comes, usually token by token.
+        """Have one request computed and yield its text as it comes, usually token by token.
 
         Text that may be the beginning of a stop string is held back. Raises as `add_request`, and the error of a
         request that fails, after the text that there was. Leaving the iterator early cancels the request.
@@ -155,7 +155,7 @@ class ContinuousBatcher(
     def start(
         self, request: InferenceRequest, listener: Listener | None = None, *, deadline: float | None = None
     ) -> asyncio.Future[InferenceResponse]:
-        """Take a request here and now, in the event loop to which this belongs; the future is its answer.
+        """Take a request now, in the event loop to which the batcher is bound; the future is its answer.
 
         `listener` is told each piece of its text, and last the response. Cancelling the future cancels the request.
         Raises as `add_request`, and RuntimeError in another event loop.
@@ -172,7 +172,7 @@ class ContinuousBatcher(
         return future
 
     def stats(self) -> ContinuousStats:
-        """What it has done until now: a copy. Over an engine, batches are the engine's steps since this was made."""
+        """Copy of the figures since the batcher was made. Over an engine, batches are the engine's steps."""
         stats = super().stats()
         if self._engine is not None:
             now, before = self._engine.stats, self._before
@@ -263,7 +263,7 @@ class _Pieces:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue()
 
     def put(self, piece: str | InferenceResponse) -> None:
-        """Called in the event loop of the batcher. A reader's loop that has been closed no longer wants to know."""
+        """Add a piece, in the event loop of the batcher. Ignored when the reader's loop has been closed."""
         if isinstance(piece, InferenceResponse):
             return
         if asyncio.get_running_loop() is self._home:
@@ -273,22 +273,22 @@ class _Pieces:
                 self._home.call_soon_threadsafe(self._queue.put_nowait, piece)
 
     def end(self, answer: object) -> None:
-        """Called in the event loop of the reader, after all pieces."""
+        """Add the end, in the event loop of the reader, after all pieces."""
         self._queue.put_nowait(None)
 
     async def get(self) -> str | None:
-        """The next piece; None at the end."""
+        """Return the next piece; None at the end."""
         return await self._queue.get()
 
 
 def is_engine(model: object) -> bool:
-    """Whether it is an engine, told by its methods: asking for the class would import torch."""
+    """Return whether `model` is an engine, by its methods: asking for the class would import torch."""
     steps = hasattr(model, "generate_step") or hasattr(model, "generate_stream_batch")
     return not steps and hasattr(model, "generate") and hasattr(model, "stream")
 
 
 def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncEngine:
-    """The engine that is given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
+    """Return the engine given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
     if isinstance(model, (str, Path)):
         return _engine_class()(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
     if not is_engine(model):
@@ -309,7 +309,7 @@ def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncE
 
 
 def _engine_class() -> type[AsyncEngine]:
-    """Imported when it is needed: it loads torch. Raises `MissingExtra`."""
+    """Import the engine's class when it is needed, since it loads torch. Raises `MissingExtra`."""
     try:
         from batchwright.engine.async_engine import AsyncEngine
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Calls from one event loop into another, which may end before they are answered, and a loop for who has none.
+"""Calls from one event loop into another, which may end before they are answered, and a loop for callers without one.
 
 `asyncio.run` cancels the tasks that there are when its own has returned, and then goes on for a few turns, in which
 others may still hand something over. So a call is told apart from its task: its answer comes from the task, or, when
@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final
 
 MOVED: Final = object()
-"""The answer of a call whose event loop has ended: the request is to be entered again."""
+"""Answer of a call whose event loop has ended: the request is to be entered again."""
 
 
 class CrossLoopCall:
@@ -28,7 +28,7 @@ class CrossLoopCall:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, Any]], *, turns: int = 0) -> None:
-        """Have the loop run `work`, whose result is the answer, after so many turns."""
+        """Have the loop run `work`, whose result is the answer, after `turns` turns."""
         try:
             self._loop.call_soon_threadsafe(self._start, work, turns)
         except RuntimeError:
@@ -36,7 +36,7 @@ class CrossLoopCall:
             self.move(self._loop)
 
     def move(self, loop: asyncio.AbstractEventLoop) -> None:
-        """That event loop ends; if it is this one, the request is to be entered again. Called from any thread."""
+        """Note that `loop` ends: if it is this call's, the request is to be entered again. Called from any thread."""
         if loop is self._loop:
             self._give(MOVED)
 
@@ -64,7 +64,7 @@ class CrossLoopCall:
             self._give(MOVED)
 
     def _cancel(self, answer: concurrent.futures.Future[Any]) -> None:
-        """The caller has gone, or nothing more is wanted of the loop."""
+        """Cancel the work: the caller has gone, or the loop is no longer needed."""
         if self._task is not None and not self._task.done():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
@@ -77,7 +77,7 @@ class CrossLoopCall:
 def watch_end(
     loop: asyncio.AbstractEventLoop, ended: weakref.WeakMethod[Callable[[asyncio.AbstractEventLoop], None]]
 ) -> object:
-    """Call `ended(loop)` in this event loop, which runs, when it ends: for as long as what is returned is kept."""
+    """Call `ended(loop)` when the running event loop ends, as long as the returned object is kept."""
     watch = _last_words(weakref.ref(loop), ended)
     with contextlib.suppress(StopIteration):
         # Its first step, in which the loop gets to know of it, waits for nothing.
@@ -99,7 +99,7 @@ async def _last_words(
 
 
 class BackgroundLoop:
-    """Runs until `stop`. The thread is a daemon: it does not keep the process alive."""
+    """An event loop in a daemon thread, which runs until `stop` and does not keep the process alive."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -111,14 +111,14 @@ class BackgroundLoop:
         started.wait()
 
     def stop(self) -> None:
-        """End the thread. What runs on the loop is cancelled. May be called again, and from the loop itself."""
+        """End the thread, cancelling what runs on the loop. May be called again, and from the loop itself."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def disown(self) -> None:
-        """This process was forked from the one whose loop it is: keep its copy untouched, since closing it there would
+        """Keep the copy of the loop untouched in a forked process, since closing it there would
         close it here too, as far as the kernel is concerned."""
         _OF_PARENTS.append(self)
 

@@ -31,21 +31,21 @@ class _Batched(Generic[In, Out]):
         self._function = function
         self._make = make
         self._owner = owner
-        """The instance of a method. Whoever holds the bound method holds the instance; its batcher does not."""
+        """The instance of a method. A bound method keeps its instance alive; the instance's batcher does not."""
         self._batcher = batcher
         self._making = threading.Lock()
         self._of_instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
 
     @property
     def batcher(self) -> Batcher:
-        """What stands behind it, for `stats()` and `close()`."""
+        """The batcher behind the function, for `stats()` and `close()`."""
         with self._making:
             if self._batcher is None:
                 self._batcher = self._make(self._function)
             return self._batcher
 
     def submit(self, item: In, **options: Any) -> concurrent.futures.Future[Out]:
-        """The output for `item` as a future, for threads. `options` as in `Batcher.compute`."""
+        """Return the output for `item` as a future, for threads. `options` as in `Batcher.compute`."""
         future: concurrent.futures.Future[Out] = self.batcher.submit_item(item, **options)
         if self._owner is not None:
             future.add_done_callback(functools.partial(_keep, self._owner))
@@ -81,14 +81,14 @@ class AsyncBatched(_Batched[In, Out]):
 
 
 class SyncBatched(_Batched[In, Out]):
-    """A decorated function: `f(item)` blocks its thread until the output is there; `submit` does not."""
+    """A decorated function: `f(item)` blocks its thread until the output is there, which `submit` does not."""
 
     def __call__(self, item: In, **options: Any) -> Out:
         return self.submit(item, **options).result()
 
 
 class Decorator:
-    """What `batched(...)` gives: decorates functions and methods."""
+    """The result of `batched(...)`: decorates functions and methods."""
 
     def __init__(self, policy: Callable[[], BatchPolicy] | None, options: dict[str, Any]) -> None:
         self._policy = policy
@@ -115,7 +115,7 @@ class Decorator:
 
 
 def batched(policy: Callable[[], BatchPolicy] | None = None, **options: Any) -> Decorator:
-    """Decorates a function from a list of items to the list of their outputs, so that it is called with one item.
+    """Turn a function from a list of items to the list of their outputs into one that is called with a single item.
 
         @batched()
         async def embed(texts: list[str]) -> list[Vector]: ...
@@ -145,7 +145,7 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _method_of(reference: weakref.ref[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` bound to an instance that it does not keep alive."""
+    """Bind `function` to an instance without keeping the instance alive."""
 
     def instance() -> Any:
         found = reference()
@@ -163,4 +163,4 @@ def _method_of(reference: weakref.ref[Any], function: Callable[..., Any]) -> Cal
 
 
 def _keep(owner: Any, future: concurrent.futures.Future[Any]) -> None:
-    """Keeps the instance alive for as long as a future of its batcher is."""
+    """Keep the instance alive for as long as a future of its batcher is."""

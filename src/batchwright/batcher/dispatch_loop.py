@@ -1,4 +1,4 @@
-"""The loop that feeds a policy and carries out what it says.
+"""The loop that feeds a policy and carries out its decisions.
 
 A core lives in one asyncio event loop, and everything here is called in the thread of that loop: this one owner is why
 nothing is locked. It keeps no task of its own: an arrival, the end of a batch or a timer calls `_pump`, which asks the
@@ -43,11 +43,11 @@ from batchwright.policies.search import Search
 _log = logging.getLogger("batchwright.batcher")
 
 _SURE = 0.98
-"""Of its expected time, a batch may take less."""
+"""Share of its expected time that a batch takes at least."""
 _ALL_LATE = 8
-"""So many batches in a row are not computed because all in them would be late."""
+"""Batches in a row that are not computed because all of their requests would be late."""
 _DONE_KEPT = 64
-"""Answered entries that the deadlines may hold beside twice those that are not."""
+"""Answered entries that the heap of deadlines may hold beside twice the unanswered ones."""
 
 
 class DispatchLoop:
@@ -72,28 +72,28 @@ class DispatchLoop:
         self._computer = BatchExecutor(runner, backlog, measure, clock, stats, isolate=limits.isolate)
         self._groups: set[RunningBatch] = set()
         self._all_late = 0
-        """Batches in a row in which all would be late."""
+        """Batches in a row whose requests would all be late."""
         self._retries = RetryBudget()
         self._suspects: set[Entry] = set()
-        """Those of failed batches who are in no part that is computed now. They too wait, and count as such."""
+        """Suspects of failed batches that are in no part being computed now. They count as waiting."""
         self._arrived: list[Entry] = []
-        """Requests that are not in the backlog yet. They wait, and are counted, like the others."""
+        """Requests that are not in the backlog yet. They count as waiting."""
         self._room = 0
         """Number of requests that can still be admitted without recounting the queue."""
         self._waiting_tokens = 0
-        """Where they are limited."""
+        """Sum of their lengths, where that is limited."""
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._entered = 0
         self._pumping = False
-        """`_pump` is about to be called."""
+        """Whether `_pump` is about to be called."""
         self.moment: float | None = None
-        """When the last of those came that wait for that: one turn of the event loop is one moment."""
+        """When the last request in `_arrived` came; one turn of the event loop is one moment."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings = math.inf
         """When the timer calls `_turn`."""
         self._closing = False
         self._aborted = False
-        """Closing, and nothing is computed any more."""
+        """Whether the batcher is closing and computes nothing any more."""
         self._emptied: list[asyncio.Future[None]] = []
         stats.memory_limit_mb = backlog.memory_limit_mb
 
@@ -127,7 +127,7 @@ class DispatchLoop:
             self._arm(changes)
 
     def _enter_alone(self, entry: Entry) -> None:
-        """As `enter`, which says what is raised."""
+        """Take one entry, as `enter` does, which says what is raised."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
         self._place_arrived()
@@ -154,7 +154,7 @@ class DispatchLoop:
             self._backlog.add(arrived)
 
     def _count_tokens(self, entries: Sequence[Entry], sign: int = 1) -> None:
-        """These wait now, or with -1 do so no more."""
+        """Count the lengths of `entries` as waiting, or with `sign` -1 as not waiting any more."""
         if self._limits.waiting_tokens is not None:
             self._waiting_tokens += sign * sum([entry.length for entry in entries])
 
@@ -163,7 +163,7 @@ class DispatchLoop:
             self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._suspects) - len(self._arrived))
 
     def leave(self, entry: Entry) -> None:
-        """The caller of `entry` has gone: it is not computed any more, where that can be helped."""
+        """Note that the caller of `entry` has gone: it is not computed any more, if that can be avoided."""
         if not entry.future.cancelled():
             # It was answered before its caller could know.
             return
@@ -172,7 +172,7 @@ class DispatchLoop:
         entry.abandon(self.clock.now())
 
     async def close(self, *, drain: bool) -> None:
-        """Compute what waits, or with `drain` off answer it with `BatcherClosed`. Returns when all is answered."""
+        """Compute what waits or, without `drain`, answer it with `BatcherClosed`. Returns when all is answered."""
         self._closing = True
         self._room = 0
         if drain:
@@ -186,7 +186,7 @@ class DispatchLoop:
         self._arm(math.inf)
 
     def empty(self) -> list[Entry]:
-        """Take out everything that is not in the model, without an answer."""
+        """Remove and return everything that is not in the model, without an answer."""
         self._place_arrived()
         waiting = cast("Sequence[Entry]", self._backlog.items)
         entries = sorted([*self._suspects, *waiting], key=lambda entry: entry.arrival)
@@ -196,7 +196,7 @@ class DispatchLoop:
         return entries
 
     def abandon(self) -> None:
-        """The event loop has ended, and all callers with it: forget them."""
+        """Forget all entries: the event loop has ended, and all callers with it."""
         self._stats.cancelled += self._unanswered
         self.empty()
         self._groups.clear()
@@ -222,7 +222,7 @@ class DispatchLoop:
             raise overloaded(reason, after)
 
     def _check_hope(self, entry: Entry) -> None:
-        """Raises `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
+        """Raise `DeadlineExceeded` when even the low estimate says that `entry` will be late."""
         if not self._groups and len(self._backlog) <= 1:
             # Nothing is before it. Computing it also keeps what has been learned true.
             return
@@ -266,7 +266,7 @@ class DispatchLoop:
             self.loop.call_soon(self._pump)
 
     def _arm(self, at: float) -> None:
-        """Let the timer ring at `at`; infinite: not at all. A timer left over would keep all this alive."""
+        """Set the timer to `at`; infinite: to none. A leftover timer would keep this object alive."""
         if at == self._rings:
             return
         if self._timer is not None:
@@ -313,7 +313,7 @@ class DispatchLoop:
             self._emptied.clear()
 
     def _dispatch(self, now: float) -> float:
-        """Fill the free slots. When the policy is to be asked again; raises what is wrong with it."""
+        """Fill the free slots, and return when to ask the policy again. Raises what the policy raises."""
         self._place_arrived()
         while len(self._groups) < self._runner.slots:
             if self._retries.has_time and self._retry(now):
@@ -338,7 +338,7 @@ class DispatchLoop:
                 entry.expire(now, self._stats)
 
     def _let_go(self, entry: Entry, why: str | None = None) -> None:
-        """`entry` is not to be computed any more; a batch that nobody wants now is cancelled with the message `why`."""
+        """Compute `entry` no more; a batch that no caller wants is cancelled with the message `why`."""
         group = entry.group
         if group is None:
             self._forget(entry)
@@ -350,7 +350,7 @@ class DispatchLoop:
             group.task.cancel(why)
 
     def _forget(self, entry: Entry) -> None:
-        """`entry` does not wait any more, if it did."""
+        """Remove `entry` from the waiting, if it is among them."""
         self._place_arrived()
         if entry in self._suspects:
             self._suspects.discard(entry)
@@ -374,7 +374,7 @@ class DispatchLoop:
             self._launch(self._group(live, now), reason)
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
-        """Without those that this batch would answer too late: they have their answer now, and others get the time."""
+        """Drop requests that this batch would answer too late, and answer them now."""
         if not self._deadlines:
             return entries
         seconds = self._backlog.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
@@ -405,7 +405,7 @@ class DispatchLoop:
         return False
 
     def _give_up(self, entry: Entry, now: float) -> None:
-        """A suspect that would be late even if it were computed at once is answered."""
+        """Answer a suspect that would be late even if it were computed at once."""
         alone = self._backlog.seconds(entry.length, 1) or 0.0
         if entry.due < now + alone and entry.waits_for_answer:
             self._forget(entry)
@@ -434,7 +434,7 @@ class DispatchLoop:
         group.task.add_done_callback(self._never_ran)
 
     def _never_ran(self, task: asyncio.Task[None]) -> None:
-        """It was cancelled before its first step."""
+        """Answer a batch whose task was cancelled before its first step."""
         for group in [group for group in self._groups if group.task is task]:
             self._end(group, None)
 
@@ -454,7 +454,7 @@ class DispatchLoop:
             self._end(group, error)
 
     def _end(self, group: RunningBatch, error: BaseException | None) -> None:
-        """Everybody has an answer, and the slot is free. The second time it does nothing."""
+        """Free the slot once all requests are answered. Does nothing the second time."""
         if group not in self._groups:
             return
         now = self.clock.now()

@@ -1,4 +1,4 @@
-"""Token by token over an engine, which has slots, a queue and an order of its own: all is handed to it at once."""
+"""Token by token over an engine, which has its own slots, queue and order: requests are handed to it at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchwright.engine.async_engine import AsyncEngine
 
 _SOONEST = 1e-6
-"""Seconds: a request has to be given some time."""
+"""Least seconds that a request is given."""
 
 
 class EngineLoop(TokenCore):
@@ -34,7 +34,7 @@ class EngineLoop(TokenCore):
             sequence.group.add_done_callback(partial(self._end, sequence))
 
     def _watch(self, sequence: TokenEntry) -> None:
-        """The engine knows of the deadline, and has the text that there is when it passes."""
+        """Do nothing: the engine knows the deadline, and keeps the text that there is when it passes."""
 
     def _left(self, sequence: TokenEntry) -> None:
         if sequence.group is not None:
@@ -73,7 +73,7 @@ class EngineLoop(TokenCore):
         raise GenerationError("the engine ended the stream of the request without a response")
 
     def _handed(self, sequence: TokenEntry) -> InferenceRequest:
-        """The request as this call wants it. Its callback is called by us, in our event loop."""
+        """Return the request without its callback, which is called here, in the batcher's event loop."""
         left = sequence.due - self._clock.now()
         return replace(
             cast(InferenceRequest, sequence.request),

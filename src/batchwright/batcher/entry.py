@@ -55,16 +55,16 @@ class Entry(Item):
         self.started: float | None = None
         """When it was dispatched."""
         self.group: Any = None
-        """The batch that computes it. Set and read by the core."""
+        """Batch that computes it. Set and read by the core."""
         self.is_moved = False
-        """It goes on as another entry, in another event loop."""
+        """Whether it goes on as another entry, in another event loop."""
 
     @property
     def waits_for_answer(self) -> bool:
         return not self.future.done()
 
     def succeed(self, output: Any, now: float, measure: Measure, stats: BatcherStats) -> None:
-        """Answer with what the model gave. An exception is a failure, and so is a response with an error."""
+        """Answer with the model's output. An exception is a failure, and so is a response with an error."""
         if self.future.done():
             return
         if isinstance(output, BaseException):
@@ -98,7 +98,7 @@ class Entry(Item):
         self._fail(error, now, "error")
 
     def abandon(self, now: float) -> None:
-        """The caller went away: nobody awaits the answer, but the callback is told."""
+        """Note that the caller went away: nothing awaits the answer, but the callback is told."""
         if self.request is not None and self.request.callback is not None and not self.is_moved:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))
@@ -155,7 +155,7 @@ def failed_response(
     latency_ms: float = 0.0,
     queue_ms: float = 0.0,
 ) -> InferenceResponse:
-    """The answer to a request of which nothing was computed."""
+    """Return the answer to a request of which nothing was computed."""
     return InferenceResponse(
         request_id=request.request_id,
         output="",

@@ -14,11 +14,11 @@ from batchwright.policies import Item, Memory, Policy, Urgency, WithinMemory
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _PAUSE = 0.1
-"""Seconds until a full queue is tried again while nobody can say when it will have room."""
+"""Seconds until a full queue is tried again when it is not known when it will have room."""
 
 
 class MemoryEfficientBatcher(Batcher):
-    """Puts as many requests together as fit in memory, and makes do with less when memory runs out all the same.
+    """Batcher of as many requests as fit in memory, which makes smaller batches when memory runs out all the same.
 
     Use it when batches fail for lack of memory, or are kept small for fear of it. The memory of a batch is estimated as
 
@@ -43,11 +43,11 @@ class MemoryEfficientBatcher(Batcher):
         super().__init__(model, Policy(WithinMemory(self._memory), order=Urgency()), **options)
 
     def estimate_memory(self, requests: Sequence[InferenceRequest | Prompt]) -> float:
-        """MB that a batch of these needs by the formula; 0 for none. A bare prompt has the usual `max_tokens`, 256."""
+        """Return the MB that these need by the formula; 0 for none. A bare prompt has `max_tokens` of 256."""
         return self._memory.estimate(self._items(requests))
 
     def find_optimal_batch_size(self, requests: Sequence[InferenceRequest | Prompt]) -> int:
-        """How many of the first of `requests` fit into memory together, by the limit now in use.
+        """Return how many of the first of `requests` fit into memory together, by the limit now in use.
 
         0 when there are none, or the first exceeds `max_memory_mb` alone. To put as many together as possible, sort
         them by length.
@@ -56,7 +56,7 @@ class MemoryEfficientBatcher(Batcher):
         return self._memory.leading(items) if items and self._memory.admits(items[0]) else 0
 
     async def process_with_memory_limit(self, requests: Sequence[InferenceRequest | Prompt]) -> list[InferenceResponse]:
-        """Have all of `requests` computed: their answers, in the order given. There may be any number of them.
+        """Have all of `requests`, any number of them, computed, and return their answers in order.
 
         One that is refused or fails has `error` set and concerns no other. At most half of the queue is taken up at a
         time, and where it is full because of others it is waited for. Raises `InvalidRequest`, before anything is

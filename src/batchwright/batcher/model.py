@@ -1,4 +1,4 @@
-"""What can stand behind a batcher, and how it is called."""
+"""The models that a batcher can have, and how they are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchwright.request import InferenceRequest, InferenceResponse
 
 
 class BatchModel(Protocol):
-    """Computes a list of prompts at once: one output for each, in their order.
+    """Model that computes a list of prompts at once: one output for each, in their order.
 
     An exception object among the outputs fails that prompt alone. `generate_batch` may also be a plain function, which
     is then called in a thread. A model with a `tokenizer` (anything with `encode(text)`) has its tokens counted by it.
@@ -27,7 +27,7 @@ class BatchModel(Protocol):
 
 
 class RequestModel(Protocol):
-    """A `BatchModel` that wants the parameters of its prompts: None for an item that came without a request."""
+    """`BatchModel` that takes the parameters of its prompts: None for an item that came without a request."""
 
     def generate_batch(self, prompts: list[Any], requests: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...
 
@@ -37,7 +37,7 @@ Model: TypeAlias = BatchModel | RequestModel | Callable[[list[Any]], Awaitable[S
 
 
 class StepModel(Protocol):
-    """Computes one more token for each of several prompts, from the text that it gave for them before.
+    """Model that computes one more token for each of several prompts, from the text that it gave for them before.
 
     A token is text; an empty one ends its sequence, and an exception object fails it alone. A step must change nothing:
     one that raises is tried again in halves. `generate_step` may also be a plain function, which is then called in a
@@ -50,7 +50,7 @@ class StepModel(Protocol):
 
 
 class RequestStepModel(Protocol):
-    """A `StepModel` that wants the parameters of its prompts."""
+    """`StepModel` that takes the parameters of its prompts."""
 
     def generate_step(
         self, prompts: list[Any], partial_outputs: list[str], /, *, requests: list[Any]
@@ -58,11 +58,11 @@ class RequestStepModel(Protocol):
 
 
 Tokens: TypeAlias = Sequence[str | BaseException | None]
-"""What a stream gives at once: an entry for each prompt."""
+"""Tokens that a stream gives at once: an entry for each prompt."""
 
 
 class StreamModel(Protocol):
-    """Computes several prompts to their ends, and gives their tokens as they come.
+    """Model that computes several prompts to their ends, and yields their tokens as they come.
 
     Each list has one entry for each prompt, in their order: its next token; None when it has none this time, or has
     ended; an empty text when it has ended; an exception object, which fails it alone. All end with the iterator. A
@@ -75,7 +75,7 @@ class StreamModel(Protocol):
 
 
 class RequestStreamModel(Protocol):
-    """A `StreamModel` that wants the parameters of its prompts."""
+    """`StreamModel` that takes the parameters of its prompts."""
 
     def generate_stream_batch(
         self, prompts: list[Any], /, *, requests: list[Any]
@@ -91,12 +91,12 @@ class ModelCall:
         self._threads = threads
         self._executor: ThreadPoolExecutor | None = None
         self._executor_of = 0
-        """The process that has its threads: a fork has none of them."""
+        """Id of the process that has the threads: a fork has none of them."""
         self.in_thread = not _is_async(function)
-        """Then a call cannot be cancelled, only its result ignored."""
+        """Whether calls run in a thread, where they cannot be cancelled but only ignored."""
 
     async def __call__(self, *arguments: Any, requests: list[InferenceRequest | None]) -> Any:
-        """What the function gives, awaited where it is to be. Raises what it raises."""
+        """Return the function's result, awaited if need be. Raises what it raises."""
         options: dict[str, Any] = {"requests": requests} if self._takes_requests else {}
         if self.in_thread:
             result = await self.in_own_thread(partial(self._function, *arguments, **options))
@@ -107,7 +107,7 @@ class ModelCall:
         return await awaited(result)
 
     async def in_own_thread(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives in a thread of ours.
+        """Return the result of `work`, run in a thread of this call.
 
         A thread that never returns from it keeps the interpreter from ending, even when the batcher has been closed:
         Python waits for it, since code such as torch's must not be running while the interpreter is taken down.
@@ -119,14 +119,14 @@ class ModelCall:
         return await asyncio.get_running_loop().run_in_executor(self._executor, _carried, work)
 
     def close(self) -> None:
-        """Let the threads end when they are done."""
+        """Let the threads end once they are done."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
 
 
 class Runner:
-    """Calls a model. Raises TypeError for what is no model."""
+    """Calls a model. Raises TypeError for an object that is no model."""
 
     def __init__(self, model: Model, *, slots: int) -> None:
         if isinstance(model, type) and hasattr(model, "generate_batch"):
@@ -142,27 +142,27 @@ class Runner:
 
     @property
     def slots(self) -> int:
-        """How many batches it takes at once."""
+        """Number of batches that the model takes at once."""
         return self._slots
 
     def changes_at(self, now: float) -> float:
-        """When `slots` will be another, without anything else happening; infinite: never."""
+        """When `slots` will change without anything else happening; infinite: never."""
         return math.inf
 
     async def run(self, prompts: list[Any], requests: list[InferenceRequest | None]) -> list[Any]:
-        """One output for each of `prompts`. Raises what the model raises, and `WrongOutputs`.
+        """Return one output for each of `prompts`. Raises what the model raises, and `WrongOutputs`.
 
         The model gets lists of its own, and may do with them what it likes.
         """
         return checked_outputs(await self._call(list(prompts), requests=list(requests)), len(prompts))
 
     def close(self) -> None:
-        """Let the threads end when they are done."""
+        """Let the threads end once they are done."""
         self._call.close()
 
 
 DEADLINES_PASSED = "deadlines passed"
-"""Says, as the message of its cancellation, that a batch is cancelled because all its requests were late."""
+"""Cancellation message of a batch that is cancelled because all its requests were late."""
 
 
 class WrongOutputs(GenerationError):
@@ -170,7 +170,7 @@ class WrongOutputs(GenerationError):
 
 
 async def awaited(work: Awaitable[Any]) -> Any:
-    """What `work` of a model gives. Raises what it raises, but `GenerationError` where that would end the program."""
+    """Return the result of `work`. Raises what it raises, or `GenerationError` where that would end the program."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
@@ -181,7 +181,7 @@ async def awaited(work: Awaitable[Any]) -> Any:
 
 
 def checked_outputs(result: Any, count: int) -> list[Any]:
-    """`result` as a list of `count` outputs. Raises `WrongOutputs`."""
+    """Return `result` as a list of `count` outputs. Raises `WrongOutputs`."""
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes, bytearray, Mapping, set, frozenset)):
         raise WrongOutputs(
             f"the model returned {type(result).__name__} for a batch of {count}: it must return a list with one output "
@@ -197,18 +197,18 @@ def checked_outputs(result: Any, count: int) -> list[Any]:
 
 
 def is_failure(output: object) -> bool:
-    """Whether a model gave an error in place of an output."""
+    """Return whether a model gave an error in place of an output."""
     return isinstance(output, BaseException) or (isinstance(output, InferenceResponse) and output.error is not None)
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody cancels the running task. If not, a CancelledError is a failure of the model like any other."""
+    """Return whether the running task is being cancelled. If not, a CancelledError is a failure of the model."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _carried(work: Callable[[], Any]) -> Any:
-    """What `work` gives. What it raises becomes what a future can carry to an event loop without harm."""
+    """Return the result of `work`; turn its errors into what a future can carry to an event loop without harm."""
     try:
         return work()
     except StopIteration as error:
@@ -219,7 +219,7 @@ def _carried(work: Callable[[], Any]) -> Any:
 
 
 def _not_to_end(error: BaseException) -> GenerationError:
-    """What the callers are told of a model that meant to end the program."""
+    """Return the error for the callers of a model that tried to end the program."""
     return GenerationError(
         f"the model raised {type(error).__name__}, which fails its batch and does not end the program"
     )

@@ -1,4 +1,4 @@
-"""The named batchers: `Batcher` with a policy, under the names and settings that users of the field know."""
+"""`Batcher` with a policy, under names and settings that are common in the field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 
 class SimpleBatcher(Batcher):
-    """Waits until `batch_size` requests are there, or the oldest has waited `max_wait_ms`, and computes them together.
+    """Batcher that waits for `batch_size` requests, or until the oldest has waited `max_wait_ms`.
 
     Use it when you know the size that suits your model and requests come steadily. When few come, each waits
     `max_wait_ms` although the model is free; `Batcher(model)` never does that.
@@ -25,7 +25,7 @@ class SimpleBatcher(Batcher):
 
 
 class TimeBasedBatcher(Batcher):
-    """The first request opens a window of `window_ms`; all that arrive in it are computed together when it ends.
+    """Batcher with windows of `window_ms`: all that arrives in one is computed together when it ends.
 
     Use it when a fixed small delay is fine and you want few, full batches. At most `max_batch_size` go at once; when so
     many are there, they go before the window ends.
@@ -36,7 +36,7 @@ class TimeBasedBatcher(Batcher):
 
 
 class AdaptiveBatcher(Batcher):
-    """Learns how long batches take, and takes the largest that keeps answers within `target_latency_ms`.
+    """Batcher of the largest batches that keep answers within `target_latency_ms`, by what it learns of the model.
 
     Use it when you know how long an answer may take, and not how large batches should be. It never holds a request back
     while the model is free. It starts with `min_batch_size` and at most doubles from batch to batch.
@@ -55,7 +55,7 @@ class AdaptiveBatcher(Batcher):
 
 
 class PriorityBatcher(Batcher):
-    """Computes the most urgent requests first: `add_request(request, priority=0)` goes before the usual 5.
+    """Batcher that computes the most urgent requests first: `add_request(request, priority=0)` goes before the usual 5.
 
     Within one priority it is first come, first served, with those before the others whose deadline is near. A request
     that waits makes up one step of priority every ten seconds, so nothing waits for ever. Batches go when `batch_size`
@@ -74,12 +74,12 @@ class PriorityBatcher(Batcher):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """As `Batcher.add_request`; `priority` may stand second."""
+        """Do as `Batcher.add_request`; `priority` may stand second."""
         return await super().add_request(request, priority=priority, deadline=deadline, tenant=tenant)
 
 
 class LengthAwareBatcher(Batcher):
-    """Puts requests of like length together, because a batch is padded to its longest.
+    """Batcher that puts requests of like length together, because a batch is padded to its longest.
 
     Use it when lengths differ much. A batch has at most `max_batch_size` requests and `max_batch_tokens` tokens with
     padding; a request longer than that goes alone. Whenever the model is free the oldest request goes, with those that
@@ -92,6 +92,6 @@ class LengthAwareBatcher(Batcher):
 
 
 def _seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:
-    """The policies take seconds. Raises ValueError under the name that the caller knows."""
+    """Return milliseconds as seconds. Raises ValueError under the name that the caller knows."""
     check_time(name, milliseconds, above_zero=above_zero)
     return milliseconds / 1e3

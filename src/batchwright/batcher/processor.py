@@ -1,4 +1,4 @@
-"""Processors: several batches at once, in one model or on several copies of it."""
+"""Processors, which compute several batches at once, in one model or on several copies of it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _BatcherT = TypeVar("_BatcherT", bound="BaseBatcher[Any, Any, *tuple[Any, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class AsyncBatchConfig:
-    """Raises ValueError, naming the setting, for a value that makes no sense."""
+    """Settings of a processor. Raises ValueError, naming the setting, for an invalid value."""
 
     max_concurrent_batches: int = 4
     """Batches in the model at once."""
     batch_size: int = 16
     """Most requests in a batch."""
     timeout_seconds: float = 30.0
-    """A request that has no answer by then gets `DeadlineExceeded`."""
+    """Seconds after which a request without an answer gets `DeadlineExceeded`."""
 
     def __post_init__(self) -> None:
         check_size("max_concurrent_batches", self.max_concurrent_batches)
@@ -39,7 +39,7 @@ class AsyncBatchConfig:
 
 
 class Processor(Generic[_BatcherT]):
-    """What the processors share: a batcher behind them.
+    """Base of the processors, with a batcher behind them.
 
     In an event loop: `await processor.submit(request)`. Without one: `processor.submit_sync(request).result()`, from
     any thread. It may be used with `async with` or `with`, which close it.
@@ -55,7 +55,7 @@ class Processor(Generic[_BatcherT]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """As `add_request` of the batcher. A coroutine: without an event loop use `submit_sync`."""
+        """Do as `add_request` of the batcher. A coroutine: without an event loop use `submit_sync`."""
         return await self.batcher.add_request(
             request, priority=priority, deadline=self._nearest(deadline), tenant=tenant
         )
@@ -75,12 +75,12 @@ class Processor(Generic[_BatcherT]):
         return self.batcher.submit(request, priority=priority, deadline=self._nearest(deadline), tenant=tenant)
 
     def stats(self) -> BatcherStats:
-        """What it has done until now: a copy."""
+        """Copy of the figures since the processor was made."""
         stats: BatcherStats = self.batcher.stats()
         return stats
 
     async def close(self, drain: bool = True) -> None:
-        """As `close` of the batcher."""
+        """Do as `close` of the batcher."""
         await self.batcher.close(drain)
 
     def shutdown(self, drain: bool = True) -> None:
@@ -107,12 +107,12 @@ class Processor(Generic[_BatcherT]):
         self.shutdown(drain=error is None)
 
     def _nearest(self, deadline: float | None) -> float | None:
-        """The deadline that counts, of the caller's and our own."""
+        """Return the nearer of the caller's deadline and our own."""
         return deadline
 
 
 class AsyncBatchProcessor(Processor[Batcher]):
-    """Keeps a model busy that computes several batches at once, such as a remote endpoint or one with replicas.
+    """Processor for a model that computes several batches at once, such as a remote endpoint or one with replicas.
 
     Whenever fewer than `max_concurrent_batches` are in the model, what waits goes, as under the policy "auto".
     A request has a deadline of `timeout_seconds` where none is nearer. `batcher` is what stands behind it; `options`
@@ -131,7 +131,7 @@ class AsyncBatchProcessor(Processor[Batcher]):
         )
 
     async def start_workers(self) -> None:
-        """Settle in this event loop, to which calls from other loops and threads are then handed over.
+        """Bind the processor to this event loop, to which calls from other loops and threads are then handed over.
 
         It need not be called: the first `submit` settles where it is made.
         """
@@ -143,7 +143,7 @@ class AsyncBatchProcessor(Processor[Batcher]):
 
 
 class ParallelBatchProcessor(Processor[Batcher]):
-    """Spreads batches over several copies of a model, each of which computes one at a time.
+    """Processor that spreads batches over several copies of a model, each of which computes one at a time.
 
     There is one queue: a replica gets its next batch when it has none, so a slow one gets less. A replica that fails is
     taken out and its batch goes to another; it is tried again after a second, then ever more rarely. `replicas` tells

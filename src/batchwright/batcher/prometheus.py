@@ -63,7 +63,7 @@ _HISTOGRAMS = {
     "ttft_ms": ("time_to_first_token_seconds", "From submission to the first token."),
     "tpot_ms": ("time_per_output_token_seconds", "Between two tokens of a sequence."),
 }
-"""The last two only where tokens are computed one by one."""
+"""Histograms by attribute of the figures; the last two only where tokens are computed one by one."""
 _REPLICA_COUNTERS = {
     "batches": ("replica_batches", "Batches that this replica computed."),
     "items": ("replica_requests", "Requests that this replica computed."),
@@ -72,13 +72,13 @@ _REPLICA_COUNTERS = {
 
 
 class HasStats(Protocol):
-    """Every batcher and processor. Those with `replicas` have the figures of each shown too."""
+    """A batcher or processor. Those with `replicas` have the figures of each exported too."""
 
     def stats(self) -> BatcherStats: ...
 
 
 def export_metrics(batcher: HasStats, name: str, registry: CollectorRegistry = REGISTRY) -> None:
-    """Show the figures of `batcher` in `registry` with the label `batcher="name"`, for as long as it exists.
+    """Export the figures of `batcher` to `registry` with the label `batcher="name"`, for as long as it exists.
 
     Raises ValueError when another batcher of that name is shown there, and `MissingExtra` without prometheus-client.
     """
@@ -92,7 +92,7 @@ def export_metrics(batcher: HasStats, name: str, registry: CollectorRegistry = R
 
 
 class _Exports(Collector):
-    """All batchers of one registry."""
+    """The batchers of one registry."""
 
     def __init__(self) -> None:
         self._batchers: dict[str, weakref.ref[HasStats]] = {}
@@ -117,7 +117,7 @@ class _Exports(Collector):
 
 
 class _Families:
-    """One scrape."""
+    """Metrics of one scrape."""
 
     def __init__(self) -> None:
         batcher = ["batcher"]

@@ -30,7 +30,7 @@ from batchwright.request import InferenceRequest
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _HANGS = 2.0
-"""Times the longest batch elsewhere: one that took longer, and was late, hung."""
+"""Times the longest batch elsewhere: a batch that took longer, and was late, hung."""
 _ROUNDING = 1e-6
 """Seconds by which a timer may ring early."""
 
@@ -42,7 +42,7 @@ class Replica:
     runner: Runner
     busy: bool = False
     batches: int = 0
-    """Computed."""
+    """Batches computed."""
     items: int = 0
     """Prompts computed."""
     given: int = 0
@@ -52,13 +52,13 @@ class Replica:
     failures: int = 0
     """Batches that failed here and not elsewhere, or hung here until all their deadlines had passed."""
     pause: float = 0.0
-    """How long it was last taken out, in seconds; 0 since it last computed a batch."""
+    """Seconds that it was last taken out for; 0 since it last computed a batch."""
     returns: float = -math.inf
     """When it is tried again, on the clock of the batcher."""
 
 
 class Replicas(Runner):
-    """Runs each batch on one of several models. Raises ValueError when there is none."""
+    """Runner of each batch on one of several models. Raises ValueError when there is none."""
 
     def __init__(self, models: Sequence[Model], clock: Clock) -> None:
         if not models:
@@ -141,7 +141,7 @@ class Replicas(Runner):
             suspect.failures += 1
 
     def _compares(self, replica: Replica, suspect: Replica | None) -> bool:
-        """A batch has failed in `replica`, and before in `suspect`. Whether it is to be computed in another."""
+        """Note a batch that failed in `replica` and before in `suspect`; return whether to try another."""
         if suspect is not None and suspect is not replica:
             self._take_back(suspect)
             return False
@@ -153,7 +153,7 @@ class Replicas(Runner):
             replica.failures += 1
 
     def _take_out(self, replica: Replica) -> bool:
-        """False when it is the last one."""
+        """Take a replica out for a while. False when it is the last one."""
         if not any(self._is_in(other) for other in self.replicas if other is not replica):
             return False
         replica.pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, 2 * replica.pause))

@@ -1,4 +1,4 @@
-"""What is left of batches that failed, and how much time may be spent on it."""
+"""The searches in batches that failed, and the time that may be spent on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY_SHARE = 0.1
 
 
 class RetryBudget:
-    """The searches for the requests that are to blame: those of which no part is computed now, the next one first."""
+    """Searches for requests that make batches fail, the next first; without those being computed."""
 
     def __init__(self) -> None:
         self.searches: deque[Search[Entry]] = deque()
@@ -20,18 +20,18 @@ class RetryBudget:
 
     @property
     def has_time(self) -> bool:
-        """Whether parts may be computed although others wait."""
+        """Whether parts may be computed although other requests wait."""
         return self._seconds > 0.0
 
     def account(self, group: RunningBatch, seconds: float) -> None:
-        """`group` has taken so long: `RETRY_SHARE` of what others take is for parts."""
+        """Account for `seconds` that `group` took: `RETRY_SHARE` of what other batches take may be spent on parts."""
         if group.search is None:
             self._seconds = min(self._seconds + RETRY_SHARE * seconds, seconds)
         elif group.is_charged:
             self._seconds -= seconds
 
     def go_on(self, group: RunningBatch, suspects: list[Entry]) -> None:
-        """With the search of which `group` was a part, or begin one for its suspects."""
+        """Go on with the search that `group` was a part of, or begin one for its suspects."""
         search = group.search
         if search is not None:
             if group.is_to_blame:

@@ -23,9 +23,9 @@ class StepCore(TokenCore):
         self._call = call
         self._task: asyncio.Task[None] | None = None
         self._computing: set[TokenEntry] = set()
-        """In the model now, and still wanted."""
+        """Sequences in the model now that are still wanted."""
         self._dropping = False
-        """The call of the model was cancelled, because nobody waited for it any more."""
+        """Whether the call of the model was cancelled because nothing waited for it any more."""
 
     def _wake(self) -> None:
         if self._task is None:
@@ -56,13 +56,13 @@ class StepCore(TokenCore):
         self._task = None
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """Somebody else ended the task, or a fault of ours: nobody is left without an answer."""
+        """Answer all requests when the task was ended from outside or by a fault of ours."""
         if task is self._task:
             self._task = None
             self._ended_early(task)
 
     async def _step(self, sequences: list[TokenEntry]) -> list[list[TokenEntry]]:
-        """Compute one token for each. What is returned is to be computed again, in these parts, the last one first."""
+        """Compute one token for each sequence, and return the parts to be computed again, the last one first."""
         try:
             tokens = await self._tokens(sequences)
         except asyncio.CancelledError as error:
@@ -77,7 +77,7 @@ class StepCore(TokenCore):
         return []
 
     async def _tokens(self, sequences: list[TokenEntry]) -> list[Any]:
-        """What the model gives; nothing when nobody waits for it any more."""
+        """Return the model's tokens; none when nothing waits for them any more."""
         self._computing = set(sequences)
         try:
             result = await self._call(
@@ -94,12 +94,12 @@ class StepCore(TokenCore):
         return [] if self._dropped() else checked_outputs(result, len(sequences))
 
     def _dropped(self) -> bool:
-        """Whether the call was cancelled by us, and by nobody else."""
+        """Return whether the call was cancelled here, and nowhere else."""
         dropped, self._dropping = self._dropping, False
         return dropped and self._task is not None and self._task.uncancel() == 0
 
     def _failed(self, sequences: list[TokenEntry], error: BaseException) -> list[list[TokenEntry]]:
-        """All fail, or, where one may be to blame, those to compute again in halves."""
+        """Answer all with the error or, where one may be the cause, return halves to compute again."""
         if len(sequences) == 1 or isinstance(error, WrongOutputs) or not self._shared.limits.isolate:
             self._fail(sequences, error)
             return []

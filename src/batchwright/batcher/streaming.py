@@ -20,7 +20,7 @@ _UNREAD = 64
 
 
 class StreamingBatchProcessor(Processor[ContinuousBatcher]):
-    """Computes any number of requests, `batch_size` at a time, and yields their tokens as they come.
+    """Processor of any number of requests, `batch_size` at a time, that yields their tokens as they come.
 
         async with StreamingBatchProcessor(model) as processor:
             async for request_id, token in processor.process_streaming(requests):
@@ -86,7 +86,7 @@ class _Reading:
         failures: MutableMapping[str, BatchwrightError],
     ) -> None:
         self.broken: Exception | None = None
-        """Why no more could be begun."""
+        """The error because of which no more requests could be begun."""
         self._batcher = batcher
         self._size = size
         self._requests = requests
@@ -94,14 +94,14 @@ class _Reading:
         self._live: dict[str, asyncio.Future[InferenceResponse]] = {}
         self._unread: deque[tuple[str, str]] = deque()
         self._changed = asyncio.Event()
-        """There is something to read, or nothing will come."""
+        """Event that there is something to read, or nothing will come."""
         self._room = asyncio.Event()
-        """Something has ended, or has been read."""
+        """Event that something has ended, or has been read."""
         self._feeder = asyncio.create_task(self._feed())
         self._feeder.add_done_callback(lambda _: self._changed.set())
 
     async def next(self) -> tuple[str, str] | None:
-        """The next token; None when all have been read."""
+        """Return the next token; None when all have been read."""
         while not self._unread:
             if self._feeder.done() and not self._live:
                 return None

@@ -27,24 +27,24 @@ class _Stream:
         self.sequences = sequences
         self.task: asyncio.Task[None] | None = None
         self.in_thread = False
-        """Then it cannot be cancelled while it computes."""
+        """Whether it runs in a thread, where it cannot be cancelled while it computes."""
         self.begun = False
-        """Tokens have come, so it cannot be begun anew."""
+        """Whether tokens have come, so that it cannot be begun anew."""
 
     @property
     def wanted(self) -> int:
-        """How many of its sequences still wait for an answer."""
+        """Number of its sequences that still wait for an answer."""
         return sum(sequence.waits_for_answer for sequence in self.sequences)
 
 
 class StreamCore(TokenCore):
-    """Streams side by side."""
+    """The streams of one model, side by side."""
 
     def __init__(self, call: ModelCall, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._call = call
         self._pumping = False
-        """`_pump` is about to be called."""
+        """Whether `_pump` is about to be called."""
 
     def _wake(self) -> None:
         if not self._pumping:
@@ -70,7 +70,7 @@ class StreamCore(TokenCore):
         stream.task.add_done_callback(partial(self._end, stream))
 
     def _end(self, stream: _Stream, task: asyncio.Task[None]) -> None:
-        """Usually all have been answered. A sequence and its stream hold each other no longer."""
+        """Answer what is left, usually nothing, and separate the sequences from their stream."""
         mine = [sequence for sequence in stream.sequences if sequence.group is stream]
         for sequence in mine:
             sequence.group = None
@@ -92,7 +92,7 @@ class StreamCore(TokenCore):
                 self._accept(sequence, "", now)
 
     async def _read(self, stream: _Stream) -> None:
-        """Hand the tokens out until the iterator ends, or nobody waits for more."""
+        """Hand the tokens out until the iterator ends, or nothing waits for more."""
         begin, size = self._clock.now(), stream.wanted
         async with contextlib.aclosing(self._lists(stream)) as lists:
             async for tokens in lists:
@@ -109,7 +109,7 @@ class StreamCore(TokenCore):
                     break
 
     async def _lists(self, stream: _Stream) -> AsyncGenerator[list[Any]]:
-        """What the model gives, each with one entry for each sequence. Raises what it raises, and `WrongOutputs`."""
+        """Yield the model's lists, with one entry for each sequence. Raises what it raises, and `WrongOutputs`."""
         count = len(stream.sequences)
         found = await self._call(
             [sequence.prompt for sequence in stream.sequences],
@@ -132,7 +132,7 @@ class StreamCore(TokenCore):
             )
 
     def _failed(self, stream: _Stream, error: BaseException) -> None:
-        """All fail, or, where one may be to blame and no token has come, halves are begun anew."""
+        """Answer all with the error or, where one may be the cause and no token has come, begin halves anew."""
         live = [sequence for sequence in stream.sequences if sequence.waits_for_answer]
         isolate = self._shared.limits.isolate and not stream.begun and not isinstance(error, WrongOutputs)
         if len(live) < 2 or not isolate:

@@ -1,4 +1,4 @@
-"""What the token-level loops have in common: slots, deadlines, and an answer for everybody.
+"""The common part of the token-level loops: slots, deadlines, and an answer for every request.
 
 A core lives in one asyncio event loop, like the one in `core.py`, and needs no locks for the same reason. What holds,
 whatever the model does:
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.model import WrongOutputs
 from batchwright.batcher.token_entry import TokenEntry
-from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed
@@ -32,18 +32,18 @@ _log = logging.getLogger("batchwright.batcher")
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What outlives a core, when its batcher moves to another event loop."""
+    """State that outlives a core when its batcher moves to another event loop."""
 
     slots: Slots
     places: int
-    """Sequences that are computed at once; those beyond them wait."""
+    """Sequences that are computed at once; others wait."""
     limits: WaitingLimits
     clock: Clock
     stats: ContinuousStats
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of waiting sequences."""
         return max(0, len(self.slots) - self.places)
 
 
@@ -59,7 +59,7 @@ class TokenCore(ABC):
         self._closing = False
         self._emptied: list[asyncio.Future[None]] = []
         self._stay: float | None = None
-        """Seconds for which a sequence keeps its slot, of late."""
+        """Seconds for which a sequence keeps its slot, on average of late."""
 
     @property
     def is_empty(self) -> bool:
@@ -77,7 +77,7 @@ class TokenCore(ABC):
         self._wake()
 
     def leave(self, sequence: TokenEntry) -> None:
-        """The caller of `sequence` has gone: it frees its slot."""
+        """Free the slot of `sequence`, whose caller has gone."""
         if not sequence.future.cancelled():
             # It was answered before its caller could know.
             return
@@ -87,7 +87,7 @@ class TokenCore(ABC):
         self._left(sequence)
 
     async def close(self, *, drain: bool) -> None:
-        """Compute what is here to its end, or with `drain` off answer it with `BatcherClosed`."""
+        """Compute all requests to their end or, without `drain`, answer them with `BatcherClosed`."""
         self._closing = True
         if not drain:
             self._fail_all(BatcherClosed("the batcher was closed before the request was finished"))
@@ -97,23 +97,23 @@ class TokenCore(ABC):
             await emptied
 
     def abandon(self) -> None:
-        """The event loop has ended, and all callers with it: forget them."""
+        """Forget all requests: the event loop has ended, and all callers with it."""
         self._stats.cancelled += len(self._slots.clear())
 
     @abstractmethod
     def _wake(self) -> None:
-        """Somebody has come, or a slot has become free: see to it that those who wait are placed. Called often."""
+        """Place waiting requests: one has arrived, or a slot has become free. Called often."""
 
     @abstractmethod
     def _left(self, sequence: TokenEntry) -> None:
-        """`sequence`, which may be in the model, is not wanted any more; it is out of the slots."""
+        """Note that `sequence`, which may be in the model, is not wanted any more; it has left the slots."""
 
     def _watch(self, sequence: TokenEntry) -> None:
         """See to it that `sequence` is answered at its deadline."""
         sequence.timer = self.loop.call_later(max(0.0, sequence.due - self._clock.now()), self._late, sequence)
 
     def _place(self) -> Sequence[TokenEntry]:
-        """Fill the slots; those who got one."""
+        """Fill the slots, and return the requests that got one."""
         placed = cast("Sequence[TokenEntry]", self._slots.fill())
         if placed:
             now, stats = self._clock.now(), self._stats
@@ -125,14 +125,14 @@ class TokenCore(ABC):
         return placed
 
     def _count_step(self, size: int, taken: int, seconds: float) -> None:
-        """A step of `size` sequences took the model `seconds`, while `taken` slots were taken."""
+        """Count a step of `size` sequences that took the model `seconds`, with `taken` slots taken."""
         stats = self._stats
         stats.count_batch("full" if taken >= self._slots.size else "idle", size)
         stats.model_seconds += seconds
         stats.model_ms.add(seconds * 1e3)
 
     def _accept(self, sequence: TokenEntry, token: Any, now: float) -> None:
-        """What the model gave for one sequence: its next token, an empty one at its end, or an exception."""
+        """Take the model's result for one sequence: its next token, an empty one at its end, or an exception."""
         if sequence.future.done():
             return
         if isinstance(token, str):
@@ -163,14 +163,14 @@ class TokenCore(ABC):
                 sequence.fail(error, now, self._stats)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Answer everybody with this, and leave the model."""
+        """Answer all requests with this error, and leave the model."""
         everybody = cast(list[TokenEntry], self._slots.clear())
         self._fail(everybody, error)
         for sequence in everybody:
             self._left(sequence)
 
     def _ended_early(self, task: asyncio.Task[None], sequences: Iterable[TokenEntry] | None = None) -> None:
-        """A task of ours was ended by somebody else, or by a fault: those it should have answered (or all) get one."""
+        """Answer the requests of a task that was ended from outside or by a fault (or all requests)."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("computing failed outside of the model", exc_info=error)

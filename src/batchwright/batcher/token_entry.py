@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TypeAlias
 
+from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.token_lengths import Measure
-from batchwright.batcher.token_stats import ContinuousStats
 from batchwright.errors import BatchwrightError, DeadlineExceeded
 from batchwright.request import FinishReason, InferenceRequest, InferenceResponse, Usage
 from batchwright.stop_strings import StopStrings
 
 Listener: TypeAlias = Callable[[str | InferenceResponse], None]
-"""Is told each piece of text, and last the response, in the event loop of the batcher. It must not raise."""
+"""Callback for each piece of text and last the response, in the event loop of the batcher. It must not raise."""
 
 
 class TokenEntry(Entry):
@@ -50,27 +50,27 @@ class TokenEntry(Entry):
     ) -> None:
         super().__init__(future, request.prompt, request, arrival, length, priority, due, tenant)
         self.raw = ""
-        """All tokens so far: what the model is given to go on from."""
+        """All tokens so far, from which the model goes on."""
         self.generated = 0
-        """How many."""
+        """Number of generated tokens."""
         self.timer: asyncio.TimerHandle | None = None
-        """Rings at its deadline. Set by the core."""
+        """Timer of its deadline, set by the core."""
         self._most = most
         self._measure = measure
         self._listener = listener
         self._stops = StopStrings(request.stop) if request.stop else None
         self._given = ""
-        """What has become certain of the text; kept only where stop strings make it differ from `raw`."""
+        """Text that has become certain; kept only where stop strings make it differ from `raw`."""
         self._first_at: float | None = None
         self._last_at = arrival
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody wants its text as it comes."""
+        """Whether a listener wants its text as it comes."""
         return self._listener is not None
 
     def accept(self, token: str, now: float, stats: ContinuousStats) -> FinishReason | None:
-        """Take the next token; empty: there is none any more. Why it has ended with it, or None."""
+        """Take the next token (empty: the end), and return why the request has ended with it, or None."""
         if not token:
             self._give(self._held())
             return "stop"
@@ -93,12 +93,12 @@ class TokenEntry(Entry):
         return ended
 
     def hear(self, piece: str) -> None:
-        """Pass a piece of text on to whoever wants it as it comes."""
+        """Pass a piece of text on to the listener, if there is one."""
         if piece and self._listener is not None:
             self._listener(piece)
 
     def finish(self, reason: FinishReason, now: float, stats: ContinuousStats) -> None:
-        """Answer with what there is, which is all."""
+        """Answer with the whole text."""
         if self._first_at is not None and self.generated > 1:
             stats.tpot_ms.add((self._last_at - self._first_at) / (self.generated - 1) * 1e3)
         self.succeed(reason, now, self._measure, stats)

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: in tokens where the model has a tokenizer, never by splitting on blanks."""
+"""Lengths of prompts and outputs: in tokens where the model has a tokenizer, never by splitting on blanks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Measure:
     def __init__(self, tokenizer: Any, length: Callable[[Any], int] | None = None) -> None:
         self._encode: Callable[..., Sized] | None = getattr(tokenizer, "encode", None)
         self._bare: dict[str, bool] = {}
-        """How to ask for the tokens of an output, which has no beginning-of-text token."""
+        """Arguments for encoding an output, which has no beginning-of-text token."""
         if self._encode is not None and _accepts(self._encode, "add_special_tokens"):
             self._bare = {"add_special_tokens": False}
         self._length = length
 
     def length(self, prompt: Any) -> int:
-        """At least 0. Raises `InvalidRequest` when `length` or the tokenizer cannot take the prompt."""
+        """Return the length, at least 0. Raises `InvalidRequest` for a prompt that cannot be measured."""
         if self._length is None and self._encode is None:
             return _size(prompt, len)
         try:
@@ -40,7 +40,7 @@ class Measure:
             raise InvalidRequest(f"prompt: its length cannot be measured: {error}", param="prompt") from error
 
     def prompt_tokens(self, prompt: Any, length: int) -> int:
-        """By the tokenizer, or the number of token ids; 0 where neither tells. `length` is what was measured."""
+        """Return the number of tokens by the tokenizer, or of token ids; 0: unknown. `length` is what was measured."""
         if isinstance(prompt, str):
             return self._counted(prompt) if self._length is not None else length * (self._encode is not None)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], int):
@@ -48,11 +48,11 @@ class Measure:
         return 0
 
     def output_tokens(self, output: Any) -> int:
-        """By the tokenizer; 0 where there is none, or the output is no text."""
+        """Return the number of tokens by the tokenizer; 0 without one, or for an output that is no text."""
         return self._counted(output, **self._bare) if isinstance(output, str) else 0
 
     def _counted(self, text: str, **options: bool) -> int:
-        """0 too where the tokenizer fails: an answer is not thrown away for that."""
+        """Return the number of tokens; 0 too where the tokenizer fails: an answer is not thrown away for that."""
         try:
             return len(self._encode(text, **options)) if self._encode is not None else 0
         except Exception:

@@ -1,4 +1,4 @@
-"""How much may wait, and what is said to those for whom there is no room."""
+"""Limits on waiting requests, and the error for a request beyond them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from batchwright.errors import Overloaded
 
 @dataclass(frozen=True, slots=True)
 class WaitingLimits:
-    """What a batcher takes on at most."""
+    """Most that a batcher takes on."""
 
     waiting: int
     """Requests that wait: in the queue, or to be computed again because their batch failed."""
     waiting_tokens: int | None
-    """Their lengths in all."""
+    """Most tokens of waiting requests in all; None: any number."""
     isolate: bool
-    """Whether a batch that raises is computed again in parts, until the request that is to blame is alone."""
+    """Whether a batch that raises is computed again in parts, until the request that causes it is alone."""
 
     def exceeded(self, waiting: int, tokens: int, length: int) -> str | None:
-        """Why one of `length` more is too many, while `waiting` requests of `tokens` in all wait; None: there is room.
+        """Return why there is no room for `length` beside `waiting` requests of `tokens` in all; None: there is.
 
         A request is never too long to wait alone.
         """
@@ -31,6 +31,6 @@ class WaitingLimits:
 
 
 def overloaded(reason: str, after: float | None) -> Overloaded:
-    """The error for one more than there is room for; `after` is in how many seconds there will be, if that is known."""
+    """Return the error for a request without room; `after`: seconds until there will be, if known."""
     advice = "try again later" if after is None else f"try again in {after:.3g} s"
     return Overloaded(f"the queue is full: {reason}; {advice}", retry_after=after)

@@ -1,4 +1,4 @@
-"""Where each sequence's keys and values lie: blocks, reference counts, prefix cache. Decides, computes nothing."""
+"""Decisions about where each sequence's keys and values lie: blocks, reference counts, prefix cache."""
 
 from batchwright.kv.blocks import BlockManager, BlockTable
 

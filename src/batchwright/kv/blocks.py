@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 _Content: TypeAlias = tuple[int, tuple[int, ...]]
-"""What a full block holds: the prefix before it, and its tokens."""
+"""Content of a full block: the prefix before it, and its tokens."""
 
 _NOTHING = 0
-"""The prefix before a first block."""
+"""Prefix before a first block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class BlockTable:
 
     blocks: array[int] = field(default_factory=lambda: array("i"))
     prefixes: list[int] = field(default_factory=list)
-    """Up to and including each of its leading full blocks, as far as they have been published or matched."""
+    """Prefixes up to and including each of its leading full blocks, as far as they have been published or matched."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -54,7 +54,7 @@ class BlockManager:
         self._references = [0] * num_blocks
         self._content_of: list[_Content | None] = [None] * num_blocks
         self._published: dict[_Content, tuple[int, int]] = {}
-        """Block, and prefix up to and including it."""
+        """Block by prefix up to and including it."""
         self._last_prefix = _NOTHING
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
@@ -68,11 +68,11 @@ class BlockManager:
         return self.num_blocks - len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
+        """Return how many blocks `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def can_open(self, tokens: Sequence[int], spare: int = 0, *, without: Sequence[BlockTable] = ()) -> bool:
-        """Whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free.
+        """Return whether all of `tokens` would fit now, prefix hits counted, and leave `spare` blocks free.
 
         `without` are open tables: the answer is for the time after they were closed.
         """
@@ -89,7 +89,7 @@ class BlockManager:
         return missing - len(matched) <= free - matched_free
 
     def open(self, tokens: Sequence[int]) -> tuple[BlockTable, int]:
-        """A table that holds the cached prefix of `tokens`, and how many tokens that is.
+        """Return a table that holds the cached prefix of `tokens`, and how many tokens that is.
 
         At least the last token is always left to compute, since its logits are wanted.
         """
@@ -101,7 +101,7 @@ class BlockManager:
         return table, len(table.blocks) * self.block_size
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make room in `table` for `num_tokens` tokens in all. False, and nothing changed, when blocks are lacking."""
+        """Make room in `table` for `num_tokens` tokens in all. False, and nothing changes, when blocks are lacking."""
         missing = self.blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
             return True
@@ -143,7 +143,7 @@ class BlockManager:
         del table.prefixes[full:]
 
     def close(self, table: BlockTable) -> None:
-        """Let go of all blocks. The last ones are handed out again first, so that prefixes stay cached longest."""
+        """Release all blocks. The last ones are handed out again first, so that prefixes stay cached longest."""
         for block in reversed(table.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:

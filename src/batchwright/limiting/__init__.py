@@ -1,1 +1,1 @@
-"""How much is let in, and of whom: pure decisions, which are told the time."""
+"""Limits on what is let in, and from whom: pure decisions, which are told the time."""

@@ -1,4 +1,4 @@
-"""Who is let in when capacity is short.
+"""Admission of requests when capacity is short.
 
 The rule is that of dynamic thresholds (Choudhury and Hahne 1998): an owner may hold as much as is left free, times its
 weight. A lone owner gets half of the capacity, two get a third each; and whatever others hold, something is always
@@ -17,17 +17,17 @@ from batchwright.errors import InvalidRequest, Overloaded
 from batchwright.request import Flow
 
 _RATE_SECONDS = 60.0
-"""Over which the rate of departures is averaged."""
+"""Seconds over which the rate of departures is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a request takes of the capacity for as long as it is inside."""
+    """Capacity that a request takes for as long as it is inside."""
 
     sequences: int
-    """Completions, or texts to embed."""
+    """Number of completions, or of texts to embed."""
     tokens: int
-    """Of prompts, estimated, once for each sequence."""
+    """Estimated prompt tokens, counted once for each sequence."""
 
     def __add__(self, other: Size) -> Size:
         return Size(self.sequences + other.sequences, self.tokens + other.tokens)
@@ -36,7 +36,7 @@ class Size:
         return Size(self.sequences - other.sequences, self.tokens - other.tokens)
 
     def covers(self, other: Size, times: float = 1.0) -> bool:
-        """Whether `times` this is at least `other`, in both respects."""
+        """Return whether `times` this size is at least `other`, in both respects."""
         return other.sequences <= times * self.sequences and other.tokens <= times * self.tokens
 
 
@@ -44,7 +44,7 @@ _NOTHING = Size(0, 0)
 
 
 class AdmissionController:
-    """Shares a capacity out among owners. Times are in seconds of a monotonic clock."""
+    """Divides a capacity among owners. Times are in seconds of a monotonic clock."""
 
     def __init__(self, capacity: Size) -> None:
         self.capacity = capacity
@@ -55,7 +55,7 @@ class AdmissionController:
         self._last: float | None = None
 
     def held_by(self, owner: Hashable) -> Size:
-        """What the requests of an owner hold together."""
+        """Return what the requests of an owner hold together."""
         return self._held_by.get(owner, _NOTHING)
 
     def admit(self, flow: Flow, size: Size, now: float) -> None:
@@ -81,7 +81,7 @@ class AdmissionController:
         self._held_by[flow.owner] = mine
 
     def release(self, flow: Flow, size: Size, now: float) -> None:
-        """The request that was admitted with this size has left."""
+        """Note that the request that was admitted with this size has left."""
         self.held -= size
         left = self._held_by[flow.owner] - size
         if left == _NOTHING:
@@ -105,7 +105,7 @@ class AdmissionController:
             )
 
     def _seconds_for(self, sequences: int, now: float) -> float | None:
-        """How long it took of late until so many had left; None while nothing is known."""
+        """Return how long it took lately until this many had left; None while nothing is known."""
         self._elapse(now)
         return sequences * self._left.seconds / self._left.events if self._left.events >= 1.0 else None
 

@@ -1,4 +1,4 @@
-"""How much a request asks for, before it is read in full and tokenized.
+"""Estimates of how much a request asks for, before it is read in full and tokenized.
 
 Four bytes or characters count as a token. That is what English text has on average; what was used is settled when it is
 known, and lines of batches are only ever estimated. What makes no sense counts little or nothing: whoever reads the
@@ -15,31 +15,31 @@ from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
 _ANSWER = 256
-"""Tokens of an answer whose length is not bounded by the request."""
+"""Tokens assumed for an answer whose length the request does not bound."""
 
 
 def tokens_of_bytes(size: int) -> int:
-    """The tokens of a text of so many bytes."""
+    """Return the estimated tokens of a text of this many bytes."""
     return -(-size // _PER_TOKEN)
 
 
 def sequences_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """The texts to embed of an online request, or its prompts times their completions; at least 1."""
+    """Return the number of texts to embed of an online request, or its prompts times their completions; at least 1."""
     return len(_prompts(endpoint, body)) * completions_of_request(endpoint, body)
 
 
 def completions_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """The completions of each prompt of an online request; 1 for a text to embed."""
+    """Return the number of completions of each prompt of an online request; 1 for a text to embed."""
     return 1 if endpoint == EMBEDDINGS_URL else _whole(body.get("n")) or 1
 
 
 def prompt_tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """The tokens of the prompts of an online request, or of its texts to embed."""
+    """Return the estimated tokens of an online request's prompts or texts to embed."""
     return sum(map(_tokens, _prompts(endpoint, body)))
 
 
 def tokens_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
-    """The tokens of the prompts of an online request and of the longest answers that it allows."""
+    """Return the estimated tokens of an online request's prompts and of the longest answers that it allows."""
     prompts = prompt_tokens_of_request(endpoint, body)
     if endpoint == EMBEDDINGS_URL:
         return prompts

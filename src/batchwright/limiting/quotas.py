@@ -1,4 +1,4 @@
-"""What a tenant or a key may use at most."""
+"""Quotas: the most that a tenant or a key may use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ LARGEST = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """Limits of one tenant or one key; None: this one is not limited here."""
+    """Limits of one tenant or one key; None: no limit."""
 
     storage_bytes: int | None = None
-    """Of all files, outputs of batches included."""
+    """Bytes of all files, outputs of batches included."""
     enqueued_lines: int | None = None
     """Lines of batches that have no result yet."""
     enqueued_tokens: int | None = None
     """Estimated prompt tokens of those lines."""
     requests_per_minute: int | None = None
-    """Online requests."""
+    """Online requests in a minute."""
     tokens_per_minute: int | None = None
-    """Tokens of the prompts and answers of online requests."""
+    """Tokens of the prompts and answers of online requests in a minute."""
     concurrent_requests: int | None = None
     """Online requests at once."""
 
@@ -37,11 +37,11 @@ class Quotas:
                 raise InvalidRequest(f"{name}={value!r}: must be a whole number from 1 to 2**53", param=name)
 
     def over(self, defaults: Quotas) -> Quotas:
-        """These, and the limits of `defaults` where there is none."""
+        """Return these quotas, with the limits of `defaults` where there is none."""
         return Quotas(**{name: _first(getattr(self, name), getattr(defaults, name)) for name in NAMES})
 
     def as_values(self) -> dict[str, int]:
-        """The limits that there are, by name: what `of_values` takes."""
+        """Return the limits that are set, by name, as `of_values` takes them."""
         return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
 
 
@@ -50,7 +50,7 @@ UNLIMITED = Quotas()
 
 
 def of_values(values: Mapping[str, Any]) -> Quotas:
-    """Quotas from their values by name. Raises `InvalidRequest` for a value that cannot be one."""
+    """Return quotas from their values by name. Raises `InvalidRequest` for an invalid value."""
     return Quotas(**{name: value for name, value in values.items() if name in NAMES})
 
 

@@ -1,4 +1,4 @@
-"""How many requests and tokens online clients may use in a minute, and how many requests at once.
+"""Limits on the requests and tokens of online clients in a minute, and on their requests at once.
 
 A minute is a sliding window: in no minute is more let in than a limit allows, up to what other processes let in that is
 not known here yet. What was used is counted in slots of a few seconds; a slot counts until all of it is a minute old.
@@ -28,11 +28,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 PERIOD = 60
 SLOT = 5
 _SOON = 1.0
-"""Seconds after which to try again when all places are taken: when one is free cannot be known."""
+"""Seconds after which to try again when all places are taken, since it is not known when one will be free."""
 
 
 class Change(NamedTuple):
-    """An amount that was used of a rate in a slot."""
+    """An amount that was used of a rate in one time slot."""
 
     rate: str
     slot: int
@@ -41,30 +41,30 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whose use is limited."""
+    """A tenant or a key whose use is limited."""
 
     name: str
-    """`tenant:…` or `key:…`."""
+    """Name of the form `tenant:…` or `key:…`."""
     quotas: Quotas
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a rate stands."""
+    """Limit of a rate, what is left of it, and when it is whole again."""
 
     limit: int
     remaining: int
     reset: float
-    """Seconds until nothing of it is used."""
+    """Seconds until none of it is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not let in."""
+    """The reason why a request is not let in."""
 
     subject: str
     quota: str
-    """The name of the field of `Quotas`."""
+    """Name of the field of `Quotas`."""
     limit: int
     used: int
     asked: int
@@ -78,27 +78,27 @@ class Grant:
 
     subjects: tuple[str, ...]
     rates: tuple[tuple[Kind, str, int], ...]
-    """In which it is counted, with their limits."""
+    """Rates in which it is counted, with their limits."""
     slot: int
     tokens: int
-    """That it is counted with."""
+    """Tokens that it is counted with."""
     inside: bool = True
 
 
 @dataclass(slots=True)
 class _Window:
-    """The last minute of a rate."""
+    """Use of a rate in the last minute."""
 
     limit: int | None = None
-    """As it was last asked for here; None: it was not, and is known from other processes."""
+    """Limit that was last asked for here; None: the rate is known from other processes only."""
     shared: Mapping[int, int] = field(default_factory=dict)
-    """By slot, of all processes, as it was last heard."""
+    """Use in all processes, by slot, as last learned."""
     handed: dict[int, int] = field(default_factory=dict)
-    """Being handed over: not in `shared` yet."""
+    """Use being handed over, which is not in `shared` yet."""
     own: dict[int, int] = field(default_factory=dict)
 
     def slots(self, now: float) -> list[tuple[int, int]]:
-        """Those that count at `now`, the oldest first."""
+        """Return the slots that count at `now`, the oldest first."""
         amounts: Counter[int] = Counter()
         for part in (self.shared, self.handed, self.own):
             for slot, amount in part.items():
@@ -110,7 +110,7 @@ class _Window:
         return max(0, sum(amount for _, amount in self.slots(now)))
 
     def wait(self, amount: int, now: float) -> float:
-        """Seconds until `amount` of what is used now counts no more."""
+        """Return the seconds until `amount` of what is used now counts no more."""
         gone = 0
         for slot, used in self.slots(now):
             gone += used
@@ -127,7 +127,7 @@ def slot_of(now: float) -> int:
 
 
 def oldest_slot(now: float) -> int:
-    """The first one that has an end within the last minute."""
+    """Return the first slot that has an end within the last minute."""
     return slot_of(now - PERIOD)
 
 
@@ -139,12 +139,12 @@ class RateLimiter:
         self._inside: Counter[str] = Counter()
         self._elsewhere: Mapping[str, int] = {}
         self._most_inside: dict[str, int] = {}
-        """Limits of those that have requests inside here and a limit on them."""
+        """Limits of subjects that have requests inside here and a limit on them."""
 
     # Requests.
 
     def admit(self, subjects: Sequence[Subject], tokens: int, now: float) -> Grant | Refusal:
-        """Let a request in that may use `tokens`, or say why not: of several reasons the one that lasts longest."""
+        """Let a request in that may use `tokens`, or return the refusal that lasts longest."""
         refusals = [refusal for subject in subjects for refusal in self._refusals(subject, tokens, now)]
         if refusals:
             return max(refusals, key=_wait)
@@ -161,18 +161,18 @@ class RateLimiter:
         return Grant(tuple(subject.name for subject in subjects), tuple(rates), slot, tokens)
 
     def confirm(self, grant: Grant, subjects: Sequence[Subject], now: float) -> Grant | Refusal:
-        """Decide once more on a request that was let in, after `learn`: it is withdrawn and comes anew."""
+        """Decide once more on a request that was let in, after `learn`: it is withdrawn and admitted anew."""
         self.withdraw(grant)
         return self.admit(subjects, grant.tokens, now)
 
     def withdraw(self, grant: Grant) -> None:
-        """As if the request had never been let in."""
+        """Undo the admission of a request."""
         for kind, rate, limit in grant.rates:
             self._window(rate, limit).add(grant.slot, -1 if kind == "requests" else -grant.tokens)
         self.leave(grant)
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
-        """The request used so many tokens. Those that it was not counted with are counted now."""
+        """Note the tokens that a request used. Those that it was not counted with are counted now."""
         more = tokens - grant.tokens
         for kind, rate, limit in grant.rates:
             if kind == "tokens":
@@ -181,7 +181,7 @@ class RateLimiter:
         grant.tokens = tokens
 
     def leave(self, grant: Grant) -> None:
-        """The request has ended. It may be said more than once."""
+        """Note that the request has ended. May be called more than once."""
         if not grant.inside:
             return
         grant.inside = False
@@ -191,7 +191,7 @@ class RateLimiter:
                 self._most_inside.pop(subject, None)
 
     def standing(self, subjects: Iterable[Subject], kind: Kind, now: float) -> Standing | None:
-        """How the scarcest rate of this kind stands; None: none of them is limited."""
+        """Return how the scarcest rate of this kind stands; None: none of them is limited."""
         found = []
         for subject in subjects:
             for each, limit in _rates(subject.quotas):
@@ -202,13 +202,13 @@ class RateLimiter:
         return min(found, key=lambda standing: standing.remaining, default=None)
 
     def inside(self, subject: str) -> int:
-        """Its requests that were let in and have not ended, in all processes."""
+        """Return the number of its requests that were let in and have not ended, in all processes."""
         return self._inside[subject] + self._elsewhere.get(subject, 0)
 
     # Other processes.
 
     def take_changes(self, now: float) -> tuple[list[Change], list[str]]:
-        """What was counted here since it was last handed over, and the rates of which all news matter.
+        """Return what was counted here since the last call, and the rates of which all news matter.
 
         Of the others what other processes count matters only once it is asked for here. It is followed by `learn`, or
         by `put_back`.
@@ -225,7 +225,7 @@ class RateLimiter:
         return changes, [rate for rate, window in self._windows.items() if window.limit is not None]
 
     def learn(self, counted: Iterable[Change], rates: Collection[str]) -> None:
-        """What all processes counted, what was handed over here included: all of `rates`, and what is new of others."""
+        """Learn what all processes counted, this one included: all of `rates`, and what is new of others."""
         shared: dict[str, dict[int, int]] = {}
         for rate, slot, amount in counted:
             shared.setdefault(rate, {})[slot] = amount
@@ -237,7 +237,7 @@ class RateLimiter:
             window.shared = {**window.shared, **amounts}
 
     def put_back(self) -> None:
-        """What was taken could not be handed over."""
+        """Take back changes that could not be handed over."""
         for window in self._windows.values():
             for slot, amount in window.handed.items():
                 window.add(slot, amount)
@@ -245,11 +245,11 @@ class RateLimiter:
 
     @property
     def inside_here(self) -> dict[str, int]:
-        """Requests inside of this process, by subject: for the other ones."""
+        """Return the number of requests inside of this process by subject, for the other processes."""
         return dict(self._inside)
 
     def standings(self, now: float) -> Iterator[tuple[str, int, int]]:
-        """Each quota asked for here of late, such as `tenant:a/tokens_per_minute`, with its limit and what is used."""
+        """Return each quota asked for here lately, such as `tenant:a/tokens_per_minute`, with its limit and its use."""
         for rate, window in self._windows.items():
             if window.limit is not None:
                 yield f"{rate}_per_minute", window.limit, window.used(now)
@@ -257,7 +257,7 @@ class RateLimiter:
             yield f"{subject}/concurrent_requests", most, self.inside(subject)
 
     def learn_inside(self, elsewhere: Mapping[str, int]) -> None:
-        """Requests inside of the other processes, by subject."""
+        """Learn the number of requests inside of the other processes, by subject."""
         self._elsewhere = elsewhere
 
     # What they share.

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.01, 1000.0)
-"""The least and the greatest weight that a tenant or a key may be given."""
+"""Least and greatest weight that a tenant or a key may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class Claimant:
 
     tenant: str
     weight: float = 1.0
-    """Above 0."""
+    """Weight of the tenant; above 0."""
     served: float = 0.0
-    """Virtual time: tokens divided by the weight that it had when they were counted."""
+    """Virtual time: tokens divided by the weight at the time when they were counted."""
     line_tokens: float = 0.0
-    """Tokens of one of its lines, on average; 0: none has finished yet."""
+    """Average tokens of one of its lines; 0: none has finished yet."""
     in_flight: int = 0
-    """Lines that workers hold."""
+    """Lines of it that workers hold."""
 
 
 def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
-    """The tenants that the next `lines` lines go to, in turn, as if each tenant had any number of them."""
+    """Return the tenants that the next `lines` lines go to, in turn, as if each had any number of lines."""
     known = [each.line_tokens for each in claimants if each.line_tokens > 0.0]
     usual = sum(known) / len(known) if known else 1.0
     heap: list[tuple[float, float, str, float]] = []
@@ -54,12 +54,12 @@ def turns(claimants: Sequence[Claimant], lines: int) -> list[str]:
 
 
 def place(claimant: Claimant) -> float:
-    """The virtual time at which the tenant's next line starts."""
+    """Return the virtual time at which the tenant's next line starts."""
     return claimant.served + claimant.line_tokens * claimant.in_flight / claimant.weight
 
 
 def virtual_time(before: float, active: Mapping[str, float], working: Collection[str]) -> float:
-    """Where a tenant starts that joins now. `before`: the virtual time at the last change.
+    """Return the virtual time at which a tenant that joins now starts. `before`: the virtual time at the last change.
 
     `active` has the places of those who were active until now, `working` those who have something to compute from now
     on. While some of them go on, it is the least of their places; when all have stopped, nobody starts before the one

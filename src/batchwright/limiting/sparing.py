@@ -1,4 +1,4 @@
-"""Writing down what may come as often as a stranger likes."""
+"""Suppression of log records and the like that strangers can cause as often as they like."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 
 class Sparing:
-    """Lets through the first few of a kind in each period, and counts the rest. Times are seconds of any clock."""
+    """Lets the first few of a kind through in each period, and counts the rest. Times are seconds of any clock."""
 
     def __init__(self, most: int, period: float) -> None:
         self._most = most
@@ -16,7 +16,7 @@ class Sparing:
         self._suppressed = 0
 
     def take(self, kind: str, now: float) -> tuple[bool, int]:
-        """Whether this one is let through; and how many were not in the period that has just ended."""
+        """Return whether this one is let through, and how many were not in the period that has just ended."""
         suppressed = 0
         if now >= self._until:
             suppressed, self._suppressed = self._suppressed, 0

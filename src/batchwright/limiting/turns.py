@@ -1,4 +1,4 @@
-"""Whose turn it is, among many whose claims change all the time."""
+"""Order of turns among many claimants whose keys change all the time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ENDED_KEPT = 64
 
 
 class Turns(Generic[_T]):
-    """Claimants by a key. It may grow unnoticed, but whoever makes it smaller must `offer` the claimant again."""
+    """Claimants by a key. Keys may grow unnoticed, but a claimant whose key becomes smaller must be `offer`ed again."""
 
     def __init__(self, key: Callable[[_T], tuple[Any, ...]]) -> None:
-        """`key`: that of a claimant now; the smallest has the next turn, and of equal ones the one offered first."""
+        """`key` of a claimant now: the smallest has the next turn, and of equal ones the one offered first."""
         self._key = key
         self._heap: list[tuple[tuple[Any, ...], int, _T]] = []
         self._valid: dict[_T, int] = {}
-        """The serial number of the one entry of each claimant that counts."""
+        """Serial number of the one entry of each claimant that counts."""
         self._offers = 0
 
     def __len__(self) -> int:
@@ -36,11 +36,11 @@ class Turns(Generic[_T]):
             heapq.heapify(self._heap)
 
     def remove(self, claimant: _T) -> None:
-        """It claims nothing any more. Does nothing when it did not."""
+        """Let a claimant take part no more. Does nothing when it did not."""
         self._valid.pop(claimant, None)
 
     def first(self) -> _T:
-        """The claimant with the smallest key; there must be one."""
+        """Return the claimant with the smallest key; there must be one."""
         while True:
             key, serial, claimant = self._heap[0]
             if self._valid.get(claimant) != serial:

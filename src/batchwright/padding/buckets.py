@@ -21,7 +21,7 @@ class Bucket:
 
     boundary: int | None
     indices: list[int] = field(default_factory=list)
-    """Their positions in the input."""
+    """Positions of the sequences in the input."""
     sequences: list[Tokens] = field(default_factory=list)
 
 
@@ -52,7 +52,7 @@ class BucketedPadding:
         return cls(fit_boundaries(lengths, num_buckets), pad_token_id)
 
     def get_bucket(self, length: int) -> int | None:
-        """The boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them.
+        """Return the boundary that a sequence of `length` tokens is padded to; None when it is longer than all of them.
 
         Raises ValueError for a `length` that is not a whole number of at least 0.
         """
@@ -61,7 +61,7 @@ class BucketedPadding:
         return self.bucket_boundaries[index] if index < len(self.bucket_boundaries) else None
 
     def bucket_sequences(self, sequences: Sequence[Tokens]) -> list[Bucket]:
-        """The buckets that are not empty, by boundary, overflow last; each keeps the order of the input."""
+        """Return the buckets that are not empty, by boundary, overflow last; each keeps the order of the input."""
         buckets: dict[int | None, Bucket] = {}
         for index, sequence in enumerate(sequences):
             boundary = self.get_bucket(len(sequence))
@@ -87,7 +87,7 @@ class BucketedPadding:
 
 
 def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
-    """At most `num_buckets` boundaries with the least padding in all for a sample of `lengths`.
+    """Return at most `num_buckets` boundaries with the least padding in all for a sample of `lengths`.
 
     Exact, by dynamic programming over the distinct lengths: the best k buckets for the shortest j lengths end in one
     bucket (i, j], padded to the longest of it, after the best k - 1 buckets for the shortest i. O(k · m²) for m
@@ -121,7 +121,7 @@ def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:
 
 
 def _distinct(lengths: Sequence[int]) -> tuple[Ids, Ids]:
-    """The distinct lengths above 0, ascending, and how many there are of each."""
+    """Return the distinct lengths above 0, ascending, and how many there are of each."""
     sample = np.asarray(lengths)
     if sample.ndim != 1 or (sample.size and sample.dtype.kind not in "iu"):
         raise ValueError(f"lengths: must be a row of whole numbers, not {sample.dtype} with {sample.ndim} axes")

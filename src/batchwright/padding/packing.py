@@ -21,13 +21,13 @@ class PackedRow:
     """Sequences end to end in one row."""
 
     ids: Ids
-    """[tokens, separators included]."""
+    """Token ids [tokens, separators included]."""
     position_ids: Positions
-    """[same]: counted from 0 in each sequence; a separator counts on from the sequence before it."""
+    """Positions [tokens], counted from 0 in each sequence; a separator counts on from the sequence before it."""
     cu_seqlens: Boundaries
-    """[sequences + 1]: where each sequence begins, its separator included; the last is the length of the row."""
+    """Where each sequence begins [sequences + 1], separators included; the last is the length of the row."""
     indices: list[int]
-    """Which of the given sequences they are."""
+    """Positions of the sequences in the input."""
     separated: bool
     """Whether each sequence is followed by a separator token."""
 
@@ -41,7 +41,7 @@ class PackedBatch:
 
     @property
     def efficiency(self) -> float:
-        """Share of the rows, each `max_length` long, that is filled; 1 when there is none."""
+        """Share of the rows, each `max_length` long, that is filled; 1 without rows."""
         cells = len(self.rows) * self.max_length
         return sum(len(row.ids) for row in self.rows) / cells if cells else 1.0
 
@@ -61,7 +61,7 @@ class PackedSequences:
         self.separator_id = separator_id
 
     def pack(self, sequences: Sequence[Tokens]) -> tuple[PackedRow, list[int]]:
-        """One row with as many of the leading sequences as fit, and the indices of those that did not.
+        """Return one row with as many of the leading sequences as fit, and the indices of those that did not.
 
         A sequence that does not fit is passed over, and later ones that do are taken. None is dropped or cut: what is
         longer than a row is among the indices returned.
@@ -77,7 +77,7 @@ class PackedSequences:
         return self._join(rows, taken), left
 
     def pack_all(self, sequences: Sequence[Tokens]) -> PackedBatch:
-        """All sequences in few rows: best-fit decreasing, which takes at most 11/9 of the fewest possible (+ 4).
+        """Pack all sequences in few rows: best-fit decreasing, at most 11/9 of the fewest possible (+ 4).
 
         Raises ValueError, with its position, for a sequence that no row can hold.
         """
@@ -103,7 +103,7 @@ class PackedSequences:
         return PackedBatch([self._join(rows, sorted(members)) for members in bins], self.max_length)
 
     def unpack(self, packed: PackedRow | PackedBatch) -> list[Ids]:
-        """The sequences, without separators, in the order of their indices: the inverse of packing.
+        """Return the sequences, without separators, in the order of their indices: the inverse of packing.
 
         Of one row, those that it holds; of a batch, all. Raises TypeError for anything else.
         """

@@ -19,13 +19,13 @@ Mask: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PaddingConfig:
-    """How to pad. Raises ValueError, naming the field, for a value that makes no sense."""
+    """How to pad. Raises ValueError, naming the field, for an invalid value."""
 
     pad_token_id: int = 0
     padding_side: Literal["left", "right"] = "right"
-    """Decoder-only models that generate from a padded batch want "left"."""
+    """Side of the padding; decoder-only models that generate from a padded batch need "left"."""
     max_length: int = 2048
-    """No row is longer; a longer sequence is refused, never cut."""
+    """Most tokens in a row; a longer sequence is refused, never cut."""
 
     def __post_init__(self) -> None:
         if self.padding_side not in ("left", "right"):
@@ -35,7 +35,7 @@ class PaddingConfig:
 
 
 class PaddingOptimizer:
-    """Pads batches, and says how much of them is padding. Raises TypeError for a `config` that is none."""
+    """Pads batches, and tells how much of them is padding. Raises TypeError for a `config` of another type."""
 
     def __init__(self, config: PaddingConfig | None = None) -> None:
         if config is not None and not isinstance(config, PaddingConfig):
@@ -80,19 +80,19 @@ class PaddingOptimizer:
         return max_length
 
     def compute_padding_efficiency(self, sequences: Sequence[Tokens]) -> float:
-        """Share of the padded rectangle that is tokens, 0 to 1; 1 for a batch without any cell."""
+        """Return the share of the padded rectangle that is tokens, 0 to 1; 1 for a batch without any cell."""
         lengths = [len(sequence) for sequence in sequences]
         return efficiency(lengths)
 
 
 def efficiency(lengths: Sequence[int]) -> float:
-    """Tokens over cells when sequences of these lengths are padded to the longest."""
+    """Return tokens over cells when sequences of these lengths are padded to the longest."""
     cells = max(lengths, default=0) * len(lengths)
     return sum(lengths) / cells if cells else 1.0
 
 
 def as_ids(sequence: Tokens, position: int) -> Ids:
-    """`sequence` as int64. Raises ValueError, naming its position, for what is not a row of whole numbers."""
+    """Return `sequence` as int64. Raises ValueError, naming its position, for what is not a row of whole numbers."""
     row = np.asarray(sequence)
     if row.size == 0 and row.ndim == 1:
         return np.empty(0, np.int64)

@@ -4,13 +4,12 @@ A policy is an order × a shape × a timing; `policy.py` says what each answers.
 """
 
 from batchwright.policies.adaptive import TargetLatency, adaptive
-from batchwright.policies.auto import Goodput, auto
+from batchwright.policies.auto import Goodput, LatencyCappedBatches, auto
 from batchwright.policies.backlog import Backlog
 from batchwright.policies.fair import FairShare
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.latency_cap import LatencyCappedBatches
-from batchwright.policies.length_aware import LikeLengths, length_aware
+from batchwright.policies.lengths import LikeLengths, length_aware
 from batchwright.policies.memory import Memory, WithinMemory, within_memory
 from batchwright.policies.policy import (
     AtOnce,

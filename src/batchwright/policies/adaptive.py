@@ -22,7 +22,7 @@ from batchwright.policies.simple import BySize
 
 
 class TargetLatency(NarrowedShape):
-    """Shape: as many of those that another shape chose as keep the target."""
+    """Shape that takes as many of another shape's batch as meet the latency target."""
 
     def __init__(self, target: float, *, min_batch_size: int = 1, inner: Shape) -> None:
         check_time("target", target, above_zero=True)
@@ -41,7 +41,7 @@ class TargetLatency(NarrowedShape):
         return batch[:within], full or within < len(batch)
 
     def _largest(self, batch: Sequence[Item], seconds: float, latency: LatencyModel) -> int:
-        """How many of the first of `batch` take at most `seconds`, and at least how many must go."""
+        """Return how many of the first of `batch` take at most `seconds`; at least `min_batch_size`."""
         longest = 0
         for count, item in enumerate(batch, 1):
             longest = max(longest, item.length)
@@ -60,7 +60,7 @@ def adaptive(
     *,
     order: Order | None = None,
 ) -> Policy:
-    """The largest batch that keeps `target_latency` seconds, between the two sizes."""
+    """Return a policy of the largest batch that meets `target_latency` seconds, between the two sizes."""
     check_time("target_latency", target_latency, above_zero=True)
     check_size("max_batch_size", max_batch_size)
     return Policy(

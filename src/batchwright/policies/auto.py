@@ -1,4 +1,4 @@
-"""The default: nothing to set.
+"""The default policy, which has nothing to set.
 
 The idea: dispatch whatever waits as soon as the model is free, and let requests gather while it is busy. When more wait
 than go into one batch, or their lengths differ, three questions are answered with what has been learned of the model's
@@ -15,8 +15,14 @@ latency (`latency.py`):
 
 The order stands above this: the batches compared are those with requests of the level that comes first, which is a
 priority, aging included (`priority.py`), or a tenant's turn (`fair.py`), and requests of later levels count for nothing
-in them. Until the model's latency is known, requests go in order. Where urgent requests come too, batches of others are
-kept short if that costs little (`latency_cap.py`).
+in them. Until the model's latency is known, requests go in order.
+
+Where urgent requests come too, batches of others are kept short. A request that arrives while a batch is computed
+waits for its end, so a long batch of patient requests costs urgent ones their time. What a longer batch gains is that
+fewer batches pay what any batch costs; of one that lasts ten times that, it is a tenth, and there is little more to
+gain. So a batch takes patient requests only up to that time, or up to a tenth of what its oldest request has waited: a
+backlog makes batches larger, and what they save works it off. Where any batch costs much by itself, this shortens
+nothing.
 """
 
 from __future__ import annotations
@@ -28,31 +34,36 @@ from dataclasses import dataclass
 
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.latency_cap import LatencyCappedBatches
 from batchwright.policies.lengths import PaddedLimits, capacity, divide
-from batchwright.policies.policy import Order, Policy, Timing
+from batchwright.policies.policy import NarrowedShape, Order, Policy, Shape, Timing
 from batchwright.policies.priority import Urgency
 
 _LOOK_AHEAD = 128
-"""At most so many waiting requests are looked at, and at least one batch of them."""
+"""Most waiting requests that are looked at; a whole batch of them always is."""
+_WASTE = 0.1
+"""Most that the fixed cost of a batch may be of its time before patient requests are left out for urgent ones."""
+_BACKLOG_SHARE = 0.1
+"""Share of the time that its oldest request has waited which a batch may last in any case."""
+_REMEMBERED = 64
+"""Batches without urgent requests after which none are expected."""
 
 
 @dataclass(slots=True)
 class _Weight:
-    """What a batch has to say for itself, and against the others."""
+    """Scores of a candidate batch, over its requests of the first level."""
 
     seconds: float
-    """Model time."""
+    """Model time of the whole batch."""
     slacks: list[float]
-    """How long from now each of those that count may still take, ascending."""
+    """Seconds left until each deadline, ascending."""
     in_time: int
-    """How many of those that count have a deadline, which they keep."""
+    """Number of requests with a deadline, all of which the batch meets."""
     patience: float
-    """Response ratios of the others, summed: waiting and model time over model time."""
+    """Sum of the response ratios of requests without a deadline: (waiting + model time) / model time."""
 
 
 class Goodput(PaddedLimits):
-    """Shape: the batch that lets the most answers be in time."""
+    """Shape that lets the most answers be in time."""
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
@@ -77,7 +88,7 @@ class Goodput(PaddedLimits):
         return max(zip(candidates, weights, strict=True), key=lambda each: _worth(each[1], weights))[0]
 
     def _first(self, items: Sequence[Item]) -> tuple[Sequence[Item], bool]:
-        """As many of the first as go together."""
+        """Return as many of the first of `items` as go together, and whether they make a full batch."""
         longest = 0
         for count, item in enumerate(items[: self.max_batch_size]):
             longest = max(longest, item.length)
@@ -87,7 +98,7 @@ class Goodput(PaddedLimits):
 
 
 def _in_time(batch: Sequence[Item], full: bool, now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
-    """The most of `batch` that can go together and all be in time, and whether that is full."""
+    """Return the most of `batch` that can go together and all be in time, and whether that is a full batch."""
     dues = sorted([item.due for item in batch])
     if dues[0] == math.inf:
         return batch, full
@@ -116,9 +127,45 @@ def _seconds(latency: LatencyModel, longest: int, count: int) -> float:
 
 
 def _worth(mine: _Weight, weights: Sequence[_Weight]) -> tuple[float, int]:
-    """What speaks for letting this one go first: patience worn out, less deadlines missed; then answers in time."""
+    """Return what ranks `mine` among `weights`: its patience less the deadlines that others miss; then its answers."""
     lost = sum(bisect_left(other.slacks, mine.seconds + other.seconds) for other in weights if other is not mine)
     return mine.patience - lost, mine.in_time
+
+
+class LatencyCappedBatches(NarrowedShape):
+    """Shape that drops from another shape's batch the less urgent requests that would delay urgent ones for little."""
+
+    def __init__(self, inner: Shape) -> None:
+        super().__init__(inner)
+        self._urgent: float = math.inf
+        """Most urgent priority seen lately."""
+        self._without = 0
+        """Batches since it was last seen."""
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        batch, full = self.inner.choose(items, now, latency)
+        priorities = [item.priority for item in batch]
+        self._without += 1
+        if (first := min(priorities)) <= self._urgent or self._without > _REMEMBERED:
+            self._urgent, self._without = first, 0
+        if max(priorities) <= self._urgent or not latency.batches:
+            return batch, full
+        kept = self._shortened(batch, now, latency)
+        return kept, full or len(kept) < len(batch)
+
+    def _shortened(self, batch: Sequence[Item], now: float, latency: LatencyModel) -> Sequence[Item]:
+        base, by_token, by_item = latency.coefficients
+        waited = now - min(item.arrival for item in batch)
+        allowed = max(base / _WASTE, _BACKLOG_SHARE * waited)
+        kept: list[Item] = []
+        longest = 0
+        for item in sorted(batch, key=lambda item: item.priority):
+            grown = max(longest, item.length)
+            seconds = base + (by_token * grown + by_item) * (len(kept) + 1)
+            if not kept or item.priority <= self._urgent or seconds <= allowed:
+                kept.append(item)
+                longest = grown
+        return kept
 
 
 def auto(
@@ -128,6 +175,6 @@ def auto(
     order: Order | None = None,
     timing: Timing | None = None,
 ) -> Policy:
-    """The default. The limits are what the model can hold at once, not settings to tune."""
+    """Return the default policy. The limits are what the model can hold at once, not settings to tune."""
     shape = LatencyCappedBatches(Goodput(max_batch_size, max_batch_tokens))
     return Policy(shape, order=order or Urgency(), timing=timing)

@@ -1,4 +1,4 @@
-"""The requests that wait for a policy, and what was learned of the model that computes them."""
+"""The requests that wait for a policy's decision, and what was learned of the model that computes them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from batchwright.policies.policy import BatchPolicy, Dispatch, Wait
 
 
 class Backlog:
-    """Requests in the order in which they are to be served, and the policy that is asked about them. It has no clock.
+    """Waiting requests in serving order, and the policy that decides about them. It has no clock.
 
-    It learns how long batches take, and tells `policy.memory`, where there is one, which of them fitted.
+    It learns how long batches take, and tells `policy.memory`, if there is one, which of them fitted.
     """
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
         self.latency = LatencyModel()
         self.draining = False
-        """Whether whatever waits is to be dispatched now."""
+        """Whether everything that waits is to be dispatched now."""
         self._waiting = SortedItems(by_age=policy.holds_back)
         self._padding = 1.0
-        """Padded tokens for each token, in recent batches."""
+        """Padded tokens per token in recent batches."""
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """Return the number of waiting requests."""
         return len(self._waiting)
 
     @property
     def items(self) -> Sequence[Item]:
-        """The waiting, first the one that is to be served first. Not to be changed."""
+        """Waiting requests in serving order. Not to be changed."""
         return self._waiting.items
 
     @property
     def oldest(self) -> Item:
-        """The request that came first, of a policy that holds back. There must be one."""
+        """Request that arrived first; only for a policy that holds back, while requests wait."""
         return self._waiting.oldest
 
     @property
     def takes_many(self) -> bool:
-        """Whether `add` raises nothing, so that arrivals can be told together later."""
+        """Whether `add` never raises, so that several arrivals can be added together later."""
         return not self.policy.refuses and self.policy.memory is None
 
     @property
     def memory_limit_mb(self) -> float | None:
-        """What a batch may take of memory now, where batches are fitted into it; else None."""
+        """Memory that a batch may take now, in MB; None where batches are not fitted into memory."""
         return None if self.policy.memory is None else self.policy.memory.limit_mb
 
     def add(self, items: Sequence[Item]) -> None:
-        """Take in requests that have arrived, in this order.
+        """Add new requests, given in order of arrival.
 
         Raises `InvalidRequest` for one that no batch can hold, and what the policy raises for one that it refuses.
         """
@@ -62,14 +62,14 @@ class Backlog:
         self._waiting.add(items)
 
     def remove(self, item: Item) -> bool:
-        """Take out a request that is no longer wanted. False when it does not wait here."""
+        """Remove a request that is no longer wanted. False when it does not wait here."""
         found = self._waiting.remove(item)
         if found:
             self.policy.removed(item)
         return found
 
     def decide(self, now: float, *, drain: bool = False) -> Dispatch | Wait:
-        """What the model, which could take a batch, is to compute now. A batch has left the queue.
+        """Return what a model that is free is to compute now. The requests of a batch leave the queue.
 
         Raises what the policy raises, and ValueError for a batch of requests that do not wait.
         """
@@ -79,9 +79,8 @@ class Backlog:
         decision = self.policy.decide(self, now)
         if isinstance(decision, Wait):
             return decision
-        # Not the queue itself, which is about to change.
-        batch = tuple(decision.items)
-        # First what may raise: whoever is not taken out still waits.
+        batch = tuple(decision.items)  # the queue itself is about to change
+        # First what may raise: requests that are not taken still wait.
         self.policy.served(batch)
         self._waiting.take(batch)
         return Dispatch(batch, decision.reason)
@@ -98,13 +97,13 @@ class Backlog:
             self.policy.memory.learn(fitted, failed)
 
     def seconds(self, cells: int, count: int) -> float | None:
-        """Expected model time of one batch; None when nothing is known."""
+        """Return the expected model time of one batch; None when nothing is known."""
         return self.latency.predict(cells, count)
 
     def predict(self, item: Item | None = None) -> float | None:
-        """Seconds of model time until the waiting `item` will be done; without one, until all that waits will be.
+        """Return the seconds of model time until the waiting `item` is done; without one, until all requests are.
 
-        None when nothing is known. The estimate for an item is on the low side: it is used to refuse.
+        None when nothing is known. The estimate for an item is on the low side, since it is used to refuse.
         """
         waiting = self._waiting
         if item is None:
@@ -120,18 +119,18 @@ class Backlog:
 
 
 class SortedItems:
-    """Items sorted by `(key, ordinal)`: lower keys first, equal keys as they came.
+    """Items sorted by `(key, ordinal)`: lower keys first, equal keys in order of arrival.
 
     A key never changes while its item waits. So one sorted list does for every order, and taking a batch off its head
     is a slice. Entering behind all others, the usual case, costs an append.
     """
 
     def __init__(self, *, by_age: bool = False) -> None:
-        """With `by_age` it knows which item is the oldest."""
+        """`by_age`: keep track of which item is the oldest."""
         self.items: list[Item] = []
-        """Read it, do not change it."""
+        """Items in order; to be read only."""
         self.total_length = 0
-        """Sum of the lengths."""
+        """Sum of the items' lengths."""
         self._arrivals: dict[Item, None] | None = {} if by_age else None
         self._ordinal = 0
 
@@ -139,7 +138,7 @@ class SortedItems:
         return len(self.items)
 
     def add(self, items: Sequence[Item]) -> None:
-        """Take in items in the order in which they came, their keys being set."""
+        """Add items, given in order of arrival, whose keys are set."""
         mine, ordinal, length = self.items, self._ordinal, 0
         last = mine[-1].key if mine else -math.inf
         for item in items:
@@ -157,7 +156,7 @@ class SortedItems:
             self._arrivals.update(dict.fromkeys(items))
 
     def remove(self, item: Item) -> bool:
-        """Take out one item. False when it is not here."""
+        """Remove one item. False when it is not here."""
         rank = self.rank(item)
         if self.items[rank : rank + 1] != [item]:
             return False
@@ -166,12 +165,12 @@ class SortedItems:
         return True
 
     def take(self, batch: Sequence[Item]) -> None:
-        """Take out a batch. Raises ValueError where not all of its items are here."""
+        """Remove a batch. Raises ValueError where not all of its items are here."""
         batch, items = list(batch), self.items
         if items[: len(batch)] == batch:
             del items[: len(batch)]
         else:
-            # Those behind the last of them are not looked at: they may be thousands.
+            # Items behind the last of them are not looked at: there may be thousands.
             end = self.rank(max(batch, key=_place)) + 1
             gone = {item.ordinal for item in batch}
             kept = [item for item in items[:end] if item.ordinal not in gone]
@@ -181,11 +180,11 @@ class SortedItems:
         self._forget(batch)
 
     def rank(self, item: Item) -> int:
-        """How many items go before this one."""
+        """Return how many items go before this one."""
         return bisect_left(self.items, (item.key, item.ordinal), key=_place)
 
     def length_of_first(self, count: int) -> int:
-        """Sum of the lengths of the first `count`."""
+        """Return the sum of the lengths of the first `count` items."""
         items = self.items
         if 2 * count <= len(items):
             return sum(item.length for item in items[:count])
@@ -193,7 +192,7 @@ class SortedItems:
 
     @property
     def oldest(self) -> Item:
-        """The item that came first, in a queue by age that is not empty."""
+        """Item that arrived first, in a queue by age that is not empty."""
         assert self._arrivals is not None
         return next(iter(self._arrivals))
 

@@ -1,4 +1,4 @@
-"""Refusing settings that make no sense."""
+"""Validation of numeric settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from numbers import Integral
 
 
 def check_size(name: str, value: int, *, least: int = 1) -> None:
-    """Raises ValueError, naming the setting, for what is not a whole number of at least `least`."""
+    """Raise ValueError, naming the setting, unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name}={value!r}: must be a whole number of at least {least}")
 
 
 def check_time(name: str, seconds: float, *, above_zero: bool = False) -> None:
-    """Raises ValueError, naming the setting, for what is not a finite time of at least (or above) 0."""
+    """Raise ValueError, naming the setting, unless `seconds` is a finite number of at least (or above) 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not _is_finite(seconds):
         raise ValueError(f"{name}={seconds!r}: must be a finite number")
     if seconds < 0 or (above_zero and seconds == 0):

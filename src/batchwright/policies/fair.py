@@ -1,10 +1,11 @@
-"""A fair share for each tenant.
+"""Order by fair shares of tenants.
 
 The idea (start-time fair queueing, Goyal et al. 1996): each tenant has a virtual clock that runs on with the tokens it
 sends, slower for a greater weight, and a request goes at the time of its tenant's clock when it came. A tenant that
 sends much runs ahead and waits; one that sends little is served at once. A clock that has fallen behind is set to the
-time of what is being served, so that nobody saves up a share by sending nothing. While two tenants both wait, what each
-is given in tokens differs from its share by no more than a request of each, however many requests either has queued.
+time of what is being served, so that no tenant saves up a share by sending nothing. While two tenants both wait, what
+each is given in tokens differs from its share by no more than a request of each, however many requests either has
+queued.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _CLOCKS_KEPT = 1024
 
 
 class FairShare(Order):
-    """Order: tenants take turns by their weights (1 where none is given); as they came within one.
+    """Order in which tenants take turns by weight (1 by default), and a tenant's items go in order of arrival.
 
-    With `weight_of` a tenant's weight is multiplied by one that each of its items has. Raises ValueError, naming the
-    tenant, for a weight that is not a finite number above 0.
+    `weight_of` multiplies a tenant's weight by one of the item. Raises ValueError, naming the tenant, for a weight
+    that is not a finite number above 0.
     """
 
     refuses = True
@@ -40,14 +41,14 @@ class FairShare(Order):
         for tenant, weight in self.weights.items():
             check_time(f"weights[{tenant!r}]", weight, above_zero=True)
         self._now = 0.0
-        """Virtual time: the place of the last request served."""
+        """Virtual time, which is the place of the last request served."""
         self._clocks: dict[Hashable, float] = {}
         self._most = _CLOCKS_KEPT
         self._waiting = 0
 
     def place(self, items: Sequence[Item]) -> None:
         for item in items:
-            # Whoever overtakes takes from another's share.
+            # A request that overtook would take from another tenant's share.
             item.key = item.level = self._turn(item)
 
     def _turn(self, item: Item) -> float:
@@ -64,7 +65,7 @@ class FairShare(Order):
         self._now = max(self._now, min(item.key for item in batch))
         self._left(len(batch))
         if len(self._clocks) > self._most:
-            # A clock that is not ahead of the time says nothing that the time does not.
+            # A clock that is not ahead of the virtual time says nothing.
             self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > self._now}
             self._most = max(_CLOCKS_KEPT, 2 * len(self._clocks))
 
@@ -77,7 +78,7 @@ class FairShare(Order):
     def _left(self, number: int) -> None:
         self._waiting -= number
         if not self._waiting:
-            # Nobody waited for what was served: nobody is owed anything.
+            # No request waited for what was served: no tenant is owed anything.
             self._clocks.clear()
 
     def _cost(self, item: Item) -> float:
@@ -88,7 +89,7 @@ class FairShare(Order):
 
 
 class EvenBatches(NarrowedShape):
-    """Shape: what another shape chose, without what would make a tenant wait for others' larger parts of its batch.
+    """Shape that drops from another shape's batch what would make a tenant wait for other tenants' larger parts.
 
     Tenants with more tokens in the batch than the one whose turn it is may together at most double its part; or add as
     many tokens as cost no more than any batch does.

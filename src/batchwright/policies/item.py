@@ -1,4 +1,4 @@
-"""What a policy knows of a request that waits."""
+"""A waiting request as a policy sees it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Item:
         self.arrival = arrival
         self.length = length
         self.priority = priority
-        """Lower is sooner."""
+        """Priority; lower is sooner."""
         self.due = due
         self.tenant = tenant
-        """Whose share of the model it takes, where a policy shares it out."""
+        """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
         self.max_tokens = max_tokens
-        """How many tokens may be generated for it."""
+        """Most tokens that may be generated for it."""
         self.key = 0.0
-        """Its place in the queue, lower first. Set once, by the order, when it enters."""
+        """Place in the queue, lower first. Set once, by the order, when the item enters."""
         self.level = 0.0
-        """Lower is sooner; items of one level may overtake each other. Set once, by the order, when it enters."""
+        """Level, lower is sooner; items of one level may overtake each other. Set once, by the order, on entry."""
         self.release = -math.inf
-        """Until when it may be held back. Set once, by the timing, when it enters."""
+        """Time until which it may be held back. Set once, by the timing, when the item enters."""
         self.ordinal = -1
-        """Counts the items of a queue; -1 when it is in none. Set by the queue."""
+        """Serial number in the queue, set by it; -1 when the item is in none."""

@@ -1,4 +1,4 @@
-"""How long a batch will take, learned from those that were computed.
+"""A model of how long a batch takes, learned from the batches that were computed.
 
 Seconds = α + β · padded tokens + γ · items: α is what any batch costs, β what a cell of the padded rectangle costs, γ
 what a request costs whatever its length. `fitting.py` says how they are learned.
@@ -10,14 +10,14 @@ from batchwright.fitting import FadedFit
 
 
 class LatencyModel:
-    """Learns from `observe`, answers through `predict`. `memory` is the number of batches that it looks back."""
+    """Latency model that learns through `observe`; `memory` is the number of past batches that count."""
 
     def __init__(self, memory: int = 200) -> None:
         self._fit = FadedFit(3, memory)
         self.coefficients = (0.0, 0.0, 0.0)
         """Seconds for each batch, for each padded token, and for each item."""
         self.batches = 0
-        """Observed since what was known was last let go; 0: nothing is known."""
+        """Batches observed since the fit last started anew; 0: nothing is known."""
         self.largest_count = 0
         """Items of the largest batch observed."""
         self.largest_cells = 0
@@ -29,7 +29,7 @@ class LatencyModel:
         return self._fit.rejected
 
     def observe(self, cells: int, count: int, seconds: float) -> None:
-        """A batch of `count` items, padded to `cells` tokens in all, took `seconds`."""
+        """Learn that a batch of `count` items, padded to `cells` tokens in all, took `seconds`."""
         is_larger = count > self.largest_count or cells > self.largest_cells
         self.largest_count = max(self.largest_count, count)
         self.largest_cells = max(self.largest_cells, cells)
@@ -39,7 +39,7 @@ class LatencyModel:
         self.batches = self._fit.observations
 
     def predict(self, cells: int | float, count: int | float, batches: int = 1) -> float | None:
-        """Seconds for `count` items in `batches` batches, `cells` padded tokens in all; None when nothing is known."""
+        """Return the seconds for `count` items in `batches` batches, `cells` padded tokens in all; None: unknown."""
         if not self.batches:
             return None
         base, by_cell, by_item = self.coefficients

@@ -1,11 +1,16 @@
-"""Which lengths belong together.
+"""Batches of like length under a budget of padded tokens.
 
-The idea: a batch costs α + (β · longest + γ) · items. Sorted by length, the requests of one batch stand side by side in
-some best division, since exchanging two that do not can only shorten what is padded. So the division with the least
-model time in all is found exactly, by dynamic programming over where a batch begins: few large batches where a batch
-costs much by itself, narrow ones where padding does. Where the best batch of the j shortest begins never moves down as
-j grows (the cost has the quadrangle property), so the search goes on from where it last ended; and how dear a request
-has to become before a later beginning is better is known, so mostly there is nothing to search.
+The idea: a batch is padded to its longest request, so unlike lengths in one batch waste the difference. A batch costs α
++ (β · longest + γ) · items. Sorted by length, the requests of one batch stand side by side in some best division, since
+exchanging two that do not can only shorten what is padded. So the division with the least model time in all is found
+exactly, by dynamic programming over where a batch begins: few large batches where a batch costs much by itself, narrow
+ones where padding does. Where the best batch of the j shortest begins never moves down as j grows (the cost has the
+quadrangle property), so the search goes on from where it last ended; and how dear a request has to become before a
+later beginning is better is known, so mostly there is nothing to search.
+
+`length_aware` divides the waiting requests so whenever the model is free, and dispatches the batch that holds the first
+request in order. So lengths decide what goes along with it, never whether it goes: nothing is stranded because its
+length is rare. A request longer than the whole budget goes alone.
 """
 
 from __future__ import annotations
@@ -17,16 +22,18 @@ from collections.abc import Sequence
 from batchwright.policies.checks import check_size
 from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Shape
+from batchwright.policies.policy import Order, Policy, Shape, Timing
 
+_LOOK_AHEAD = 4
+"""Full batches of waiting requests that `LikeLengths` looks at."""
 _A_BIT_LESS = 1.0 - 1e-12
-"""Rounding is not to hide a beginning that is as good."""
+"""Factor by which a cost is lowered so that rounding does not hide a beginning that is as good."""
 _UNKNOWN = (1e9, 1.0, 0.0)
-"""Before anything is known: as few batches as possible, then as little padding."""
+"""Coefficients before any are learned: as few batches as possible, then as little padding."""
 
 
 class PaddedLimits(Shape):
-    """What batches of a shape that looks at lengths hold: so many items, and so many padded tokens if that is given."""
+    """Base of shapes that look at lengths, with a limit on items and, optionally, one on padded tokens."""
 
     def __init__(self, max_batch_size: int, max_batch_tokens: int | None = None) -> None:
         check_size("max_batch_size", max_batch_size)
@@ -44,8 +51,29 @@ class PaddedLimits(Shape):
         return self._tokens
 
 
+class LikeLengths(PaddedLimits):
+    """Shape that takes the first request in order, with others of like length."""
+
+    def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
+        seen = items[: _LOOK_AHEAD * self.max_batch_size]
+        batches = divide(seen, self.max_batch_size, self.max_batch_tokens, latency)
+        # It stands first in every batch that takes its length, of which there may be several.
+        return max((batch for batch in batches if batch[0][0] is seen[0]), key=lambda batch: len(batch[0]))
+
+
+def length_aware(
+    max_batch_tokens: int | None = 4096,
+    max_batch_size: int = 32,
+    *,
+    order: Order | None = None,
+    timing: Timing | None = None,
+) -> Policy:
+    """Return a policy that groups like lengths, with at most these many padded tokens and requests in a batch."""
+    return Policy(LikeLengths(max_batch_size, max_batch_tokens), order=order, timing=timing)
+
+
 def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:
-    """How many items a batch holds when each is padded to `longest`. One is always allowed."""
+    """Return how many items a batch holds when each is padded to `longest`; at least one."""
     if max_tokens is None or not longest:
         return max_size
     return max(1, min(max_size, max_tokens // longest))
@@ -54,9 +82,9 @@ def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:
 def divide(
     items: Sequence[Item], max_size: int, max_tokens: int | None, latency: LatencyModel
 ) -> list[tuple[Sequence[Item], bool]]:
-    """Batches of like length for all of `items`, each in the order given, and whether it is full.
+    """Divide all of `items` into batches of like length, each in the order given and with whether it is full.
 
-    A batch of one length takes those that come first in `items`, and as many as it may. So several such batches may
+    A batch of one length takes the first such requests in `items`, as many as it may. So several such batches may
     name the same requests: dispatch one, then divide again.
     """
     lengths = [item.length for item in items]
@@ -81,7 +109,7 @@ def divide(
 def _cuts(
     lengths: Sequence[int], max_size: int, max_tokens: int | None, coefficients: tuple[float, float, float]
 ) -> list[tuple[int, int]]:
-    """The ranges of the best division of ascending `lengths`."""
+    """Return the ranges of the best division of ascending `lengths`."""
     base, by_cell, by_item = coefficients
     total = len(lengths)
     costs = [0.0] * (total + 1)
@@ -110,7 +138,7 @@ def _cuts(
 
 
 def _begin(costs: Sequence[float], each: float, first: int, end: int) -> int:
-    """Where the last batch of the `end` shortest begins, at `first` or later; of equally good places the first."""
+    """Return where the last batch of the `end` shortest begins, at `first` or later; of equal places the first."""
     best = costs[first] + each * (end - first)
     # Costs only grow: from where they alone are as much, nothing is better.
     beyond = bisect_left(costs, best, first + 1, end)

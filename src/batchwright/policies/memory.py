@@ -8,10 +8,10 @@ may have, so it needs
 and the most requests go together that keep this within the limit. The formula is an estimate, so the limit in use is
 learned: when a batch ran out of memory all the same, it falls to three quarters of the smallest size that failed, and
 grows back by a two-hundredth of the limit that was set with every batch that fitted and used at least half of it. It
-never exceeds what was set. A size that failed while a larger one fitted says something of a request, not of the size,
-and so does a request that failed alone: neither lowers the limit.
+never exceeds what was set. A size that failed while a larger one fitted says something about a request, not about the
+size, and so does a request that failed alone: neither lowers the limit.
 
-A request that exceeds the limit by itself is refused when it comes. One that exceeds the limit in use only goes alone.
+A request that exceeds the limit by itself is refused on arrival. One that exceeds only the limit in use goes alone.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from batchwright.policies.priority import Urgency
 
 _FALL = 0.75
 _GROWTH = 0.005
-"""Of the limit that was set, with every batch that fitted."""
+"""Growth with every batch that fitted, as a share of the limit that was set."""
 _LOOK_AHEAD = 4
-"""So many times the leading requests that fit are looked at."""
+"""How many times as many requests are looked at as the first ones that fit."""
 _SEEN_AT_LEAST = 128
 
 
 class Memory:
-    """How many MB a batch needs, how many there are, and what was learned of both.
+    """Estimate of the MB that a batch needs, and the limit on them, which is learned.
 
     `max_memory_mb` is what batches may take, `tokens_per_mb` how many tokens of a padded batch one MB holds. Raises
     ValueError, naming the setting, for one that is not a finite number above 0.
@@ -46,19 +46,19 @@ class Memory:
         self.max_memory_mb = float(max_memory_mb)
         self.tokens_per_mb = tokens_per_mb
         self.limit_mb = self.max_memory_mb
-        """The limit in use."""
+        """Limit in use."""
 
     def megabytes(self, longest: int, most_generated: int, count: int) -> float:
-        """What `count` requests need, with a longest prompt and a greatest `max_tokens` in tokens."""
+        """Return the MB for `count` requests whose longest prompt and greatest `max_tokens` are given in tokens."""
         return (longest + most_generated) * count / self.tokens_per_mb
 
     def estimate(self, items: Sequence[Item]) -> float:
-        """What a batch of `items` needs, in MB; 0 for none."""
+        """Return the MB that a batch of `items` needs; 0 for none."""
         longest = max((item.length for item in items), default=0)
         return self.megabytes(longest, max((item.max_tokens for item in items), default=0), len(items))
 
     def leading(self, items: Sequence[Item]) -> int:
-        """How many of the first of `items` fit together into the limit in use: at least one, if there is any."""
+        """Return how many of the first of `items` fit together into the limit in use; at least one, if there is any."""
         longest = generated = 0
         for count, item in enumerate(items, 1):
             longest = max(longest, item.length)
@@ -72,7 +72,7 @@ class Memory:
         return self.megabytes(item.length, item.max_tokens, 1) <= self.max_memory_mb
 
     def check(self, item: Item) -> None:
-        """Raises `ContextLengthExceeded` for an item that exceeds the limit even alone."""
+        """Raise `ContextLengthExceeded` for an item that exceeds the limit even alone."""
         if self.admits(item):
             return
         alone = self.megabytes(item.length, item.max_tokens, 1)
@@ -83,7 +83,7 @@ class Memory:
         )
 
     def learn(self, fitted: Sequence[Sequence[Item]], failed: Sequence[Sequence[Item]]) -> None:
-        """Of one batch and the parts that it was divided into: which were computed, and which ran out of memory."""
+        """Learn which of the parts of one batch were computed, and which ran out of memory."""
         most = max(map(self.estimate, fitted), default=0.0)
         too_much = [size for part in failed if len(part) > 1 and (size := self.estimate(part)) > most]
         if too_much:
@@ -93,10 +93,10 @@ class Memory:
 
 
 class WithinMemory(Shape):
-    """Shape: as many as fit in `memory` of those that another shape chose; without another, of those that wait.
+    """Shape that takes as many as fit in `memory` of another shape's batch; without another, of all that wait.
 
     The first in order always goes. Where the other shape keeps the order, the first ones that fit go with it; otherwise
-    those that make the batch the least larger, so like lengths, and nobody less urgent than it before all who are not.
+    those that enlarge the batch the least, so like lengths, but less urgent requests only after all others.
     """
 
     memory: Memory
@@ -125,7 +125,7 @@ class WithinMemory(Shape):
         return self._like_the_first(items[: max(_LOOK_AHEAD * leading, _SEEN_AT_LEAST)]), True
 
     def _like_the_first(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The largest batch with the first of `items`, in their order; nearly, where what they generate differs."""
+        """Return the largest batch with the first of `items`, in order; nearly so where their `max_tokens` differ."""
         first = items[0]
 
         def growth(index: int) -> tuple[bool, int]:
@@ -146,8 +146,8 @@ def within_memory(
     order: Order | None = None,
     timing: Timing | None = None,
 ) -> Policy:
-    """The most requests that fit into `max_memory_mb`, most urgent first; of those that `inner` chose, if it is given.
+    """Return a policy of the most requests that fit into `max_memory_mb`, of those that `inner` chose, if given.
 
-    `tokens_per_mb` is how many tokens of a padded batch one MB holds.
+    The most urgent go first. `tokens_per_mb` is how many tokens of a padded batch one MB holds.
     """
     return Policy(WithinMemory(Memory(max_memory_mb, tokens_per_mb), inner), order=order or Urgency(), timing=timing)

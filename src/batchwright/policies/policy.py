@@ -7,15 +7,15 @@ argument. So it runs the same in a service, in a simulator and in a test. A poli
 
 `Policy` is composed of three answers, each to its own question:
 
-- **order**: who comes first? (as they came; priority and deadline; a fair share for each tenant)
-- **shape**: which of those make a batch? (so many; like lengths under a budget; as many as keep a target)
+- **order**: which request comes first? (order of arrival; priority and deadline; a fair share for each tenant)
+- **shape**: which of those make a batch? (a fixed number; like lengths under a budget; as many as meet a target)
 - **timing**: when does a batch that is not full go? (at once; after a wait; at the end of a window)
 
 Any order goes with any shape and any timing. Three rules hold whatever the parts:
 
-- When the batch that the shape chose is full, it goes at once: there is nothing left to wait for.
+- A batch that its shape calls full goes at once: there is nothing left to wait for.
 - Where the timing holds requests back, one whose deadline would pass goes while there is still time to compute it.
-- What drains goes at once.
+- A batcher that is closing dispatches at once.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Reason(StrEnum):
     DRAIN = "drain"
     """The batcher was closing."""
     RETRY = "retry"
-    """It is a part of a batch that failed, computed again to find the request that is to blame."""
+    """It is a part of a batch that failed, computed again to isolate the request that caused the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Compute these now. They have left the queue."""
+    """The decision to compute these requests now; they have left the queue."""
 
     items: Sequence[Item]
     reason: Reason
@@ -65,7 +65,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing goes now. Ask again at `until`, or when something has arrived or left; infinite: only then."""
+    """The decision to dispatch nothing before `until`, or before a request arrives or leaves; infinite: only then."""
 
     until: float
 
@@ -77,66 +77,63 @@ class BatchPolicy(ABC):
     """
 
     max_batch_tokens: int | None = None
-    """The budget of padded tokens of a batch, if there is one: lengths are then to be counted in tokens."""
+    """Budget of padded tokens of a batch, or None; with one, lengths are counted in tokens."""
     memory: Memory | None = None
-    """What batches are fitted into, if they are. Told by the runtime how batches fared."""
+    """Memory that batches have to fit into, or None. The runtime tells it how batches fared."""
     refuses = False
     """Whether `place` may raise: requests are then placed one by one as they arrive, not many at once."""
     holds_back = False
-    """Whether it looks at which request is the oldest."""
+    """Whether the policy needs to know which request is the oldest."""
     keeps_order = False
-    """Whether nobody is overtaken by those who come after: then it can be foreseen when a request goes."""
+    """Whether no request is overtaken by a later one, so that its dispatch time can be predicted."""
     max_batch_size = sys.maxsize
 
     def place(self, items: Sequence[Item]) -> None:
-        """Set the `key` of requests that have arrived, in this order: lower keys go first, equal keys as they came.
-
-        By default, as they came.
-        """
+        """Set the `key` of new requests: lower keys go first, equal keys in order of arrival (the default)."""
         for item in items:
             item.key = item.level = 0.0
 
     @abstractmethod
     def decide(self, waiting: Backlog, now: float) -> Dispatch | Wait:
-        """The batch that the model, which could take one, is given now; or when to ask again. Something does wait.
+        """Return the batch for a model that is free, or when to ask again; called only while requests wait.
 
-        When `waiting.draining`, a batch must be dispatched.
+        When `waiting.draining` is set, a batch must be dispatched.
         """
 
     def served(self, batch: Sequence[Item]) -> None:
-        """Note that these were dispatched."""
+        """Note that the requests in `batch` were dispatched."""
 
     def removed(self, item: Item) -> None:
-        """Note that this one left without being served."""
+        """Note that a request left without being served."""
 
 
 class Order(ABC):
-    """Who comes first."""
+    """Rule for which request comes first."""
 
     refuses = False
     """Whether `place` may raise."""
 
     @abstractmethod
     def place(self, items: Sequence[Item]) -> None:
-        """Set the key and the level of requests that have arrived, in this order.
+        """Set the key and the level of new requests, given in order of arrival.
 
-        Lower keys go first, equal keys as they came. Shapes may prefer items of the same or a lower level.
+        Lower keys go first, equal keys in order of arrival. Shapes may prefer items of the same or a lower level.
         """
 
     def served(self, batch: Sequence[Item]) -> None:
-        """Note that these were dispatched."""
+        """Note that the requests in `batch` were dispatched."""
 
     def removed(self, item: Item) -> None:
-        """Note that this one left without being served."""
+        """Note that a request left without being served."""
 
 
 class Shape(ABC):
-    """Which of the waiting make a batch."""
+    """Rule for which of the waiting requests make a batch."""
 
     keeps_order = False
-    """Whether nobody is overtaken by those who come after."""
+    """Whether no request is overtaken by a later one."""
     memory: Memory | None = None
-    """What it fits batches into, if it does."""
+    """Memory that batches have to fit into, or None."""
 
     @property
     @abstractmethod
@@ -148,11 +145,11 @@ class Shape(ABC):
 
     @abstractmethod
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
-        """Some of `items` (at least one, in the order in which they are to be served), and whether they are full."""
+        """Return some of `items` (at least one, in serving order), and whether they make a full batch."""
 
 
 class NarrowedShape(Shape):
-    """A shape that takes fewer of those that another shape, `inner`, chose."""
+    """Shape that drops some of the requests chosen by another shape, `inner`."""
 
     def __init__(self, inner: Shape) -> None:
         self.inner = inner
@@ -169,19 +166,19 @@ class NarrowedShape(Shape):
 
 
 class Timing(ABC):
-    """When a batch that is not full goes: when the item that has waited longest is released."""
+    """Rule for when a batch that is not full goes: when the item that has waited longest is released."""
 
     reason: Reason
     holds_back = True
-    """Whether anything is ever held back."""
+    """Whether any request is ever held back."""
 
     @abstractmethod
     def release(self, item: Item) -> float:
-        """Until when an item that arrives now may be held back. Asked once for each, in order of arrival."""
+        """Return the time until which a new item may be held back. Called once for each, in order of arrival."""
 
 
 class Fifo(Order):
-    """Order: as they came."""
+    """Order of arrival."""
 
     def place(self, items: Sequence[Item]) -> None:
         for item in items:
@@ -189,7 +186,7 @@ class Fifo(Order):
 
 
 class AtOnce(Timing):
-    """Timing: whatever waits goes as soon as the model is free; while it is busy, requests gather by themselves."""
+    """Timing that dispatches as soon as the model is free; requests gather while it is busy."""
 
     reason = Reason.IDLE
     holds_back = False
@@ -237,7 +234,7 @@ class Policy(BatchPolicy):
         self.order.removed(item)
 
     def _when(self, waiting: Backlog, now: float) -> tuple[float, Reason]:
-        """When the waiting should go, though they fill no batch."""
+        """Return when to dispatch a batch that is not full, and why."""
         until, reason = waiting.oldest.release if self.holds_back else now, self.timing.reason
         if until > now:
             due = min([item.due for item in waiting.items])

@@ -1,4 +1,4 @@
-"""Priorities that nothing starves under, and deadlines.
+"""Order by priority and deadline, without starvation.
 
 The idea: a request's place is fixed when it arrives, at `arrival + aging · priority`. Lower is sooner. A priority is
 worth `aging` seconds of waiting for each step: among requests of like age the lowest number goes first, but one that
@@ -20,7 +20,7 @@ from batchwright.policies.simple import BySize, MaxWait
 
 
 class Urgency(Order):
-    """Order: by priority and deadline, aging with `aging` seconds for each step of priority."""
+    """Order by priority and deadline, in which one step of priority is worth `aging` seconds of waiting."""
 
     def __init__(self, aging: float = 10.0) -> None:
         check_time("aging", aging, above_zero=True)
@@ -35,5 +35,5 @@ class Urgency(Order):
 
 
 def priority(batch_size: int = 16, max_wait: float = 0.1, aging: float = 10.0) -> Policy:
-    """Batches of `batch_size`, most urgent first, or of what there is when the oldest has waited `max_wait` seconds."""
+    """Return a policy of batches of `batch_size`, most urgent first, or smaller once one has waited `max_wait` s."""
     return Policy(BySize(batch_size), order=Urgency(aging), timing=MaxWait(max_wait))

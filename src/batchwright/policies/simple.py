@@ -22,7 +22,7 @@ from batchwright.policies.policy import Policy, Reason, Shape, Timing
 
 
 class BySize(Shape):
-    """Shape: the first `max_batch_size` in order."""
+    """Shape that takes the first `max_batch_size` requests in order."""
 
     keeps_order = True
 
@@ -39,7 +39,7 @@ class BySize(Shape):
 
 
 class MaxWait(Timing):
-    """Timing: when the oldest has waited `seconds`."""
+    """Timing that dispatches when the oldest request has waited `seconds`."""
 
     reason = Reason.MAX_WAIT
 
@@ -52,12 +52,12 @@ class MaxWait(Timing):
 
 
 def simple(batch_size: int = 8, max_wait: float = 0.1) -> Policy:
-    """Batches of `batch_size`, or of what there is when the oldest has waited `max_wait` seconds."""
+    """Return a policy of batches of `batch_size`, or smaller once the oldest request has waited `max_wait` seconds."""
     return Policy(BySize(batch_size), timing=MaxWait(max_wait))
 
 
 class Window(Timing):
-    """Timing: when the window of the oldest request ends."""
+    """Timing that dispatches when the window of the oldest request ends."""
 
     reason = Reason.WINDOW
 
@@ -73,5 +73,5 @@ class Window(Timing):
 
 
 def window(seconds: float = 0.05, max_batch_size: int = 32) -> Policy:
-    """All that arrive within `seconds` of the first go together, in batches of at most `max_batch_size`."""
+    """Return a policy of batches of all that arrives within `seconds` of the first, at most `max_batch_size` each."""
     return Policy(BySize(max_batch_size), timing=Window(seconds))

@@ -1,9 +1,9 @@
-"""Who is computed in the next step of a model that computes token by token.
+"""Slots in the steps of a model that computes token by token.
 
 The idea (iteration-level scheduling, Yu et al. 2022): a step has a fixed number of slots. A request keeps its slot from
 its first token to its last, and one that ends leaves its slot to the first of the waiting in the very next step. So no
-slot stays empty while anybody waits, and nobody waits for the longest of a batch. Who is first is decided by an order;
-nobody who has a slot loses it.
+slot stays empty while a request waits, and none waits for the longest of a batch. An order decides which request is
+first; a request that has a slot never loses it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchwright.policies.priority import Urgency
 
 
 class Slots:
-    """`size` slots, and those who wait for one. Raises ValueError for a size below 1."""
+    """`size` slots, and the requests that wait for one. Raises ValueError for a size below 1."""
 
     def __init__(self, size: int, order: Order | None = None) -> None:
         check_size("size", size)
@@ -28,38 +28,38 @@ class Slots:
         self._live: dict[Item, None] = {}
 
     def __len__(self) -> int:
-        """How many are here: waiting, or in a slot."""
+        """Return the number of requests, waiting or in a slot."""
         return len(self._queue) + len(self._live)
 
     @property
     def live(self) -> Collection[Item]:
-        """Those who have a slot, longest first."""
+        """Requests that have a slot, the one that has had it longest first."""
         return self._live.keys()
 
     @property
     def waiting_length(self) -> int:
-        """Lengths of those who wait, summed."""
+        """Sum of the lengths of the waiting requests."""
         return self._queue.total_length
 
     def add(self, item: Item) -> None:
-        """A request has arrived; it waits until `fill` gives it a slot."""
+        """Add a request, which waits until `fill` gives it a slot."""
         self.order.place((item,))
         self._queue.add((item,))
 
     def fill(self) -> Sequence[Item]:
-        """Give the free slots to the first of the waiting; those who got one."""
+        """Give the free slots to the first of the waiting requests, and return those."""
         free = self.size - len(self._live)
         if free <= 0 or not self._queue:
             return ()
         placed = self._queue.items[:free]
         self._queue.take(placed)
-        # First of all: not even a faulty order can lose them.
+        # Before the order is told, so that not even a faulty one can lose them.
         self._live.update(dict.fromkeys(placed))
         self.order.served(placed)
         return placed
 
     def remove(self, item: Item) -> bool:
-        """A request has ended, or is no longer wanted, in a slot or waiting for one. False when it is not here."""
+        """Remove a request that has ended or is no longer wanted. False when it is not here."""
         if item in self._live:
             del self._live[item]
             return True
@@ -69,8 +69,8 @@ class Slots:
         return found
 
     def clear(self) -> list[Item]:
-        """Take everybody out; those who had a slot come first."""
-        everybody = [*self._live, *self._queue.items]
-        for item in everybody:
+        """Remove and return all requests; those that had a slot come first."""
+        removed = [*self._live, *self._queue.items]
+        for item in removed:
             self.remove(item)
-        return everybody
+        return removed

@@ -1,4 +1,4 @@
-"""Which tokens of which sequences go into the next step. Decides, computes nothing."""
+"""Decisions about which tokens of which sequences go into the next step, without computing them."""
 
 from batchwright.scheduling.drafting import Drafter
 from batchwright.scheduling.plan import Chunk, StepPlan

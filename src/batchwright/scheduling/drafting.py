@@ -1,4 +1,4 @@
-"""Guessing a sequence's next tokens from its own past, so that one step can compute several of them.
+"""Drafts: guesses at a sequence's next tokens from its own past, so that one step can compute several of them.
 
 Reading the weights is what a step of few rows costs, and further rows are free. So a sequence that decodes may bring
 along what it is likely to say next: what followed the last time that it came to its last few tokens (prompt lookup
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _SIZES = (4, 2)
-"""Tokens that must match, the better sign first."""
+"""Numbers of tokens that must match, the better sign first."""
 _FIRST = 4
-"""Guesses at a time, until it is known how good they are."""
+"""Number of guesses at a time, until it is known how good they are."""
 
 
 class Drafter:
-    """The guesses for one sequence of tokens, which only grows."""
+    """Draft maker for one sequence of tokens, which only grows."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
@@ -26,7 +26,7 @@ class Drafter:
         self._length = _FIRST
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens that may follow `tokens`."""
+        """Return at most `most` tokens that may follow `tokens`."""
         self._index(tokens)
         known = len(tokens)
         for size in _SIZES:
@@ -40,7 +40,7 @@ class Drafter:
         return []
 
     def settle(self, drafted: int, accepted: int) -> None:
-        """Of `drafted` guesses the first `accepted` were right: guess more next time, or fewer."""
+        """Learn that the first `accepted` of `drafted` guesses were right, to guess more next time, or fewer."""
         self._length = 2 * max(drafted, self._length) if accepted == drafted else accepted + 1
 
     def _index(self, tokens: Sequence[int]) -> None:

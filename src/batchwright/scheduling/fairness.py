@@ -31,9 +31,9 @@ from batchwright.scheduling.sequence import Sequence
 from batchwright.scheduling.slo import SloController, StepRoom
 
 _FEW_ROWS = 16
-"""Decodes that cost a step little beside the weights that it reads anyway."""
+"""Number of decodes that cost a step little beside the weights that it reads anyway."""
 _OWNERS_KEPT = 1024
-"""Idle owners whose account is remembered while it is ahead of the virtual time."""
+"""Number of idle owners whose account is remembered while it is ahead of the virtual time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,36 +51,36 @@ class Share:
     active_weight: float = 0.0
     """Sum of the weights of the children that have sequences."""
     sequences: int = 0
-    """Waiting and running."""
+    """Number of waiting and running sequences."""
     places: int = 0
-    """Running sequences."""
+    """Number of running sequences."""
     began: int = 0
     """Serial number among all that became active."""
     placed_at: float = 0.0
     """When a sequence was last given a place, or the first one arrived."""
     priorities: Counter[int] = field(default_factory=Counter)
-    """Of an owner's sequences."""
+    """Numbers of an owner's sequences by priority."""
 
     @property
     def crowd(self) -> float:
-        """Places in proportion to the weight."""
+        """Running sequences in proportion to the weight."""
         return self.places / self.weight
 
     def starves(self, now: float, patience: float) -> bool:
-        """Whether it has no place, and got none for as long as `patience`."""
+        """Whether the share has no place, and got none for as long as `patience`."""
         return not self.places and now - self.placed_at >= patience
 
 
 class FairShares:
-    """The shares of all sequences of one class of traffic."""
+    """Shares of all sequences of one class of traffic."""
 
     def __init__(self) -> None:
         self._root = Share(None)
         self._owners = 0
-        """Those with sequences."""
+        """Owners with sequences."""
         self._requests = 0
         self._named = 0
-        """Sequences that say whose they are."""
+        """Number of sequences that name their owner."""
         self._begun = 0
 
     @property
@@ -90,11 +90,11 @@ class FairShares:
 
     @property
     def named(self) -> bool:
-        """Whether sequences are there that say whose they are."""
+        """Whether sequences are there that name their owner."""
         return self._named > 0
 
     def enter(self, sequence: Sequence) -> None:
-        """A new sequence; one without a flow belongs to a nameless request of a nameless owner."""
+        """Add a new sequence; one without a flow belongs to a nameless request of a nameless owner."""
         flow = sequence.flow or _NAMELESS
         owner = self._root.children.get(flow.owner)
         if owner is None:
@@ -118,7 +118,7 @@ class FairShares:
         sequence.share = request
 
     def leave(self, sequence: Sequence) -> None:
-        """It has ended, whatever its state was."""
+        """Remove a sequence that has ended, whatever its state was."""
         request, owner = nodes(sequence)
         self._named -= sequence.flow is not None
         request.sequences -= 1
@@ -134,18 +134,18 @@ class FairShares:
             self._forget(owner)
 
     def place(self, sequence: Sequence, now: float) -> None:
-        """It was given a place at `now`."""
+        """Note that a sequence was given a place at `now`."""
         for share in nodes(sequence):
             share.places += 1
             share.placed_at = now
 
     def drop(self, sequence: Sequence) -> None:
-        """It has lost its place."""
+        """Note that a sequence has lost its place."""
         for share in nodes(sequence):
             share.places -= 1
 
     def serve(self, sequence: Sequence, tokens: int) -> None:
-        """A step computes so many of its tokens. Need not be told while nothing is `contended`."""
+        """Note that a step computes `tokens` of a sequence. Optional while nothing is `contended`."""
         request, owner = nodes(sequence)
         root = self._root
         root.time += tokens / root.active_weight
@@ -162,7 +162,7 @@ class FairShares:
             parent.active_weight += share.weight
 
     def _forget(self, idle: Share) -> None:
-        """Let go of an owner that has no sequences: later, if it is ahead of the others and would be again."""
+        """Forget an owner that has no sequences: later, if it is ahead of the others and would be again."""
         owners = self._root.children
         if idle.served <= self._root.time:
             del owners[idle.key]
@@ -173,7 +173,7 @@ class FairShares:
 
 
 def placeable(newcomer: Sequence, running: Items[Sequence]) -> list[Sequence]:
-    """Those of `running` (by urgency) whose place `newcomer` may take, the least urgent last.
+    """Return those of `running` (by urgency) whose place `newcomer` may take, the least urgent last.
 
     Of each share only as many as leave it at least the places that the newcomer's has then, those of its largest
     requests; none of a higher rank.
@@ -209,7 +209,7 @@ def _by_place(running: Items[Sequence]) -> list[Sequence]:
 
 @dataclass(slots=True)
 class Precedence:
-    """What a step with newcomers, which have given out nothing yet, may carry of larger shares.
+    """Limits on what a step may carry of larger shares beside newcomers, which have given out nothing yet.
 
     The newcomers are those of the best priority. Sequences of a better one than theirs give way to nobody.
     """
@@ -218,14 +218,14 @@ class Precedence:
     fewest_of_owners: float
     """Places of the newcomers' owners in proportion to their weights, the fewest of them."""
     fewest_of_requests: dict[Share, float]
-    """By owner, those of its newcomers' requests."""
+    """By owner, the fewest places of its newcomers' requests."""
     room: StepRoom
-    """For sequences of shares with more places."""
+    """Room for sequences of shares with more places."""
     has_heavier: bool = False
     """Whether there are such shares."""
 
     def must_defer(self, sequence: Sequence) -> bool:
-        """Whether its share has more places than a newcomer's."""
+        """Return whether the share of `sequence` has more places than a newcomer's."""
         if sequence.priority < self.priority:
             return False
         request, owner = nodes(sequence)
@@ -233,7 +233,7 @@ class Precedence:
 
 
 def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Precedence | None:
-    """What holds for a step of at most `budget` tokens; None where no newcomer is among `running`."""
+    """Return the limits for a step of at most `budget` tokens; None where no newcomer is among `running`."""
     silent = [each for each in running if each.is_silent]
     if not silent:
         return None
@@ -254,7 +254,7 @@ def precedence(running: Items[Sequence], budget: int, slo: SloController) -> Pre
 
 
 def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
-    """What a step of `budget` tokens computes of `newcomers` if it computes nothing else."""
+    """Return what a step of `budget` tokens would compute of `newcomers` if it computed nothing else."""
     parts: list[Chunk] = []
     for sequence in newcomers:
         if not (count := min(sequence.remaining, budget)):
@@ -265,7 +265,7 @@ def _first_parts(newcomers: Iterable[Sequence], budget: int) -> list[Chunk]:
 
 
 def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence]:
-    """The sequences of `running` that lack one token only and get it in this step, those of small shares first.
+    """Return the sequences of `running` that lack only one token and get it in this step, those of small shares first.
 
     Beside newcomers those of larger shares are as many as there is room for, which is then taken; those that have gone
     without for longest first.
@@ -282,7 +282,7 @@ def decodes(running: Items[Sequence], first: Precedence | None) -> list[Sequence
 
 
 def by_turn(sequence: Sequence) -> tuple[int, tuple[float, ...], int]:
-    """Order of prompts: by priority, then by what their shares have been served, then as they came.
+    """Sort key of prompts: by priority, then by what their shares have been served, then by arrival.
 
     Of shares that were served alike the newest goes first: what one was served while it was alone is not counted.
     """
@@ -291,7 +291,7 @@ def by_turn(sequence: Sequence) -> tuple[int, tuple[float, ...], int]:
 
 
 def by_burden(sequence: Sequence) -> tuple[bool, int, tuple[float, float], float, int]:
-    """Who gives its blocks up, greatest first: batches, then the worst priority, then the share with the most places,
+    """Sort key for giving up blocks, greatest first: batches, the worst priority, the share with the most places,
     then the least urgent.
     """
     request, owner = nodes(sequence)
@@ -309,13 +309,13 @@ def _last_turn(sequence: Sequence) -> int:
 
 
 def _opponents(holder: Sequence, newcomer: Sequence) -> tuple[Share, Share]:
-    """The shares of two sequences at the level at which these differ; twice the same where they do not."""
+    """Return the shares of two sequences at the level at which these differ; twice the same where they do not."""
     (held, held_by), (wanted, wanted_by) = nodes(holder), nodes(newcomer)
     return (held, wanted) if held_by is wanted_by else (held_by, wanted_by)
 
 
 def nodes(sequence: Sequence) -> tuple[Share, Share]:
-    """The shares of its request and of its owner."""
+    """Return the shares of its request and of its owner."""
     request = sequence.share
     if request is None or request.parent is None:
         raise ValueError("the sequence was not entered into the shares")

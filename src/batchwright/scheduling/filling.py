@@ -1,4 +1,4 @@
-"""Which sequences bring drafts along, and how many, where a step has rows to spare."""
+"""Drafts: which sequences bring them along, and how many, where a step has rows to spare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from batchwright.scheduling.plan import StepPlan
 
 
 def add_drafts(plan: StepPlan, blocks: BlockManager, rows: int) -> None:
-    """Drafts for decodes, as far as they cost nothing: no row beyond `rows`, no block of another's."""
+    """Add drafts to decodes, as far as they cost nothing: no row beyond `rows`, no block of another sequence."""
     decodes = [chunk for chunk in plan.chunks if chunk.count == 1 and chunk.samples and chunk.sequence.drafter]
     room = rows - plan.num_tokens
     for place, chunk in enumerate(decodes):

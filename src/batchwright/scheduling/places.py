@@ -1,4 +1,4 @@
-"""Places: which sequences run, which wait, and who gives up a place or a block for another.
+"""Places: which sequences run, which wait, and which gives up a place or a block for another.
 
 A sequence with a place has blocks for all its known tokens, so only a decode can lack one. Then the least urgent
 running sequence is preempted: its blocks are freed and its tokens computed again later, many of them from the prefix
@@ -30,27 +30,27 @@ class Places:
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.running: list[Sequence] = []
-        """By urgency, so online ones first."""
+        """Running sequences by urgency, so online ones first."""
         self.waiting: dict[Traffic, FairQueue] = {
             "online": FairQueue(promote_after),
             "batch": FairQueue(promote_after, by_priority=False),
         }
         self.shares: dict[Traffic, FairShares] = {"online": FairShares(), "batch": FairShares()}
         self._num_online = 0
-        """Of the running ones."""
+        """Number of running online sequences."""
         self._now = 0.0
         """Time of the plan that is being made."""
         self._token_budget = 0
-        """Tokens of the step that is being planned."""
+        """Token budget of the step that is being planned."""
 
     @property
     def online(self) -> list[Sequence]:
-        """Those that run, by urgency."""
+        """Running online sequences, by urgency."""
         return self.running[: self._num_online]
 
     @property
     def batches(self) -> list[Sequence]:
-        """Those that run, by urgency."""
+        """Running sequences of batches, by urgency."""
         return self.running[self._num_online :]
 
     @property
@@ -63,23 +63,23 @@ class Places:
         return self._num_online < len(self.running) or len(self.waiting["batch"]) > 0
 
     def running_of(self, traffic: Traffic) -> int:
-        """How many sequences of this class run."""
+        """Return how many sequences of this class run."""
         return self._num_online if traffic == "online" else len(self.running) - self._num_online
 
     def begin(self, now: float, token_budget: int) -> None:
-        """A step of at most `token_budget` tokens is planned at `now`."""
+        """Begin to plan a step of at most `token_budget` tokens at `now`."""
         self._now = now
         self._token_budget = token_budget
         for queue in self.waiting.values():
             queue.begin(now)
 
     def enter(self, sequence: Sequence) -> None:
-        """A new sequence waits."""
+        """Add a new sequence to the waiting ones."""
         self.shares[sequence.traffic].enter(sequence)
         self.waiting[sequence.traffic].add(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """It runs and waits no more. Ending it again changes nothing."""
+        """Remove a sequence that has ended. Removing it again changes nothing."""
         if sequence.status is Status.RUNNING:
             # What a step that may yet fail was to write is nothing to share.
             self.blocks.retract(sequence.table, sequence.num_computed)
@@ -94,7 +94,7 @@ class Places:
             self.waiting[sequence.traffic].sweep(sequence)
 
     def promote(self, sequences: Iterable[Sequence]) -> None:
-        """These go before all priorities of their class from now on."""
+        """Put these sequences before all priorities of their class from now on."""
         promoted = False
         for sequence in sequences:
             sequence.promoted = promoted = True
@@ -106,7 +106,7 @@ class Places:
     # Admission
 
     def place(self, sequence: Sequence) -> None:
-        """From the queue to the running ones, with its cached prefix and blocks for all its tokens: it must fit."""
+        """Move a sequence to the running ones, with its cached prefix and blocks for its tokens: it must fit."""
         sequence.table, sequence.num_computed = self.blocks.open(sequence.tokens)
         if not self.blocks.grow(sequence.table, len(sequence.tokens)):
             raise RuntimeError("a sequence was admitted without room for its tokens")
@@ -121,13 +121,13 @@ class Places:
         self._num_online += not sequence.is_batch
 
     def place_alone(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Admit one at the cost of whoever is in its way. Once nobody else runs it fits, or it was never let in."""
+        """Admit a sequence at the cost of any others. Once nothing else runs it fits, or it was never let in."""
         while self.running and not (len(self.running) < self.max_num_seqs and self.blocks.can_open(sequence.tokens)):
             self.preempt(self.running[-1], plan)
         self.place(sequence)
 
     def place_urgent(self, traffic: Traffic, plan: StepPlan) -> None:
-        """Admit those that may take the place of one of their own class."""
+        """Admit sequences that may take the place of one of their own class."""
         queue, claimed = self.waiting[traffic], 0
         while self.running_of(traffic) and (urgent := queue.peek()) is not None:
             last = self.running[-1] if traffic == "batch" else self.running[self._num_online - 1]
@@ -157,28 +157,28 @@ class Places:
             claimed += waiting.remaining
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence can have a place now."""
+        """Return whether a waiting sequence can have a place now."""
         if len(self.running) >= self._slots:
             return False
         # One block to spare for each running sequence keeps a newcomer from being preempted in its first steps.
         return self.blocks.can_open(sequence.tokens, spare=len(self.running))
 
     def clear_of_batches(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Preempt as many sequences of batches as it takes for an online one. False when all would not be enough."""
+        """Preempt as many sequences of batches as an online one needs. False when all would not be enough."""
         return self._clear(sequence, plan, self._removable())
 
     def _goes_first(self, waiting: Sequence) -> bool:
-        """Whether its prompt would have its turn before those of all running sequences."""
+        """Return whether its prompt would have its turn before those of all running sequences."""
         turn = fairness.by_turn(waiting)
         return all(fairness.by_turn(each) > turn for each in self.online if each.remaining > 1)
 
     def _removable(self) -> list[Sequence]:
-        """Batch sequences that give way to online ones."""
+        """Return the batch sequences that give way to online ones."""
         return [sequence for sequence in self.batches if not sequence.kept]
 
     def _outranked(self, urgent: Sequence) -> list[Sequence]:
-        """Running sequences of a lower rank. Over those of another request promotion gives none, nor over those of
-        another batch its priority.
+        """Return running sequences of a lower rank. Promotion gives no rank over those of another request, nor priority
+        over those of another batch.
         """
         rank, share = urgent.rank, urgent.share
         return [
@@ -194,7 +194,7 @@ class Places:
         ]
 
     def _clear(self, urgent: Sequence, plan: StepPlan, lower: list[Sequence]) -> bool:
-        """Preempt as many of `lower` as it takes. False, and nobody preempted, when all would not be enough."""
+        """Preempt as many of `lower` as necessary. False, and nothing is preempted, when all would not be enough."""
         others = len(self.running) - len(lower)
         if not lower or others >= self._slots:
             return False
@@ -214,7 +214,7 @@ class Places:
     # Blocks
 
     def make_room(self, sequence: Sequence, plan: StepPlan, planned: Container[int]) -> bool:
-        """A block for one more token, at the cost of the least urgent sequence, which may be this one: False then.
+        """Make room for one more token, at the cost of the least urgent sequence, which may be this one: False then.
 
         `planned`: ordinals of those that lose nothing, as this step computes them.
         """
@@ -228,25 +228,25 @@ class Places:
         return True
 
     def make_room_alone(self, sequence: Sequence, count: int, plan: StepPlan) -> None:
-        """Blocks for `count` more tokens of a running sequence, at the cost of whoever is in its way."""
+        """Make room for `count` more tokens of a running sequence, at the cost of any others."""
         while not self.blocks.grow(sequence.table, sequence.num_computed + count):
             self.preempt(self.running[-1 if self.running[-1] is not sequence else -2], plan)
 
     def preempt(self, victim: Sequence, plan: StepPlan) -> None:
-        """Take its place and its blocks away."""
+        """Take its place and its blocks from a sequence."""
         plan.preempted.append(victim)
         victim.preemptions += 1
         self.requeue(victim)
 
     def requeue(self, sequence: Sequence) -> None:
-        """From the running ones back to the queue; nothing of it is computed."""
+        """Move a running sequence back to the queue; nothing of it is computed."""
         self._drop(sequence)
         sequence.num_computed = 0
         sequence.kept = False
         self.waiting[sequence.traffic].add(sequence)
 
     def _victim(self, lacking: Sequence, planned: Container[int]) -> Sequence:
-        """Who gives its blocks up: the least urgent of which this step computes nothing, `lacking` at the latest."""
+        """Return the sequence to give up its blocks: the least urgent not in this step; last, `lacking`."""
         candidates: Iterable[Sequence] = reversed(self.running)
         if self.shares["online"].contended:
             candidates = sorted(self.running, key=fairness.by_burden, reverse=True)

@@ -1,4 +1,4 @@
-"""What one step computes."""
+"""The plan of one step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Chunk:
     start: int
     count: int
     fresh: bool
-    """Its first chunk since it was admitted, as a rule by this plan."""
+    """Whether it is the first chunk since its sequence was admitted, as a rule by this plan."""
 
     samples: bool
-    """It reaches the last known token, whose logits choose the next one."""
+    """Whether it reaches the last known token, whose logits choose the next one."""
 
     drafts: list[int] = field(default_factory=list)
     """Guesses at the tokens after it, computed with it; each one's logits choose what follows it."""
@@ -26,7 +26,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What the next step computes. `expired` sequences have ended: their deadline passed."""
+    """Content of the next step. `expired` sequences have ended because their deadline passed."""
 
     chunks: list[Chunk] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -38,10 +38,10 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """Tokens and drafts."""
+        """Number of tokens and drafts."""
         return self.num_tokens + sum(len(chunk.drafts) for chunk in self.chunks)
 
     @property
     def num_batch_tokens(self) -> int:
-        """Of them, those of batch sequences."""
+        """Number of those that are of batch sequences."""
         return sum(chunk.count for chunk in self.chunks if chunk.sequence.is_batch)

@@ -47,7 +47,7 @@ from batchwright.scheduling.timetable import Timetable
 
 _STEPS_BEFORE_REGROWTH = 64
 _STEPS_IN_COMPANY = 256
-"""For so many steps after requests were there together, another one is taken to come at any time."""
+"""Number of steps after requests were there together for which another one is expected at any time."""
 
 
 class Scheduler:
@@ -79,7 +79,7 @@ class Scheduler:
         self.draft_rows = draft_rows
         self.slo = slo or SloController()
         self.token_budget = max_batch_tokens
-        """Tokens a step may have now: `max_batch_tokens`, less after `shrink`."""
+        """Tokens that a step may have now: `max_batch_tokens`, or less after `shrink`."""
         self._places = Places(blocks, max_num_seqs, promote_after)
         self._share = BatchShare(batch_share, max_batch_tokens)
         self._timetable = Timetable(promote_after)
@@ -88,7 +88,7 @@ class Scheduler:
         self._turns = 0
         self._steps_since_shrink = 0
         self._steps_alone = _STEPS_IN_COMPANY
-        """Since online sequences of several requests were there."""
+        """Steps since online sequences of several requests were there."""
 
     @property
     def running(self) -> list[Sequence]:
@@ -104,15 +104,15 @@ class Scheduler:
         return bool(self.running or self.num_waiting)
 
     def waiting_of(self, traffic: Traffic) -> int:
-        """How many sequences of this class wait."""
+        """Return how many sequences of this class wait."""
         return len(self._places.waiting[traffic])
 
     def running_of(self, traffic: Traffic) -> int:
-        """How many sequences of this class have a place."""
+        """Return how many sequences of this class have a place."""
         return self._places.running_of(traffic)
 
     def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
-        """Why a sequence of this size could never be computed, or None if it can."""
+        """Return why a sequence of this size could never be computed, or None if it can."""
         needed = self.blocks.blocks_for(num_prompt + max_tokens)
         if needed <= self.blocks.num_blocks:
             return None
@@ -166,7 +166,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan) -> None:
-        """The step was computed: its tokens are now computed tokens."""
+        """Count the tokens of a step that was computed as computed."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if sequence.status is Status.RUNNING:
@@ -184,17 +184,17 @@ class Scheduler:
                 self._steps_since_shrink = 0
 
     def accept_draft(self, sequence: Sequence) -> None:
-        """The last known token was a draft of the step that was just committed, and was computed in it."""
+        """Count the last known token as computed: it was a right draft of the step that was just committed."""
         if sequence.status is Status.RUNNING:
             sequence.num_computed += 1
             self._publish_decoded(sequence)
 
     def measured(self, plan: StepPlan, seconds: float) -> float | None:
-        """The step took `seconds`, from which later ones are predicted. What was predicted for it, None if nothing."""
+        """Learn that the step took `seconds`, and return what was predicted for it, or None."""
         return self.slo.observe(plan, seconds)
 
     def rollback(self, plan: StepPlan) -> None:
-        """The step was not computed: take back what was offered to others, send new sequences back to the queue."""
+        """Undo a step that was not computed: take back what was offered to others, and requeue new sequences."""
         for chunk in plan.chunks:
             if chunk.sequence.status is Status.RUNNING:
                 self.blocks.retract(chunk.sequence.table, chunk.start)
@@ -203,12 +203,12 @@ class Scheduler:
                 self._places.requeue(chunk.sequence)
 
     def repeat_last(self, sequence: Sequence) -> None:
-        """Compute the last known token once more: the token that was to follow it got lost after `commit`."""
+        """Compute the last known token once more, because the token that was to follow it was lost after `commit`."""
         if sequence.status is Status.RUNNING and sequence.remaining == 0:
             sequence.num_computed -= 1
 
     def shrink(self, failed: StepPlan) -> bool:
-        """After a step ran out of memory: plan smaller ones for a while. False when the step could not be smaller."""
+        """Plan smaller steps for a while, after one ran out of memory. False when the step could not be smaller."""
         tokens = failed.num_tokens
         if tokens <= 1:
             return False
@@ -221,7 +221,7 @@ class Scheduler:
         self._isolated.extend(sequences)
 
     def forget(self, sequence: Sequence) -> None:
-        """Withdraw all that a running sequence offered to the prefix cache: its contents cannot be trusted.
+        """Withdraw all that a running sequence offered to the prefix cache, since its contents cannot be trusted.
 
         Called before `finish`, which must follow before the next commit (that would offer them again).
         """
@@ -260,7 +260,7 @@ class Scheduler:
     # Online
 
     def _plan_online(self, plan: StepPlan, budget: int, *, closed: bool) -> int:
-        """The online part of the step; what it leaves of `budget`. `closed`: nobody is admitted."""
+        """Plan the online part of the step; return what it leaves of `budget`. `closed`: no sequence is admitted."""
         contended = self._places.shares["online"].contended
         self._steps_alone = 0 if contended else self._steps_alone + 1
         if not closed:
@@ -291,7 +291,7 @@ class Scheduler:
 
     @property
     def _in_company(self) -> bool:
-        """Whether another request may come in the midst of a step, for whose end it waits."""
+        """Return whether another request may arrive in the middle of a step and have to wait for its end."""
         return self._places.shares["online"].named and self._steps_alone < _STEPS_IN_COMPANY
 
     def _most_of_prompts(self, decodes: int) -> int:
@@ -301,7 +301,7 @@ class Scheduler:
         return max(self.token_budget // 2 - decodes, self.token_budget // 8, 1)
 
     def _plan_online_decodes(self, decodes: list[Sequence], plan: StepPlan, budget: int) -> int:
-        """Plan those that lack one token, as far as `budget` and blocks go. How many."""
+        """Plan decodes as far as `budget` and blocks go, and return how many."""
         planned = set[int]()
         for sequence in decodes:
             if len(planned) == budget:
@@ -317,7 +317,7 @@ class Scheduler:
         return len(planned)
 
     def _admit_online(self, plan: StepPlan, room: StepRoom, first: Precedence | None) -> None:
-        """Admit waiting ones, at the cost of batches where they must."""
+        """Admit waiting sequences, at the cost of batches where necessary."""
         queue = self._places.waiting["online"]
         while room.is_open and (waiting := queue.peek()) is not None:
             if first is not None and first.must_defer(waiting) and not first.room.most_prompt(len(waiting.tokens), 1):
@@ -332,7 +332,7 @@ class Scheduler:
                 break
 
     def _plan_part(self, sequence: Sequence, plan: StepPlan, room: StepRoom, first: Precedence | None) -> int:
-        """Plan as many tokens of a prompt as there is room for, and newcomers leave it. How many."""
+        """Plan as many tokens of a prompt as there is room for beside newcomers, and return how many."""
         count = room.most_prompt(sequence.num_computed, sequence.remaining)
         if first is not None and first.must_defer(sequence):
             count = first.room.most_prompt(sequence.num_computed, count)
@@ -346,7 +346,7 @@ class Scheduler:
     # Batches
 
     def _seat_owed(self) -> tuple[int, bool]:
-        """Places for batch sequences that are owed tokens: how many tokens, and whether one still lacks its place.
+        """Give places to batch sequences that are owed tokens; return those, and whether one still lacks its place.
 
         While one does, no online sequence is admitted, or a stream of them would keep it out for ever.
         """
@@ -419,5 +419,5 @@ class Scheduler:
 
 
 def _turn(sequence: Sequence) -> tuple[tuple[bool, bool, int], int]:
-    """Of decodes that do not all fit: by rank, then who has gone without for longest."""
+    """Sort key of decodes that do not all fit: by rank, then by how long they have gone without a token."""
     return sequence.rank, sequence.last_turn

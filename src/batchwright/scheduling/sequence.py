@@ -21,7 +21,7 @@ _LONGEST_SILENCE = 8
 
 
 class Status(Enum):
-    """Where a sequence is in its life."""
+    """Stage in the life of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -30,51 +30,51 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Computed tokens chase known tokens: a step computes some of `tokens[num_computed:]`.
+    """Sequence whose computed tokens chase its known tokens: a step computes some of `tokens[num_computed:]`.
 
     The caller appends a token to `tokens` after a step that computed all of them, and sets nothing else but
     `text_pending`; the scheduler sets the rest.
     """
 
     tokens: list[int]
-    """Prompt, then output."""
+    """Tokens of the prompt, then of the output."""
     num_prompt: int
     max_total: int
-    """Most tokens it may come to, prompt included."""
+    """Most tokens that it may have, prompt included."""
     priority: int = 5
-    """Lower is sooner."""
+    """Priority; lower is sooner."""
     deadline: float = math.inf
     """Absolute time after which it is given up."""
     arrived_at: float = 0.0
     traffic: Traffic = "online"
-    """Online sequences go before those of a batch, whatever the priorities."""
+    """Class of traffic: online sequences go before those of a batch, whatever the priorities."""
     flow: Flow | None = None
-    """Whose share of the engine it takes."""
+    """Flow whose share of the engine it uses."""
     drafter: Drafter | None = None
-    """Guesses its next tokens, where its caller can tell from all their logits at once which are right."""
+    """Maker of drafts, where the caller can tell from all their logits at once which are right; else None."""
     ordinal: int = 0
-    """Order of arrival; set on `Scheduler.add`."""
+    """Order of arrival, set by `Scheduler.add`."""
     status: Status = Status.WAITING
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it was first admitted."""
     preemptions: int = 0
     promoted: bool = False
-    """It has waited so long that it goes before every priority of its class of traffic."""
+    """Whether it has waited so long that it goes before every priority of its class of traffic."""
     admitted: bool = False
     """Whether it has ever been admitted."""
     started: bool = False
     """Whether a step has computed any of it since it was last admitted."""
     kept: bool = False
-    """Of a batch, and in the place that `batch_share` is owed: no online sequence takes it."""
+    """Whether it is of a batch, and in the place that `batch_share` is owed: no online sequence takes it."""
     first_token_at: float | None = None
     """Time of the first plan after its first token."""
     last_turn: int = 0
     """Serial number of the last chunk of it that was computed."""
     text_pending: bool = False
-    """Somebody reads its text as it comes, and has not got any yet. Set by the caller."""
+    """Whether a reader of its text has not been given any yet. Set by the caller."""
     share: Share | None = None
-    """The account of its request."""
+    """Account of its request."""
     queue_entry: int = -1
     """Serial number of its valid entry in the waiting queue."""
     table: BlockTable = field(default_factory=BlockTable)
@@ -85,7 +85,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Known tokens not yet computed."""
+        """Number of known tokens that are not computed yet."""
         return len(self.tokens) - self.num_computed
 
     @property
@@ -99,12 +99,12 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Smaller may take the place of larger: online before batch, then promoted ones, then by priority."""
+        """Rank; smaller may take the place of larger: online before batch, then promoted ones, then by priority."""
         return self.urgency[:3]
 
     @property
     def urgency(self) -> Urgency:
-        """Smaller is sooner: by rank; promoted ones by arrival, the others by deadline and arrival."""
+        """Sort key, smaller is sooner: by rank; promoted ones by arrival, the others by deadline and arrival."""
         if self.promoted:
             return (self.is_batch, False, 0, 0.0, self.ordinal)
         return (self.is_batch, True, self.priority, self.deadline, self.ordinal)

@@ -1,13 +1,13 @@
-"""The floor under batch traffic: an account of the tokens that it is owed."""
+"""The share guaranteed to batch traffic: an account of the tokens that it is owed."""
 
 from __future__ import annotations
 
 _STEPS = 16
-"""The account goes back no further than so many full steps."""
+"""Number of full steps that the account goes back at most."""
 
 
 class BatchShare:
-    """Of all tokens computed while batch sequences want some, they are owed `share` (0 ≤ share < 1).
+    """Account of batch sequences, which are owed `share` (0 ≤ share < 1) of all tokens computed while they want some.
 
     Each step adds its share of the step's tokens, and takes off the batch tokens that it carried. The account slides:
     what is owed, and what was had beyond the share, never exceeds the share of 16 full steps, so a quiet hour is not
@@ -24,11 +24,11 @@ class BatchShare:
         self._owed = 0.0
 
     def due(self, step_tokens: int) -> int:
-        """Tokens that batch sequences may have of a step of `step_tokens`, whatever else there is to compute."""
+        """Return the tokens of a step of `step_tokens` that batch sequences may have, whatever else waits."""
         return max(0, int(min(self._owed, max(1.0, 2.0 * self.share * step_tokens)) + 1e-9))
 
     def settle(self, tokens: int, batch_tokens: int, *, wanted: bool) -> None:
-        """A step of `tokens` tokens carried `batch_tokens` for batches; `wanted`: there are batch sequences."""
+        """Note a step of `tokens` tokens, `batch_tokens` of them for batches; `wanted`: there are batch sequences."""
         if not self.share:
             return
         if not wanted:

@@ -1,4 +1,4 @@
-"""How much a step may carry for batches without an online request feeling it.
+"""How much a step may carry for batches without delaying online requests noticeably.
 
 An SLO bounds two times: to an online request's first token (`ttft`), and from one of its tokens to the next, on average
 over the request (`tpot`). A step delays every online sequence by as long as it takes, so the SLO bounds the seconds of
@@ -36,25 +36,25 @@ from batchwright.scheduling.sequence import Sequence
 _CONFIDENCE = 0.95
 _BAD_STEP = 0.99
 _REMEMBERED = 256
-"""Recent steps that the margins are taken from."""
+"""Number of recent steps that the margins are taken from."""
 _MEMORY = 400
-"""Steps that the model looks back."""
+"""Number of steps that the model looks back."""
 _CATCH_UP = 8
-"""Tokens within which a sequence that is behind makes up for it."""
+"""Number of tokens within which a sequence that is behind catches up."""
 _LEAST_PART = 4
 _FIRST_TOKENS = 16
-"""Of the first step of all, of which nothing is known."""
+"""Tokens of the very first step, for which nothing is known."""
 
 
 @dataclass(slots=True)
 class StepShape:
-    """What the time of a step depends on."""
+    """Quantities that the time of a step depends on."""
 
     prefill_tokens: int = 0
     prefill_pairs: int = 0
-    """(token, key) pairs of prefill chunks: what their attention costs."""
+    """(token, key) pairs of prefill chunks, which their attention costs."""
     decode_rows: int = 0
-    """Chunks of a single token."""
+    """Number of chunks of a single token."""
     decode_keys: int = 0
 
     @classmethod
@@ -80,7 +80,7 @@ class StepShape:
 
 
 class _Spread:
-    """What the share `level` of the last values stay within, at least `least`."""
+    """Value within which the share `level` of the last values stay; at least `least`."""
 
     def __init__(self, level: float, least: float) -> None:
         self._level = level
@@ -100,7 +100,7 @@ class _Spread:
 
 
 class StepTimes:
-    """Predicts the seconds of a step from those of the steps before."""
+    """Predictor of the seconds of a step from those of the steps before."""
 
     def __init__(self) -> None:
         self._fit = FadedFit(5, _MEMORY)
@@ -108,12 +108,12 @@ class StepTimes:
         self._of_runs = _Spread(_CONFIDENCE, 1.0)
         self._run: deque[float] = deque(maxlen=_CATCH_UP)
         self._seen: tuple[float, ...] = (0.0,) * 5
-        """Most of each feature."""
+        """Greatest value of each feature."""
         self.largest = 0
-        """Most tokens of a step that was measured, since what was known was last let go."""
+        """Most tokens of a step that was measured since the fit last started anew."""
 
     def observe(self, shape: StepShape, seconds: float) -> float | None:
-        """Such a step took `seconds`. What was predicted for it, None when nothing was known."""
+        """Learn that a step of this shape took `seconds`, and return what was predicted for it, or None."""
         predicted = self.predict(shape)
         if predicted is not None and predicted > 0.0:
             self._of_steps.add(seconds / predicted)
@@ -131,28 +131,28 @@ class StepTimes:
         return predicted
 
     def predict(self, shape: StepShape) -> float | None:
-        """Seconds; None when nothing is known."""
+        """Return the predicted seconds; None when nothing is known."""
         return self._fit.predict(shape.features)
 
     @property
     def margin(self) -> float:
-        """Seconds over predicted seconds that most steps stay within, at least 1."""
+        """Seconds over predicted seconds within which most steps stay; at least 1."""
         return self._of_steps.most
 
     @property
     def margin_of_runs(self) -> float:
-        """The same for the mean over as many steps as a sequence has to catch up in."""
+        """The same margin for the mean over as many steps as a sequence has to catch up in."""
         return self._of_runs.most
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """Seconds for a step, a prefill token, a prefill pair, a decode row, a key; all 0 when nothing is known."""
+        """Seconds for a step, a prefill token, a prefill pair, a decode row and a key; all 0 when nothing is known."""
         return self._fit.coefficients
 
 
 @dataclass(slots=True)
 class StepRoom:
-    """What may still be taken of one step: tokens, and predicted seconds.
+    """What may still be added to one step: tokens, and predicted seconds.
 
     `owed` tokens may be taken though they cost more seconds than there are.
     """
@@ -167,7 +167,7 @@ class StepRoom:
         return self.tokens > 0 and (self.seconds > 0.0 or self.owed > 0)
 
     def fits_rows(self, rows: int, keys: int) -> bool:
-        """Whether that many decodes fit, which read so many keys together."""
+        """Return whether this many decodes fit, which read this many keys together."""
         return rows <= self.tokens and self.costs[3] * rows + self.costs[4] * keys <= self.seconds
 
     def fits_row(self, keys: int) -> bool:
@@ -177,7 +177,7 @@ class StepRoom:
         self._take(1, self._row(keys))
 
     def most_prompt(self, start: int, wanted: int) -> int:
-        """How many of `wanted` prompt tokens from position `start` fit."""
+        """Return how many of `wanted` prompt tokens from position `start` fit."""
         most = min(wanted, self.tokens)
         count = min(most, self._affordable(start))
         if count < 2:
@@ -198,7 +198,7 @@ class StepRoom:
         return self.costs[3] + self.costs[4] * keys
 
     def _affordable(self, start: int) -> int:
-        """Most prompt tokens n with β n + γ (n start + n (n + 1) / 2) ≤ seconds."""
+        """Return the most prompt tokens n with β n + γ (n start + n (n + 1) / 2) ≤ seconds."""
         if self.seconds <= 0.0:
             return 0
         if self.seconds == math.inf:
@@ -211,7 +211,7 @@ class StepRoom:
 
 
 class SloController:
-    """Keeps the SLO `ttft` and `tpot` (units of `now`, seconds; None: no bound). Raises ValueError unless positive."""
+    """Controller that keeps the SLO `ttft` and `tpot` (seconds; None: no bound). Raises ValueError unless positive."""
 
     def __init__(self, *, ttft: float | None = None, tpot: float | None = None) -> None:
         for name, value in (("ttft", ttft), ("tpot", tpot)):
@@ -221,16 +221,16 @@ class SloController:
         self.tpot = tpot
         self.times = StepTimes()
         self._beyond = _Spread(_BAD_STEP, 0.0)
-        """Seconds by which steps with online sequences went beyond `tpot`."""
+        """Seconds by which recent steps with online sequences exceeded `tpot`."""
 
     def observe(self, plan: StepPlan, seconds: float) -> float | None:
-        """The step took `seconds`. What was predicted for it, None when nothing was known."""
+        """Learn that the step took `seconds`, and return what was predicted for it, or None."""
         if self.tpot is not None and plan.num_batch_tokens < plan.num_tokens:
             self._beyond.add(seconds - self.tpot)
         return self.times.observe(StepShape.of(plan.chunks), seconds)
 
     def limit(self, now: float, online: Iterable[Sequence], waiting: Sequence | None, budget: int) -> float:
-        """Predicted seconds that the step may have, for the sake of `online` that run and the first that waits."""
+        """Return the predicted seconds that the step may have, for running `online` sequences and the first waiting."""
         if self.ttft is None and self.tpot is None:
             return math.inf
         wait, next_ = math.inf if self.ttft is None else self.ttft / 2, math.inf
@@ -244,7 +244,7 @@ class SloController:
         return min(wait / self.times.margin, next_ / self.times.margin_of_runs)
 
     def room(self, limit: float, online: Iterable[Chunk], tokens: int, owed: int) -> StepRoom:
-        """For batches in a step that computes `online` chunks in any case, and may have `limit` predicted seconds."""
+        """Return the room for batches in a step with the `online` chunks that may have `limit` predicted seconds."""
         if self.ttft is None and self.tpot is None:
             return StepRoom(tokens, owed)
         shape = StepShape.of(online)
@@ -256,7 +256,7 @@ class SloController:
         return StepRoom(min(tokens, max(most, owed)), owed, seconds, self.times.coefficients)
 
     def room_beside(self, newcomers: Iterable[Chunk], tokens: int) -> StepRoom:
-        """For `tokens` of others in a step that computes `newcomers`: they may take half as long as it would alone.
+        """Return the room for others' `tokens` beside `newcomers`: half as long as the newcomers' step alone.
 
         One of them may in any case, or they would stand still beside newcomers in every step.
         """
@@ -264,7 +264,7 @@ class SloController:
         return StepRoom(tokens) if not seconds else StepRoom(tokens, 1, seconds / 2, self.times.coefficients)
 
     def even_room(self, tokens: int) -> StepRoom:
-        """For prompts, as long as `tokens` of them without a context before them take: the deeper they are, the fewer.
+        """Return room for prompts that takes as long as `tokens` of them without context: the deeper, the fewer.
 
         But no fewer than a quarter, since each step reads the weights.
         """
@@ -273,7 +273,7 @@ class SloController:
         return StepRoom(tokens, tokens // _LEAST_PART, seconds, costs) if seconds > 0.0 else StepRoom(tokens)
 
     def _until_next(self, sequence: Sequence, now: float, tpot: float) -> float:
-        """Seconds that the next token of a sequence may take."""
+        """Return the seconds that the next token of a sequence may take."""
         if sequence.first_token_at is None:
             return tpot
         behind = now - sequence.first_token_at - (sequence.num_generated - 1) * tpot

@@ -1,4 +1,4 @@
-"""What becomes of sequences as time goes by: deadlines pass, and who has waited for long goes before all priorities."""
+"""What happens to sequences as time goes by: deadlines pass, and long waits end in promotion."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Timetable:
         self._deadlines: list[tuple[float, int, Sequence]] = []
 
     def __len__(self) -> int:
-        """Entries, those of ended sequences included."""
+        """Return the number of entries, those of ended sequences included."""
         return len(self._arrivals) + len(self._deadlines)
 
     def add(self, sequence: Sequence) -> None:
-        """Sequences are added in the order of their arrival."""
+        """Add a sequence; they come in the order of their arrival."""
         if self._promote_after is not None:
             self._arrivals.append(sequence)
         if sequence.deadline < math.inf:
             heapq.heappush(self._deadlines, (sequence.deadline, sequence.ordinal, sequence))
 
     def next_expired(self, now: float) -> Sequence | None:
-        """Remove and return one whose deadline has passed, the earliest first; None when there is no more."""
+        """Remove and return a sequence whose deadline has passed, the earliest first; None when there is none left."""
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = heapq.heappop(self._deadlines)[2]
             if sequence.status is not Status.FINISHED:
@@ -43,7 +43,7 @@ class Timetable:
         return None
 
     def next_of_age(self, now: float) -> Sequence | None:
-        """Remove and return one that arrived `promote_after` ago, the oldest first; None when there is no more."""
+        """Remove and return a sequence that arrived `promote_after` ago, the oldest first; None: there is none."""
         if self._promote_after is None:
             return None
         while self._arrivals:
@@ -57,7 +57,7 @@ class Timetable:
         return None
 
     def sweep(self, needed: int) -> None:
-        """Let go of ended sequences, once they are most of what is here; `needed` sequences have not ended."""
+        """Remove ended sequences once they are most of the entries; `needed` sequences have not ended."""
         if len(self._deadlines) > 2 * needed + ENDED_KEPT:
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not Status.FINISHED]
             heapq.heapify(self._deadlines)

@@ -28,12 +28,12 @@ class WaitingQueue:
 
     @property
     def num_entries(self) -> int:
-        """Those that no longer count included."""
+        """Number of entries, those that no longer count included."""
         return len(self._heap)
 
     @property
     def best_priority(self) -> int:
-        """Of those that wait; there must be one."""
+        """Best priority of a waiting sequence; there must be one."""
         return min(self._priorities)
 
     def add(self, sequence: Sequence) -> None:
@@ -43,20 +43,20 @@ class WaitingQueue:
         self.enter(sequence)
 
     def enter(self, sequence: Sequence) -> None:
-        """Under its present urgency; an older entry of it is void from now on."""
+        """Add a sequence under its present urgency; an older entry of it no longer counts."""
         self._entries += 1
         sequence.queue_entry = self._entries
         heapq.heappush(self._heap, (sequence.urgency, self._entries, sequence))
 
     def left(self, sequence: Sequence) -> None:
-        """A sequence that waited runs, or has ended: its status must say so before the next call."""
+        """Note that a waiting sequence runs, or has ended: its status must say so before the next call."""
         self._waiting -= 1
         self._priorities[sequence.priority] -= 1
         if not self._priorities[sequence.priority]:
             del self._priorities[sequence.priority]
 
     def peek(self) -> Sequence | None:
-        """The most urgent one, still in the queue."""
+        """Return the most urgent sequence, which stays in the queue."""
         while self._heap:
             if _is_valid(self._heap[0]):
                 return self._heap[0][2]
@@ -64,14 +64,14 @@ class WaitingQueue:
         return None
 
     def sweep(self) -> None:
-        """Let go of ended sequences that lie deep in the heap, once they are most of it."""
+        """Remove ended sequences that lie deep in the heap, once they are most of it."""
         if len(self._heap) > 2 * self._waiting + ENDED_KEPT:
             self._heap = [entry for entry in self._heap if _is_valid(entry)]
             heapq.heapify(self._heap)
 
 
 class FairQueue:
-    """The waiting sequences of one class of traffic: a queue for each request, and turns between these.
+    """Waiting sequences of one class of traffic: a queue for each request, and turns among these.
 
     The order is by priority (unless `by_priority` is false), then by the shares of owners, then by those of requests.
     Promotion puts a sequence before the others of its own request only. A request that has no place, and got none for
@@ -83,12 +83,12 @@ class FairQueue:
         self._by_priority = by_priority
         self._queues: dict[Share, WaitingQueue] = {}
         self._requests: dict[Share, Turns[Share]] = {}
-        """By owner, the requests that wait."""
+        """Waiting requests by owner."""
         self._owners = Turns(self._turn_of_owner)
         self._changed: set[Share] = set()
         """Requests whose turn, or whose owner's, may come sooner than it was offered."""
         self._alarms: list[tuple[float, int, Share]] = []
-        """A heap of times at which a request, or its owner, may have gone without a place for too long."""
+        """Heap of times at which a request, or its owner, may have gone without a place for too long."""
         self._alarms_set = 0
         self._waiting = 0
         self._now = 0.0
@@ -98,11 +98,11 @@ class FairQueue:
 
     @property
     def num_entries(self) -> int:
-        """Those that no longer count included."""
+        """Number of entries, those that no longer count included."""
         return sum(queue.num_entries for queue in self._queues.values())
 
     def begin(self, now: float) -> None:
-        """A plan begins."""
+        """Begin a plan."""
         self._now = now
         while self._alarms and self._alarms[0][0] <= now:
             self._changed.add(heapq.heappop(self._alarms)[2])
@@ -116,12 +116,12 @@ class FairQueue:
         self._changed.add(share)
 
     def enter(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.enter`."""
+        """Do as `WaitingQueue.enter`."""
         self._queues[_share(sequence)].enter(sequence)
         self._changed.add(_share(sequence))
 
     def left(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.left`."""
+        """Do as `WaitingQueue.left`."""
         share = _share(sequence)
         queue = self._queues[share]
         queue.left(sequence)
@@ -132,7 +132,7 @@ class FairQueue:
             self._remove(share)
 
     def place_lost(self, sequence: Sequence) -> None:
-        """A sequence that ran has no place any more: the turn of its share comes sooner."""
+        """Note that a running sequence has lost its place: the turn of its share comes sooner."""
         share = _share(sequence)
         if share in self._queues:
             self._changed.add(share)
@@ -140,7 +140,7 @@ class FairQueue:
             self._changed.add(requests.first())
 
     def peek(self) -> Sequence | None:
-        """The one that is to have the next place, still in the queue."""
+        """Return the sequence that is to have the next place, which stays in the queue."""
         if len(self._queues) <= 1:
             return next((queue.peek() for queue in self._queues.values()), None)
         changed, self._changed = self._changed, set()
@@ -150,7 +150,7 @@ class FairQueue:
         return self._queues[self._requests[self._owners.first()].first()].peek()
 
     def sweep(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.sweep`, of the queue of this sequence, which has ended."""
+        """Do as `WaitingQueue.sweep`, in the queue of this sequence, which has ended."""
         if (queue := self._queues.get(_share(sequence))) is not None:
             queue.sweep()
 
@@ -184,7 +184,7 @@ class FairQueue:
         return first
 
     def _turn_of_request(self, request: Share) -> _Turn:
-        """Among those of its owner."""
+        """Return a request's turn among those of its owner."""
         first = self._first(request)
         settled = not (first.promoted and request.starves(self._now, self._promote_after))
         level: float = self._queues[request].best_priority if self._by_priority and settled else 0

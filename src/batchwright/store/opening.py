@@ -1,4 +1,4 @@
-"""Where a store comes from."""
+"""Opening of a store by its URL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_store(url: str | Path, *, now: Callable[[], float] | None = None) -> St
 
 
 def store_exists(url: str | Path) -> bool:
-    """Whether there is a store at `url` already, or `open_store` would make one. Blocks, and makes nothing.
+    """Return whether there is a store at `url`, or `open_store` would make one. Blocks, and makes nothing.
 
     An empty file is none. Raises `MissingExtra`, `InvalidRequest` and `StoreUnavailable` as `open_store`.
     """
@@ -47,7 +47,7 @@ def store_exists(url: str | Path) -> bool:
 
 
 def shown_url(url: str | Path) -> str:
-    """`url` for people to read: without the password that the address of a server may have."""
+    """Return `url` for people to read, without the password that the address of a server may have."""
     parts = urlsplit(str(url))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else str(url)
 
@@ -82,7 +82,7 @@ def _driver(url: str, now: Callable[[], float] | None) -> Driver:
 
 
 def _require_address(url: str) -> None:
-    """Raises `InvalidRequest` for a URL that the driver cannot read; its own message would quote the password."""
+    """Raise `InvalidRequest` for a URL that the driver cannot read; its own message would quote the password."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
@@ -105,7 +105,7 @@ def _needs_postgres(error: ImportError) -> MissingExtra:
 
 
 def _path(url: str) -> Path | None:
-    """Of the SQLite file; None: it is in PostgreSQL. Raises `InvalidRequest`."""
+    """Return the path of the SQLite file; None: the store is in PostgreSQL. Raises `InvalidRequest`."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         return None

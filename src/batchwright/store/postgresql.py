@@ -1,4 +1,4 @@
-"""PostgreSQL: a few threads, each operation in a short transaction on a connection of its own.
+"""The PostgreSQL store: a few threads, each operation in a short transaction on a connection of its own.
 
 A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. A
 connection that is lost in COMMIT leaves open what came of it. Each transaction therefore counts itself, in a row of its
@@ -71,7 +71,7 @@ class _InDoubt(Generic[R]):
 
 
 class _Connection(psycopg.Connection[Row]):
-    """One that has a name in the table `connections`."""
+    """A connection that has a name in the table `connections`."""
 
     name: str
 
@@ -92,7 +92,7 @@ class _PostgresqlTx:
         return float(seconds)
 
     def begin(self) -> int:
-        """The number of the transaction among those of its connection; the database's time comes with it."""
+        """Begin the transaction, and read its number among those of its connection and the database's time."""
         row = self.row("begin", connection=self._connection.name)
         if row is None:
             self._connection.close()
@@ -115,7 +115,7 @@ class _PostgresqlTx:
         return self._execute(statement, values).rowcount
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """In one statement, which takes the columns as arrays."""
+        """Run it as one statement, which takes the columns as arrays."""
         if rows:
             self._execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
 
@@ -146,10 +146,10 @@ class PostgresqlDriver:
         await self._in_thread(partial(self._write, operation.__name__, operation, _IMPATIENCE))
 
     async def verify(self) -> None:
-        """Nothing: the server looks after its own pages, and says what it finds when they are read."""
+        """Do nothing: the server looks after its own pages, and says what it finds when they are read."""
 
     async def close(self) -> None:
-        """Finish what is under way."""
+        """Finish what is under way, and close."""
         if self._closed:
             return
         self._closed = True
@@ -167,7 +167,7 @@ class PostgresqlDriver:
     # On the threads.
 
     def _persist(self, run: Callable[[], R], patience: float) -> R:
-        """What `run` returns, tried again for `patience` seconds while the database does not answer."""
+        """Return the result of `run`, tried again for `patience` seconds while the database does not answer."""
         try:
             for attempt in stamina.retry_context(
                 on=_may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
@@ -236,7 +236,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _transaction(self, connection: _Connection) -> Iterator[None]:
-        """Begin one, and roll it back if the block raises."""
+        """Begin a transaction, and roll it back if the block raises."""
         connection.execute("BEGIN")
         try:
             yield
@@ -247,7 +247,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """One that nobody else uses; there are as many as threads. A broken one is not given back."""
+        """Lend a connection; there are as many as threads. A broken one is not given back."""
         connection = self._idle.get()
         try:
             if connection is None:
@@ -270,7 +270,7 @@ class PostgresqlDriver:
         return connection
 
     def _open(self) -> _Connection:
-        """One that is not yet among the `connections`."""
+        """Open a connection that is not yet among the `connections`."""
         connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
         connection.name = uuid.uuid4().hex
         try:

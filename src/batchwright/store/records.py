@@ -1,4 +1,4 @@
-"""What the store holds, as plain values. All times are Unix seconds."""
+"""The records of the store, as plain values. All times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BatchStatus: TypeAlias = Literal[
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
-"""`suspect`: pending, but was in work when a process died, and is claimed only with few others."""
+"""State of a line. `suspect`: pending, but was in work when a process died, and is claimed only with few others."""
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -36,71 +36,71 @@ class FileRecord:
     status: FileStatus = "processed"
     status_details: str | None = None
     lines: int | None = None
-    """Of an input, blank ones counted; None: not known."""
+    """Number of lines of an input, blank ones counted; None: not known."""
     key_id: str | None = None
-    """The key that uploaded it, or made the batch that wrote it; None where no keys are used."""
+    """Key that uploaded it, or made the batch that wrote it; None where no keys are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Of a batch. Lines that neither succeeded nor failed are pending; at the end of a batch there are none."""
+    """Numbers of lines of a batch. The others are pending; at the end of a batch there are none."""
 
     total: int = 0
     completed: int = 0
-    """Those that succeeded."""
+    """Lines that succeeded."""
     failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens, by the model's tokenizer."""
+    """Numbers of tokens, by the model's tokenizer."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input tokens."""
+    """Input tokens that were found in the prefix cache."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of the output tokens."""
+    """Output tokens that are reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProblem:
-    """Why a batch failed validation: an entry of `errors.data`."""
+    """Reason why a batch failed validation: an entry of `errors.data`."""
 
     code: str
     message: str
     param: str | None = None
     line: int | None = None
-    """From 1; None where no line is to blame."""
+    """Number of the line, from 1; None where it is not about a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch. What happens to it stands in `store/store.py`."""
+    """A batch. Its life cycle is described in `store/store.py`."""
 
     id: str
     tenant: str
     endpoint: Endpoint
     input_file_id: str
     completion_window: str
-    """As it was asked for: "24h"."""
+    """Window as it was asked for: "24h"."""
     created_at: float
     expires_at: float
     metadata: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
-    """Known when the input has been validated."""
+    """Model, known when the input has been validated."""
     output_expires_after: float | None = None
     """Seconds from the creation of an output file; None: the service's default."""
     idempotency_key: str | None = None
     callback_url: str | None = None
-    """Told of the end beside the tenant's own webhooks."""
+    """Address that is told of the end beside the tenant's own webhooks."""
     simple: bool = False
-    """Made by `POST /v1/batch/async`: listed there, not among `/v1/batches`."""
+    """Whether it was made by `POST /v1/batch/async`: it is listed there, not among `/v1/batches`."""
     parent_id: str | None = None
-    """The batch of which it retries lines."""
+    """Batch of which it retries lines."""
     status: BatchStatus = "validating"
     ending: Ending | None = None
-    """Decided, but its output is not built yet. From here on no line is claimed and no result is taken."""
+    """Final status, decided before the output is built. From here on no line is claimed, no result taken."""
     paused: bool = False
     errors: tuple[BatchProblem, ...] = ()
     output_file_id: str | None = None
@@ -115,15 +115,15 @@ class BatchRecord:
     cancelling_at: float | None = None
     cancelled_at: float | None = None
     lines_removed_at: float | None = None
-    """From here on it has no lines and no results: its files are gone, or it ended before its lines were complete."""
+    """When its lines and results were removed: its files are gone, or it ended before its lines were complete."""
     key_id: str | None = None
-    """The key that made it; None where no keys are used."""
+    """Key that made it; None where no keys are used."""
     best_priority: int | None = None
-    """Of that key: the smallest `priority` that its lines have; None: any."""
+    """Smallest `priority` that its lines may have, by that key; None: any."""
     enqueued_lines: int = 0
-    """About how many lines it has, for quotas: known when it is made, before they are read."""
+    """Estimated number of lines, for quotas: known when it is made, before they are read."""
     enqueued_tokens: int = 0
-    """About how many tokens their prompts have."""
+    """Estimated number of tokens of their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class NewLine:
     """A line of a validated input: where it lies in the input file, in bytes."""
 
     number: int
-    """From 1, blank lines counted."""
+    """Number from 1, blank lines counted."""
     custom_id: str
     offset: int
     length: int
@@ -144,34 +144,34 @@ class ClaimedLine:
     batch_id: str
     number: int
     attempt: int
-    """The token: a result is taken only while the line is still at this attempt."""
+    """Try that this is: a result is taken only while the line is still at this attempt."""
     custom_id: str
     offset: int
     length: int
     input_file_id: str
     endpoint: Endpoint
     expires_at: float
-    """Of its batch."""
+    """When its batch expires."""
     best_priority: int | None = None
-    """Of its batch."""
+    """Smallest `priority` that it may have, by the key of its batch."""
     tenant: str = ""
-    """Whose batch it is."""
+    """Tenant of its batch."""
     crashes: int = 0
-    """How often a process died with it in work, while the line is under suspicion."""
+    """Deaths of a process while computing it, as long as it is a suspect."""
     given_up: bool = False
-    """It has ended too many processes: it is not to be computed, but to fail."""
+    """Whether it has ended too many processes: it is not to be computed, but to fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """What came of a claimed line."""
+    """Result of a claimed line."""
 
     batch_id: str
     number: int
     attempt: int
     succeeded: bool
     output: bytes
-    """The line of the output (or error) file, without its newline."""
+    """Line of the output (or error) file, without its newline."""
     usage: TokenUsage = TokenUsage()
 
 
@@ -189,16 +189,16 @@ class StoredLine:
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """An endpoint of a tenant that is told how batches end."""
+    """Endpoint of a tenant that is told how batches end."""
 
     id: str
     tenant: str
     url: str
     secrets: tuple[str, ...]
-    """`whsec_…`; more than one while a secret rotates, the newest first."""
+    """Secrets, `whsec_…`; more than one while a secret rotates, the newest first."""
     created_at: float
     disabled_at: float | None = None
-    """Set when it answered 410, or by hand."""
+    """When it answered 410, or was disabled by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Delivery:
     """A message of the outbox on its way to one address."""
 
     id: str
-    """Of the outbox entry; unique for each (event, address)."""
+    """Id of the outbox entry; unique for each (event, address)."""
     event_id: str
     """`webhook-id` and the event's `id`: the same on each try."""
     tenant: str
@@ -215,50 +215,50 @@ class Delivery:
     created_at: float
     url: str
     webhook_id: str | None
-    """None: a callback_url, signed with the tenant's own secret."""
+    """Id of the webhook; None: a callback_url, signed with the tenant's own secret."""
     tries: int
-    """Before this one."""
+    """Number of tries before this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that was given out; its secret is not kept."""
+    """An API key; its secret is not kept."""
 
     id: str
     tenant: str
     name: str
     prefix: str
-    """The first characters of the secret, to recognize it by."""
+    """First characters of the secret, to recognize it by."""
     created_at: float
     revoked_at: float | None = None
     expires_at: float | None = None
     scopes: tuple[KeyScope, ...] = ("online", "batches")
-    """What the key opens."""
+    """Scopes that the key opens."""
     weight: float = 1.0
-    """Its share of the capacity, relative to other keys."""
+    """Share of the capacity, relative to other keys."""
     best_priority: int | None = None
-    """The smallest `priority` that its requests have; None: any."""
+    """Smallest `priority` that its requests may have; None: any."""
     last_used_at: float | None = None
-    """About a minute late at most."""
+    """When it was last used; about a minute late at most."""
     previous_until: float | None = None
-    """Until when the secret before the last rotation works, too; None: it was never rotated."""
+    """Time until which the secret before the last rotation works, too; None: it was never rotated."""
     quotas: Quotas = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """By which a store and the folder with its files recognize each other."""
+    """Identity by which a store and the folder with its files recognize each other."""
 
     store_id: str
-    """The same for ever, in backups too."""
+    """Id of the store, the same for ever, in backups too."""
     mark: str
-    """Of the last time that the store and the folder were seen together."""
+    """Mark of the last time that the store and the folder were seen together."""
     next_mark: str | None = None
-    """The mark that is being written to the folder; None: the folder has `mark`."""
+    """Mark that is being written to the folder; None: the folder has `mark`."""
 
 
 class Enqueued(NamedTuple):
-    """Lines of batches without a result, and about how many tokens their prompts have."""
+    """Lines of batches without a result, and the estimated number of tokens of their prompts."""
 
     lines: int
     tokens: int
@@ -280,4 +280,4 @@ class Peer:
     worker: str
     name: str
     snapshot: str | None
-    """What it last told of itself, as JSON."""
+    """Figures that it last published, as JSON."""

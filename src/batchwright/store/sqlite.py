@@ -1,4 +1,4 @@
-"""SQLite: one thread that writes, one that reads.
+"""The SQLite store: one thread that writes, one that reads.
 
 The writer takes all operations that wait, runs each in a savepoint of one transaction, commits once, and only then
 tells those who wait. So a hundred of them cost one fsync, one that raises undoes only itself, and what was acknowledged
@@ -47,7 +47,7 @@ _REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
     ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
     (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
 )
-"""Kinds of errors, what to do, and what callers are told."""
+"""Kinds of errors, their remedies, and what callers are told."""
 _OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")
 
 
@@ -76,7 +76,7 @@ class _SqliteTx:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An operation in the writer's queue, and what came of it."""
+    """An operation in the writer's queue, and its result."""
 
     name: str
     operation: Callable[[Tx], Any]
@@ -85,7 +85,7 @@ class _Waiting:
     error: BaseException | None = None
 
     def resolve(self) -> None:
-        """On the event loop."""
+        """Set the result, on the event loop."""
         if self.future.done():
             return
         if self.error is not None:
@@ -98,7 +98,7 @@ class SqliteDriver:
     """A `Driver` on a file, which is made where there is none."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
-        """Raises `StoreUnavailable` when the file cannot be opened, or is not one of ours."""
+        """Raises `StoreUnavailable` when the file cannot be opened, or is not a store."""
         self._path = path
         self._now = now
         holds_a_store(path)
@@ -168,7 +168,7 @@ class SqliteDriver:
         await asyncio.get_running_loop().run_in_executor(None, self._file.verify)
 
     async def close(self) -> None:
-        """Finish what waits."""
+        """Finish what waits, and close."""
         if self._closed:
             return
         self._closed = True
@@ -226,7 +226,7 @@ class SqliteDriver:
                 entry.error = entry.error or reason
 
     def _run(self, entry: _Waiting) -> None:
-        """Run one operation. Raises what makes the whole transaction impossible."""
+        """Run one operation. Raises an error that makes the whole transaction impossible."""
         self._writer.execute("SAVEPOINT operation")
         try:
             entry.result = entry.operation(_SqliteTx(self._writer, self._now))
@@ -248,7 +248,7 @@ class SqliteDriver:
 
 
 def _explained(error: BaseException) -> BaseException:
-    """An error of the database in our words, any other as it is."""
+    """Return an error of the database as ours, any other as it is."""
     found: BaseException
     if isinstance(error, apsw.ConstraintError):
         found = Conflict(f"what is to be added is already there: {error}")

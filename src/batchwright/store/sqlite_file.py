@@ -1,4 +1,4 @@
-"""Whether an SQLite file is a store of ours, and whether it still is while it is open.
+"""Whether an SQLite file is a store, and whether it still is while it is open.
 
 The file is only ever opened through SQLite: closing another descriptor of it in this process would let go of the locks
 of all its connections. What is looked at here is read over a connection of its own, which has no pages in its cache.
@@ -18,20 +18,20 @@ from batchwright.errors import StoreUnavailable
 from batchwright.store.transaction import DAMAGED
 
 APPLICATION_ID = 0x62776A73
-"""In the header of the file; stores made by earlier versions have 0 there."""
+"""Application id in the header of the file; stores made by earlier versions have 0 there."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
 _LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
-"""Those of an open store, which has all tables of this version."""
+"""Tables of an open store that are checked; it has all tables of this version."""
 _BUSY_MS = 2_000
 _SENSELESS = (apsw.CorruptError, apsw.NotADBError)
-"""What SQLite raises for pages that make no sense to it, whatever it was asked."""
+"""Errors that SQLite raises for pages that make no sense to it, whatever it was asked."""
 DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
-"""What is raised for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
+"""Errors for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
 these are gone."""
 
 
 def holds_a_store(path: Path) -> bool:
-    """Whether the file is a store; False when it is not there, or has nothing in it.
+    """Return whether the file is a store; False when it does not exist or is empty.
 
     Nothing is written. Raises `StoreUnavailable` when it is something else, or damaged.
     """
@@ -59,7 +59,7 @@ def holds_a_store(path: Path) -> bool:
 
 
 def is_a_store(connection: apsw.Connection, path: Path) -> bool:
-    """Whether the database has our tables; False when it has nothing. Raises `StoreUnavailable` for anything else."""
+    """Return whether the database has our tables; False when empty. Raises `StoreUnavailable` for anything else."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     version, application = connection.pragma("user_version"), connection.pragma("application_id")
     if not tables and version == 0 and application in (0, APPLICATION_ID):
@@ -74,7 +74,7 @@ def is_a_store(connection: apsw.Connection, path: Path) -> bool:
 
 
 class SqliteFile:
-    """The file of an open store. Its methods block; they raise `StoreUnavailable`."""
+    """File of an open store. Its methods block; they raise `StoreUnavailable`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,10 +82,10 @@ class SqliteFile:
         self._place = (found.st_dev, found.st_ino)
         self._size = found.st_size
         self.damage: str | None = None
-        """What was found once; it stays until the store is opened again."""
+        """First damage that was found; it stays until the store is opened again."""
 
     def look(self) -> None:
-        """Whether this is still the file that was opened, and its first pages can be read."""
+        """Check that this is still the file that was opened, and that its first pages can be read."""
         self.require_sound()
         try:
             found = self._path.stat()
@@ -100,17 +100,17 @@ class SqliteFile:
         self._examine()
 
     def verify(self) -> None:
-        """Whether the records of files are sound, which takes as long as there are many."""
+        """Check that the records of files are sound, in time proportional to their number."""
         self.look()
         self._examine("quick_check('files')")
 
     def require_sound(self) -> None:
-        """Whether no damage was found so far. Does not block."""
+        """Raise if damage was found so far. Does not block."""
         if self.damage is not None:
             raise StoreUnavailable(self.damage, told=DAMAGED)
 
     def note(self, error: BaseException) -> None:
-        """A statement has failed: if it met damage, that is told from now on, whatever else is asked."""
+        """Note that a statement has failed: damage that it met is reported from now on, whatever else is asked."""
         if self.damage is None and isinstance(error, _SENSELESS):
             self._damaged(str(error))
 
@@ -141,7 +141,7 @@ class SqliteFile:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[apsw.Connection]:
-    """A connection that only reads."""
+    """Return a connection that only reads."""
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(_BUSY_MS)

@@ -37,7 +37,7 @@ def _entries(name: str) -> dict[str, str]:
 
 @cache
 def statements(dialect: Dialect) -> dict[str, str]:
-    """All statements by name, with parameters as the driver of `dialect` wants them."""
+    """Return all statements by name, with parameters in the style of `dialect`."""
     found: dict[str, str] = {}
     for subject in _SUBJECTS:
         found |= _entries(subject)
@@ -50,6 +50,6 @@ def statements(dialect: Dialect) -> dict[str, str]:
 
 
 def migrations(dialect: Dialect) -> list[str]:
-    """The scripts that make the schema, in order; the n-th one leads to version n."""
+    """Return the scripts that make the schema, in order; the n-th one leads to version n."""
     scripts = (_folder() / "migrations" / dialect).iterdir()
     return [script.read_text("utf-8") for script in sorted(scripts, key=lambda script: script.name)]

@@ -9,7 +9,7 @@ Row: TypeAlias = tuple[Any, ...]
 P = ParamSpec("P")
 R = TypeVar("R")
 DAMAGED = "the database is damaged: its operator finds the details in the log of the service"
-"""What callers are told of it."""
+"""Message for callers when the database is damaged."""
 
 
 class Tx(Protocol):
@@ -23,15 +23,15 @@ class Tx(Protocol):
     def rows(self, statement: str, **values: Any) -> list[Row]: ...
 
     def row(self, statement: str, **values: Any) -> Row | None:
-        """The first row, None when there is none."""
+        """Return the first row; None when there is none."""
         ...
 
     def run(self, statement: str, **values: Any) -> int:
-        """How many rows it changed."""
+        """Run a statement, and return how many rows it changed."""
         ...
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """For each of the rows, all of which have the same names (those that the statement has not are ignored)."""
+        """Run a statement for each of the rows, which have the same names (those not in it are ignored)."""
         ...
 
 
@@ -44,19 +44,19 @@ class Driver(Protocol):
     """
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What `operation` returns, once it is durable."""
+        """Run `operation`, and return its result once it is durable."""
         ...
 
     async def read(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """For operations that change nothing; these do not wait for writers."""
+        """Run an operation that changes nothing; it does not wait for writers."""
         ...
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
-        """As `write`, but fails soon where that would wait for the database to come back."""
+        """Do as `write`, but fail soon where that would wait for the database to come back."""
         ...
 
     async def verify(self) -> None:
-        """Raises `StoreUnavailable` when the database can tell that what it says of files is damaged."""
+        """Raise `StoreUnavailable` when the database can tell that its records of files are damaged."""
         ...
 
     async def close(self) -> None: ...

@@ -33,7 +33,7 @@ _COLUMNS = [
 
 
 def as_record(row: Row) -> BatchRecord:
-    """The record of a row of `batch_columns`: its fields in their order, with those of its parts in their place."""
+    """Return the record of a row of `batch_columns`: its fields in order, with those of its parts in their place."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name, part in _PARTS.items():
         values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
@@ -56,7 +56,7 @@ def _values(batch: BatchRecord) -> Mapping[str, Any]:
 
 
 def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
-    """The key and the record of the batch; or None and the one that was made with the same idempotency key before."""
+    """Return the new key and record of the batch, or None and the batch made with the same idempotency key before."""
     row = tx.row("add_batch", **_values(batch))
     if row is not None:
         return row[0], batch
@@ -158,7 +158,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, defaults
 
 
 def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
-    """How many lines did not succeed. Raises `Conflict` when there are none, or when it is too early or too late."""
+    """Return how many lines did not succeed. Raises `Conflict` when there are none, or it is too early or too late."""
     if batch.status not in ENDED:
         raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
     removed = removed_on(tx, key)

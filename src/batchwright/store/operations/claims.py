@@ -36,12 +36,12 @@ def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
 
 @dataclass(slots=True)
 class _BatchResults:
-    """What one `commit` adds to one batch."""
+    """Results that one `commit` adds to one batch."""
 
     key: int
     open: bool
     finished: int
-    """Lines of the batch that have a result: the sequence of the last one."""
+    """Sequence of the last line of the batch that has a result."""
     completed: int = 0
     failed: int = 0
     input_tokens: int = 0
@@ -49,7 +49,7 @@ class _BatchResults:
     output_tokens: int = 0
     reasoning_tokens: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """For each line what its row and that of its result get."""
+    """Values for the row of each line and of its result."""
     results: list[LineResult] = field(default_factory=list)
 
     def take(self, result: LineResult) -> None:

@@ -1,4 +1,4 @@
-"""Lines that were in work when a process died: what becomes of them, and who tries them."""
+"""Lines that were in work when a process died: what happens to them, and which worker tries them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.store.transaction import Tx
 
 
 def suspect_lines_of(tx: Tx, worker: str, max_crashes: int) -> int:
-    """Put the lines that a dead worker held under suspicion. How many."""
+    """Make the lines that a dead worker held suspects. Returns how many."""
     row = tx.row("tried_at_once", worker=worker)
     alone = row is not None and row[0] == 1
     suspects = 0
@@ -25,7 +25,7 @@ def suspect_lines_of(tx: Tx, worker: str, max_crashes: int) -> int:
 
 
 def clear_suspects_of(tx: Tx, worker: str) -> None:
-    """The worker was taken for dead, and is not: its lines are no longer under suspicion for that."""
+    """Clear the lines of a worker that was taken for dead, and is not."""
     for (crash,) in tx.rows("crashes_of_worker", worker=worker):
         tx.run("clear_suspects", crash=crash)
         tx.run("try_again", crash=crash)
@@ -55,7 +55,7 @@ def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -
 
 
 def _claim_busy(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
-    """For a worker with lines in work that are under no suspicion."""
+    """Claim for a worker that has lines in work that are no suspects."""
     group = worth_draining(groups, worker, tx.now)
     if group is None:
         return claim_shared(tx, worker, limit)
@@ -64,7 +64,7 @@ def _claim_busy(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> 
 
 
 def _claim_free(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
-    """For a worker with nothing in work."""
+    """Claim for a worker with nothing in work."""
     for resting in (False, True):
         group = first(groups, tx.now, resting=resting)
         if group is not None:

@@ -13,17 +13,17 @@ from batchwright.store.records import ClaimedLine, LineResult
 from batchwright.store.transaction import Row, Tx
 
 _MEMORY = 100
-"""Lines over which the tokens of a tenant's lines are averaged."""
+"""Number of lines over which the tokens of a tenant's lines are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tenant:
     claimant: Claimant
     active: bool
-    """At the last change."""
+    """Whether it was active at the last change."""
     rests: bool
     working: bool
-    """Has a batch that is running, and so lines that wait or are in flight."""
+    """Whether it has a batch that is running, and so lines that wait or are in flight."""
     claimable: bool
 
 
@@ -90,7 +90,7 @@ def _holding(claimant: Claimant, lines: Mapping[str, int]) -> Claimant:
 
 
 def _claim_in_turn(tx: Tx, worker: str, claimants: Sequence[Claimant], limit: int) -> list[ClaimedLine]:
-    """Lines in the order of the tenants' turns. One that has no more leaves its turns to the others."""
+    """Claim lines in the order of the tenants' turns. A tenant without more lines leaves its turns to the others."""
     if len(claimants) == 1:
         return _claim_of_tenant(tx, worker, claimants[0].tenant, limit)
     held = Counter(_lines_in_flight(tx))
@@ -113,7 +113,7 @@ def _claim_in_turn(tx: Tx, worker: str, claimants: Sequence[Claimant], limit: in
 
 
 def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[ClaimedLine]:
-    """Of the batches that expire first; within one by number."""
+    """Claim lines of the batches that expire first; within one by number."""
     claimed: list[ClaimedLine] = []
     after = (-math.inf, 0)
     while len(claimed) < limit:
@@ -132,7 +132,7 @@ def _claim_of_tenant(tx: Tx, worker: str, tenant: str, limit: int) -> list[Claim
 
 
 def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) -> list[ClaimedLine]:
-    """From a row of `claimable_batches` and those of `claim_lines`, by number."""
+    """Return claimed lines from a row of `claimable_batches` and those of `claim_lines`, by number."""
     _, batch_id, input_file_id, endpoint, expires_at, best_priority, tenant = batch
     return [
         ClaimedLine(
@@ -155,14 +155,14 @@ def claimed_lines(batch: Row, rows: Sequence[Row], *, given_up: bool = False) ->
 
 
 def charge(tx: Tx, results: Mapping[str, Sequence[LineResult]]) -> None:
-    """Count what was computed for each tenant."""
+    """Charge each tenant for what was computed for it."""
     for tenant, taken in sorted(results.items()):
         tokens = float(sum(max(1, _tokens(result)) for result in taken))
         tx.run("charge_tenant", tenant=tenant, tokens=tokens, lines=len(taken), memory=_MEMORY)
 
 
 def _tokens(result: LineResult) -> int:
-    """What had to be computed."""
+    """Return the tokens that had to be computed."""
     usage = result.usage
     return usage.input_tokens - usage.cached_tokens + usage.output_tokens
 

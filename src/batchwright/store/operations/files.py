@@ -17,7 +17,7 @@ _END_OF_TIME = 1e300
 
 
 def add_file(tx: Tx, file: FileRecord, defaults: Quotas | None = None) -> None:
-    """`defaults`: the quotas of a tenant that has none of its own; None: quotas do not matter."""
+    """Add a file; `defaults` are the quotas of a tenant that has none of its own; None: quotas do not matter."""
     if defaults is not None:
         require_storage(tx, file, defaults)
     tx.run("add_file", **asdict(file))
@@ -29,7 +29,7 @@ def file(tx: Tx, tenant: str, file_id: str) -> FileRecord | None:
 
 
 def is_there(tx: Tx, tenant: str, file_id: str) -> bool:
-    """Whether the tenant has this file; until the end of the transaction it is not deleted."""
+    """Return whether the tenant has this file; until the end of the transaction it is not deleted."""
     return tx.row("lock_file", tenant=tenant, id=file_id, now=tx.now) is not None
 
 

@@ -1,4 +1,4 @@
-"""Operations on what the store and the folder with its files recognize each other by."""
+"""Operations on the identity by which the store and the folder with its files recognize each other."""
 
 from __future__ import annotations
 

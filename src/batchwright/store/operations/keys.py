@@ -16,7 +16,7 @@ _SCOPES, _QUOTAS = 7, 12
 
 
 def _as_key(row: Row) -> ApiKey:
-    """From the columns that `key_columns` names: the fields of the record in their order."""
+    """Return the key from the columns that `key_columns` names, which are the fields of the record in order."""
     values = [*row[:_COLUMNS]]
     values[_SCOPES] = tuple(json.loads(values[_SCOPES]))
     values[_QUOTAS] = of_values(json.loads(values[_QUOTAS]))

@@ -1,4 +1,4 @@
-"""Operations on quotas, and what they are compared with inside of the transactions that add something."""
+"""Operations on quotas, and on the use that they are compared with inside of the transactions that add something."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchwright.store.records import BatchRecord, Enqueued, FileRecord, QuotaUs
 from batchwright.store.transaction import Tx
 
 _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
-"""Names of the quotas of what the store keeps."""
+"""Names of the quotas on what the store keeps."""
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
@@ -35,7 +35,7 @@ def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
 
 
 def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
-    """Tenants by name, then keys by id."""
+    """Return quotas on what is kept: tenants by name, then keys by id."""
     keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
     of_tenants = tenant_quotas(tx)
     if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):
@@ -65,7 +65,7 @@ def _limits_what_is_kept(limits: Quotas) -> bool:
 
 
 def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
-    """Raises `QuotaExceeded` where there is no room for this file."""
+    """Raise `QuotaExceeded` where there is no room for this file."""
     for whose, key_id, quotas in _quotas(tx, file.tenant, file.key_id, defaults):
         if (most := quotas.storage_bytes) is None:
             continue
@@ -81,7 +81,7 @@ def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
 
 
 def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
-    """Raises `QuotaExceeded` where there is no room for the lines of this batch."""
+    """Raise `QuotaExceeded` where there is no room for the lines of this batch."""
     asked = Enqueued(batch.enqueued_lines, batch.enqueued_tokens)
     for whose, key_id, quotas in _quotas(tx, batch.tenant, batch.key_id, defaults):
         limits = (("requests", quotas.enqueued_lines), ("tokens", quotas.enqueued_tokens))
@@ -100,7 +100,7 @@ def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
 
 
 def _quotas(tx: Tx, tenant: str, key_id: str | None, defaults: Quotas) -> Iterator[tuple[str, str | None, Quotas]]:
-    """Who is limited, the key where it is one, and how. What they use does not change until the transaction ends."""
+    """Return the limited subjects (tenant, key) and their quotas. Their use is fixed for the transaction."""
     row = tx.row("quotas_of_tenant", tenant=tenant)
     of_tenant = (UNLIMITED if row is None else of_values(json.loads(row[0]))).over(defaults)
     row = None if key_id is None else tx.row("quotas_of_key", key_id=key_id)

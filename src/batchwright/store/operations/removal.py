@@ -1,4 +1,4 @@
-"""Operations by which the lines and results of ended batches go, when the files built from them are gone."""
+"""Operations that remove lines and results of ended batches, when the files built from them are gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.store.transaction import Tx
 
 
 def removed_on(tx: Tx, key: int) -> str | None:
-    """The day on which the lines of this batch went; None where they are there, or there never were any in progress.
+    """Return the day on which the lines of this batch were removed; None where they are there, or none was in progress.
 
     Rows go only after that is noted: what was read before this returned None is whole.
     """

@@ -11,7 +11,7 @@ PAGE_BYTES = 4 * 2**20
 
 
 def page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: int) -> list[StoredLine]:
-    """What `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but one at least.
+    """Return what `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but one at least.
 
     `sizes` names the statement that gives the bytes of the same rows.
     """
@@ -20,7 +20,7 @@ def page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: i
 
 
 def fitting(sizes: Sequence[Row], room: int) -> int:
-    """How many of the first of these, rows of one number of bytes, fit into `room`; one at least if there is any."""
+    """Return how many of the first rows, each of so many bytes, fit into `room`; at least one if there is any."""
     total = 0
     for count, (size,) in enumerate(sizes):
         total += size or 0

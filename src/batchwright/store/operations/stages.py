@@ -28,7 +28,7 @@ def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
 
 
 def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
-    """The key of a batch that this worker is validating, locked; None when it is not."""
+    """Return the key of a batch that this worker is validating, locked; None when it is not."""
     row = tx.row("lock_batch", id=batch_id)
     if row is None:
         return None

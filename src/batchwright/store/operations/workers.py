@@ -28,7 +28,7 @@ def renew_lease(tx: Tx, worker: str, lease: float) -> bool:
 
 
 def require_lease(tx: Tx, worker: str) -> int | None:
-    """The crash whose suspects this worker computes; until the end of the transaction nobody takes from it what it
+    """Return the crash whose suspects this worker computes; until the transaction ends nothing takes from it what it
     holds. Raises `LeaseLost`.
     """
     row = tx.row("lease", worker=worker)
