@@ -1,4 +1,4 @@
-"""What stands behind the application: opened before it serves, closed after it has stopped."""
+"""The objects behind the application: opened before it serves, closed after it has stopped."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from batchwright.version import __version__
 _AUDIT = "audit"
 _AUDIT_EVERY = 3600.0
 _CHECK_EVERY = 1.0
-"""Seconds for which the answer of the database to a check is good."""
+"""Seconds for which the database's answer to a check is good."""
 _PATIENCE = 3.0
 """Seconds that a probe or a scrape waits for the database: they must be answered when it is away, too."""
 
 
 @dataclass
 class Services:
-    """Made by `open_services`."""
+    """Objects behind the application, made by `open_services`."""
 
     settings: Settings
     limits: ServiceLimits
@@ -59,7 +59,7 @@ class Services:
     started_at: float
     """Unix seconds."""
     models_made_at: Mapping[str, float]
-    """Likewise, of the models whose files are here."""
+    """Unix seconds at which the files of the models in this process were made, by name."""
     store: Store
     blobs: Blobs
     jobs: BatchService
@@ -75,11 +75,11 @@ class Services:
     http: HttpFigures
     store_figures: StoreFigures
     stopping: asyncio.Event
-    """Set by `drain`: streams without an end of their own end then."""
+    """Event set by `drain`: endless streams end then."""
     connections: ConnectionFigures = field(default_factory=ConnectionFigures)
     _checked: tuple[float, str | None] | None = None
     _logged: str | None = None
-    """Why it was not ready at the last check, in the words of the log."""
+    """Reason of the last check that was not ready, in the words of the log."""
     _worker_ends: asyncio.Task[None] | None = None
 
     @property
@@ -104,7 +104,7 @@ class Services:
             await self._worker_ends
 
     async def why_not_ready(self) -> str | None:
-        """Why no work can be taken now; None when it can."""
+        """Return why no work can be taken now; None when it can."""
         if self.draining:
             return "the service is stopping"
         if (reason := self.inference.why_not_ready) is not None:
@@ -115,7 +115,7 @@ class Services:
         return self._checked[1]
 
     async def _check(self) -> str | None:
-        """What is told to callers, without paths and hosts; what the operator needs is logged when it changes."""
+        """Return the reason for callers, without paths and hosts; log the operator's version when it changes."""
         reason = logged = None
         try:
             async with asyncio.timeout(_PATIENCE):
@@ -131,7 +131,7 @@ class Services:
         return reason
 
     async def scrape(self) -> Scrape:
-        """Everything for `/metrics`. It comes without what the database would tell while that does not answer."""
+        """Return everything for `/metrics`, without what the database would tell while that does not answer."""
         counts = None
         kept: list[tuple[str, int, int]] = []
         with suppress(StoreUnavailable, TimeoutError):
@@ -269,7 +269,7 @@ async def open_services(
 
 
 def audit_log(settings: Settings, now: Callable[[], float] = time.time) -> AuditLog:
-    """The audit log of this data folder."""
+    """Return the audit log of this data folder."""
     return AuditLog(settings.data / _AUDIT, retention=settings.audit_retention, now=now)
 
 

@@ -1,4 +1,4 @@
-"""How large things may be, and how long they may take."""
+"""Limits of the service on sizes and durations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ LONGEST_AGE = LONGEST_WINDOW = 30 * DAY
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """Of the job service. Sizes in bytes, times in seconds."""
+    """Limits of the job service. Sizes in bytes, times in seconds."""
 
     max_lines: int = 50_000
-    """Of an input file."""
+    """Most lines of an input file."""
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 2**20
-    """Without the newline."""
+    """Most bytes of a line, without the newline."""
     file_age: float = LONGEST_AGE
-    """After which a file expires, where its owner did not say."""
+    """Seconds after which a file expires, where its owner did not say."""
     max_prompts: int = 1000
-    """Of a simple batch."""
+    """Most prompts of a simple batch."""
     max_completion_window: float = LONGEST_WINDOW
     min_free_disk: int = 0
     """Bytes that the disk of the data folder must have free for uploads and new batches."""
     default_quotas: Quotas = UNLIMITED
-    """Of tenants that have none of their own."""
+    """Quotas of tenants that have none of their own."""

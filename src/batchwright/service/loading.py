@@ -1,4 +1,4 @@
-"""What computes for the service, as the settings say."""
+"""Loading of what computes for the service, as the settings say."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def load_inference(settings: Settings) -> Inference:
 
 
 def model_times(settings: Settings) -> dict[str, float]:
-    """When the files of each model in this process were made, in Unix seconds, by its names.
+    """Return when the files of each model in this process were made, in Unix seconds, by its names.
 
     Nothing is fetched: call it after `load_inference`. Of models elsewhere nothing is known.
     """

@@ -1,4 +1,4 @@
-"""Ids that the service gives."""
+"""Ids that the service gives out."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import secrets
 
 
 def new_id(prefix: str) -> str:
-    """`prefix` and 24 random hex digits, such as `batch_0f…`."""
+    """Return `prefix` and 24 random hex digits, such as `batch_0f…`."""
     return prefix + secrets.token_hex(12)

@@ -12,7 +12,7 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 async def off_loop(work: Callable[[*_Arguments], _T], *arguments: *_Arguments) -> _T:
-    """What `work(*arguments)` returns, computed in a thread.
+    """Run `work(*arguments)` in a thread, and return its result.
 
     When the caller is cancelled, `work` is still waited for: so what it uses (a file, a buffer) is free afterwards.
     """

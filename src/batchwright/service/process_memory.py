@@ -1,4 +1,4 @@
-"""What a server or worker keeps of memory that it no longer needs: settings of glibc's allocator and of Python's
+"""Memory that a server or worker keeps but no longer needs: settings of glibc's allocator and of Python's
 collector for processes that run for long. Elsewhere than on Linux with glibc the allocator stays as it is.
 """
 
@@ -30,12 +30,12 @@ def return_large_blocks() -> None:
 
 
 def return_free_pages() -> None:
-    """Give back what is free between blocks in use, which glibc keeps until it is asked."""
+    """Give back pages that are free between blocks in use, which glibc keeps until it is asked."""
     _call("malloc_trim", 0)
 
 
 def exempt_loaded_objects() -> None:
-    """Have Python's collector look no more at the objects that are there now. To be called once all is loaded.
+    """Exempt the objects that exist now from Python's collector. Call it once everything is loaded.
 
     With a model's libraries there are 275,000 of them. A full collection stops everything while it looks at them, and
     comes only after a quarter as many new ones were made: until then cyclic garbage is kept.

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, the environment, a TOML file."""
+"""Sources of settings: flags, the environment, a TOML file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flag_of(name: str) -> str:
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, *, config: Path | None = None) -> Settings:
-    """Settings from `flags` (by field name; None: not given), the environment and the TOML file.
+    """Return settings from `flags` (by field name; None: not given), the environment and the TOML file.
 
     `config` is the file, else the one that BATCHWRIGHT_CONFIG names, else `default_config()` where it exists.
     Raises `InputError` that names the setting, where it came from, its value and what is wrong with it.
@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _told(error: Any, origins: Mapping[str, str]) -> str:
-    """One problem in the words of where the value came from: a flag, a variable, or the file."""
+    """Return one problem in the words of where the value came from: a flag, a variable, or the file."""
     name = str(error["loc"][0]) if error["loc"] else ""
     origin = origins.get(name, "default")
     shown = {"flag": flag_of(name), "environment": ENV_PREFIX + name.upper()}.get(origin, f"{origin}: {name}")

@@ -53,12 +53,12 @@ def _no_blank(value: str) -> str:
 
 
 def _split(value: object) -> object:
-    """The environment and a flag give a list as text, with commas."""
+    """Split a list that the environment or a flag gives as text, at commas."""
     return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
 
 
 def _are_origins(values: tuple[str, ...]) -> tuple[str, ...]:
-    """As browsers send them in `Origin`, which has no path and no default port."""
+    """Check origins as browsers send them in `Origin`, without a path or a default port."""
     for value in values:
         parts = urlsplit(value)
         if value != "*" and (parts.scheme not in ("http", "https") or value != f"{parts.scheme}://{parts.netloc}"):
@@ -88,17 +88,17 @@ Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 
 
 def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
-    """A field with its place on the page of settings."""
+    """Return a field with its place on the page of settings."""
     return Field(default, description=told, json_schema_extra={"group": group}, **more)
 
 
 def default_data() -> Path:
-    """The platform's folder for data of this user's programs."""
+    """Return the platform's folder for data of this user's programs."""
     return user_data_path("batchwright", appauthor=False)
 
 
 def _engine_fields() -> dict[str, Any]:
-    """A field for each option of the engine."""
+    """Return a field for each option of the engine."""
     return {
         option.name: (
             Size | None if option.name == "kv_memory" else option.annotation,
@@ -115,7 +115,7 @@ else:
 
 
 class Settings(_EngineSettings):
-    """What `batchwright serve` can be told. Made by `load_settings` from all sources, or directly in tests."""
+    """Settings of `batchwright serve`. Made by `load_settings` from all sources, or directly in tests."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, extra="forbid", frozen=True, validate_default=False, hide_input_in_errors=True
@@ -305,7 +305,7 @@ class Settings(_EngineSettings):
 
     @property
     def engine(self) -> EngineConfig:
-        """The options of the engine."""
+        """Options of the engine."""
         return EngineConfig().with_options(**{option.name: getattr(self, option.name) for option in engine_options()})
 
     @field_validator(*(option.name for option in engine_options()))
@@ -367,12 +367,12 @@ class Settings(_EngineSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what it is given: `load_settings` reads the sources, so that tests depend on no environment."""
+        """Use only what is given: `load_settings` reads the sources, so that tests depend on no environment."""
         return (init_settings,)
 
 
 def limits_of(settings: Settings) -> ServiceLimits:
-    """The limits of the job service, from the settings."""
+    """Return the limits of the job service, from the settings."""
     return ServiceLimits(
         max_lines=settings.max_lines,
         max_file_bytes=settings.max_file_size,
@@ -391,18 +391,18 @@ def limits_of(settings: Settings) -> ServiceLimits:
 
 
 def setting_fields() -> dict[str, FieldInfo]:
-    """All settings by name, those of one group side by side."""
+    """Return all settings by name, those of one group side by side."""
     return dict(sorted(Settings.model_fields.items(), key=lambda item: _GROUPS.index(group_of(item[1]))))
 
 
 def group_of(field: FieldInfo) -> str:
-    """The heading under which a setting stands in the help and on the page of settings."""
+    """Return the heading under which a setting stands in the help and on the page of settings."""
     extra = field.json_schema_extra
     return str(extra["group"]) if isinstance(extra, dict) else ""
 
 
 def type_name(field: FieldInfo) -> str:
-    """What kind of value a setting takes, in a word: "text", "number", "size", ..."""
+    """Return what kind of value a setting takes, in a word: "text", "number", "size", ..."""
     kind = field.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     first = next(each for each in kinds if each is not type(None))
@@ -417,7 +417,7 @@ def type_name(field: FieldInfo) -> str:
 
 
 def shown_default(field: FieldInfo) -> str:
-    """The default as one would write it; empty where there is none, or the description tells it."""
+    """Return the default as one would write it; empty where there is none, or the description tells it."""
     value = field.default
     if value is None or value in ("", ()):
         return ""
@@ -429,7 +429,7 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine; a name other than localhost is not trusted to be."""
+    """Return whether a host name or address can only be this machine; no name but localhost is trusted to be."""
     if host.lower() == "localhost":
         return True
     try:

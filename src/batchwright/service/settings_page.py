@@ -1,4 +1,4 @@
-"""docs/settings.md, made of the settings: `python -m batchwright.service.settings_page > docs/settings.md`."""
+"""docs/settings.md, made from the settings: `python -m batchwright.service.settings_page > docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ This page is made by `python -m batchwright.service.settings_page`.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     groups = groupby(setting_fields().items(), key=lambda item: group_of(item[1]))
     return _HEAD + "".join(f"\n## {group}\n\n{''.join(_rows(fields))}" for group, fields in groups)
 

@@ -1,1 +1,1 @@
-"""Who may ask for what, and how much: API keys, quotas, admission of online calls, the audit log."""
+"""Access control: API keys, quotas, admission of online calls, the audit log."""

@@ -1,4 +1,4 @@
-"""API keys: given out once, kept as a digest, looked up on each request."""
+"""API keys: issued once, kept as a digest, looked up on each request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from batchwright.store.store import Store
 from batchwright.wire.fields import DEFAULT_PRIORITY, RANGES
 
 DEFAULT_TENANT = "default"
-"""Whose everything is where no keys are used."""
+"""Tenant that owns everything where no keys are used."""
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 DEFAULT_SCOPES: tuple[KeyScope, ...] = ("online", "batches")
-"""`metrics` tells of all tenants, and `admin` makes keys of any: who needs these is given them by name."""
+"""Default scopes of a key; without `metrics`, which shows all tenants, and `admin`, which makes keys of any."""
 DEFAULT_OVERLAP = 86_400.0
 """Seconds for which the secret before a rotation works."""
 SEEN_WITHIN = 5.0
 """Seconds within which a revocation or another change by another process takes effect here."""
 LONGEST_UNCONFIRMED = 600.0
-"""Seconds for which a key that was recognized is taken while the database does not answer."""
+"""Seconds for which a recognized key is accepted while the database does not answer."""
 _MOST_OVERLAP = 30 * 86_400.0
 _PATIENCE = 1.0
 """Seconds that a request waits for the database to confirm what was known before."""
@@ -42,12 +42,12 @@ _SHOWN = 10
 _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _END_OF_YEARS = 253_402_300_800
-"""Unix seconds of the year 10000: milliseconds by mistake are later."""
+"""Unix seconds of the year 10000; milliseconds given by mistake are later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A key that was recognized, and until when (of the clock) that needs no confirmation."""
+    """A key that was recognized, and the time (of the clock) until which that needs no confirmation."""
 
     key: ApiKey
     until: float
@@ -71,15 +71,15 @@ class ApiKeys:
         self._now = now
         self._seen: dict[bytes, _Seen] = {}
         self._changes = 0
-        """Of keys, by this process: an answer of the store that was asked for before one is not remembered."""
+        """Number of changes of keys by this process: answers of the store from before the last are not remembered."""
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._used: dict[str, float] = {}
-        """When keys were used, where the store has not been told yet."""
+        """When keys were used, as far as the store has not been told."""
         self._any = False
         self._none_before = False
-        """It was once known that there was no key."""
+        """Whether it was once known that there was no key."""
         self._ask_again_at = float("-inf")
-        """Of the clock: until then nobody asks whether there is a key, since the database did not answer."""
+        """Time of the clock until which the store is not asked whether there is a key, since it did not answer."""
 
     async def create(
         self,
@@ -92,7 +92,7 @@ class ApiKeys:
         best_priority: int | None = DEFAULT_PRIORITY,
         quotas: Quotas = UNLIMITED,
     ) -> tuple[ApiKey, str]:
-        """A new key: what is kept of it, and its secret, which is not.
+        """Make a new key, and return what is kept of it, and its secret, which is not.
 
         `expires_at` in Unix seconds, None: never. `weight`: the share of its online requests, relative to those of
         other keys. `best_priority`: the smallest `priority` that its requests get, None: any. Raises `InvalidRequest`.
@@ -112,11 +112,11 @@ class ApiKeys:
         return record, secret
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Revoked ones too, the newest first; None: of all tenants."""
+        """Return keys, the newest first, revoked ones too; None: of all tenants."""
         return await self._store.keys(tenant)
 
     async def key(self, key_id: str) -> ApiKey:
-        """The key with this id, also one that was revoked. Raises `NotFound`."""
+        """Return the key with this id, also a revoked one. Raises `NotFound`."""
         return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
 
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
@@ -130,7 +130,7 @@ class ApiKeys:
         return _found(changed, key_id)
 
     async def rotate(self, key_id: str, overlap: float = DEFAULT_OVERLAP) -> tuple[ApiKey, str]:
-        """A new secret for a key, which keeps its id and all that belongs to it.
+        """Give a key a new secret; it keeps its id and all that belongs to it.
 
         The secret before works for `overlap` seconds more, and one that was replaced earlier no more. Raises
         `NotFound`, also for a revoked key, and `InvalidRequest`.
@@ -145,14 +145,14 @@ class ApiKeys:
         return _found(rotated, key_id, "or was revoked"), secret
 
     async def revoke(self, key_id: str) -> None:
-        """From now on it is not recognized here, and within `SEEN_WITHIN` seconds nowhere. Raises `NotFound`."""
+        """Revoke a key: it is refused here at once, and everywhere within `SEEN_WITHIN` s. Raises `NotFound`."""
         revoked = await self._store.revoke_key(key_id)
         self._forget_all()
         if not revoked:
             raise _unknown(key_id)
 
     async def recognize(self, secret: str) -> ApiKey | None:
-        """The key whose secret was presented, or None when it was never given out, was revoked or has expired.
+        """Return the key whose secret was presented, or None when it was never issued, was revoked or has expired.
 
         One that was recognized before is taken while the database is away. Raises `StoreUnavailable` for another.
         """
@@ -166,7 +166,7 @@ class ApiKeys:
         return found
 
     def _forget_all(self) -> None:
-        """Ask the store for every key anew: one was changed."""
+        """Ask the store for every key anew, because one was changed."""
         self._changes += 1
         self._seen.clear()
 
@@ -202,7 +202,7 @@ class ApiKeys:
         return found
 
     async def required(self) -> bool:
-        """Whether a key was ever given out. The store is asked each time while there is none, so the first key is
+        """Return whether a key was ever issued. The store is asked each time while there is none, so the first key is
         required of the very next request, whichever process made it.
 
         A key that is revoked counts: revoking the last one must not open the door. Raises `StoreUnavailable` until the
@@ -233,7 +233,7 @@ class ApiKeys:
             await self.note_uses()
 
     async def note_uses(self) -> None:
-        """Tell the store which keys were used since it was last told. It is told later when it does not answer now."""
+        """Tell the store which keys were used since the last time. It is told later when it does not answer now."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -245,7 +245,7 @@ class ApiKeys:
             self._used = used | self._used
 
     def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` by the names of their fields, if they can be. Raises `InvalidRequest`."""
+        """Return `values` by the names of their fields. Raises `InvalidRequest` for an invalid one."""
         checked = dict(values)
         for param in ("name", "tenant"):
             if param in checked:
@@ -264,7 +264,7 @@ class ApiKeys:
 
 
 def require_name(param: str, value: str) -> str:
-    """`value`, which can be the name of a key or a tenant. Raises `InvalidRequest`."""
+    """Return `value` if it can be the name of a key or a tenant. Raises `InvalidRequest`."""
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
             f"{param}: {shown(value)} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
@@ -274,7 +274,7 @@ def require_name(param: str, value: str) -> str:
 
 
 def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, Any]:
-    """`body`, whose `priority` is raised to `best` where it is smaller, that is, sooner.
+    """Return `body` with its `priority` raised to `best` where it is smaller, that is, sooner.
 
     It is not refused: a priority changes when an answer comes and not what it is, so one program works with any key.
     """
@@ -287,7 +287,7 @@ def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, 
 
 
 def _scopes_of(values: Sequence[str]) -> tuple[KeyScope, ...]:
-    """In the order of `SCOPES`, each once."""
+    """Return scopes in the order of `SCOPES`, each once."""
     unknown = [each for each in values if each not in SCOPES]
     if unknown or not values:
         given = ", ".join(map(repr, unknown)) or "none"

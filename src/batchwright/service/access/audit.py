@@ -25,7 +25,7 @@ from batchwright.service.files.durable import give_to_owner, make_folder
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
-"""Lines that wait for a disk that does not answer; more are counted and not written."""
+"""Lines that may wait for a disk that does not answer; more are counted and not written."""
 _SUFFIX = ".jsonl"
 
 Event: TypeAlias = dict[str, Any]
@@ -63,14 +63,14 @@ class AuditLog:
             self._append([self._event(action, outcome, details)])
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Write what waits, and stop."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
             self._thread = None
 
     def remove_old(self) -> list[date]:
-        """Remove the files of days that are not kept any more. Which days."""
+        """Remove the files of days that are not kept any more. Returns the days."""
         if not self._retention or not self._folder.is_dir():
             return []
         first = datetime.fromtimestamp(self._now(), UTC).date() - timedelta(days=self._retention)
@@ -116,7 +116,7 @@ class AuditLog:
 
 
 def operator() -> Event:
-    """Who works at this machine's command line."""
+    """Return the name of the user at this machine's command line."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""Online calls: let in as far as there is room, bounded in their priority, and none once the service is stopping."""
+"""Online calls: admitted as far as there is room, with bounded priority, and none once the service is stopping."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from batchwright.service.observability.measured import MeasuredInference
 
 
 class OnlineCalls:
-    """Computes the calls that `admission` lets in; the others are refused instead of letting all of them be late."""
+    """Computes the calls that `admission` admits, and refuses the others rather than letting all of them be late."""
 
     def __init__(self, inference: MeasuredInference, admission: AdmissionController, clock: Clock) -> None:
         self.closed = False
-        """Set when the service stops: calls inside are answered, those that come are refused."""
+        """Event set when the service stops: calls inside are answered, new ones refused."""
         self.inside = 0
         self.admission = admission
         self._inference = inference
         self._clock = clock
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        """As `Inference.answer`. Raises `Overloaded`, and `ServiceStopping` when the service is stopping."""
+        """Do as `Inference.answer`. Raises `Overloaded`, and `ServiceStopping` when the service is stopping."""
         with self.admitted([call]):
             return await self._inference.answer(call)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        """As `Inference.stream`; raises as `answer`."""
+        """Do as `Inference.stream`; raises as `answer`."""
         with self.admitted([call]):
             async with closing(self._inference.stream(call)) as bodies:
                 async for body in bodies:
@@ -41,7 +41,7 @@ class OnlineCalls:
 
     @contextmanager
     def admitted(self, calls: list[Call]) -> Iterator[None]:
-        """Hold what these calls, which are of one request, take of the capacity. Raises as `answer`."""
+        """Hold the capacity that these calls, which are of one request, take. Raises as `answer`."""
         if self.closed:
             raise ServiceStopping
         flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)

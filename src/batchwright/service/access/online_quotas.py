@@ -1,4 +1,4 @@
-"""Quotas of online requests: who is let in, what the answer says of it, and what other servers are told."""
+"""Quotas of online requests: which are let in, the headers of their answers, and what other servers are told."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _NEVER_BEGUN = (
     InvalidRequest, ModelNotFound, Overloaded, EndpointDown, EndpointError, EngineClosed, ServiceStopping,
     StoreUnavailable,
 )  # fmt: skip
-"""Errors of requests of which nothing was computed, if nothing was answered either."""
+"""Errors of requests that computed nothing, if nothing was answered either."""
 _REFRESH = 5.0
-"""Seconds between looks at the quotas of tenants."""
+"""Seconds between reads of the quotas of tenants."""
 
 
 class Use:
-    """What a request that was let in counts with: called with the tokens that it used, once that is known."""
+    """Record of an admitted request, called with the tokens that it used once they are known."""
 
     def __init__(self, settle: Callable[[int], None]) -> None:
         self.begun = False
-        """Some of the answer was given out."""
+        """Whether some of the answer was sent."""
         self.settled = False
         self._settle = settle
 
@@ -63,7 +63,7 @@ class Use:
 
 
 class Others(Protocol):
-    """The other processes of a store, with which is exchanged what was counted."""
+    """The other processes of a store, with which use is exchanged."""
 
     async def agree(self) -> None:
         """Return when an exchange that began after this call is over, if there are others and the store answers."""
@@ -73,11 +73,11 @@ class Others(Protocol):
 
 
 class _Exchange(NamedTuple):
-    """With the other processes, of what was used."""
+    """An exchange of use with the other processes."""
 
     came: asyncio.Future[tuple[float, list[Change]]]
     rates: Sequence[str]
-    """Those that are asked for whole."""
+    """Rates that are asked for whole."""
 
 
 class OnlineQuotas:
@@ -95,30 +95,30 @@ class OnlineQuotas:
         *,
         others: Callable[[], Others],
     ) -> None:
-        """`defaults`: of tenants that have none of their own."""
+        """`defaults`: quotas of tenants that have none of their own."""
         self.limiter = RateLimiter()
         self.refused: Counter[str] = Counter()
-        """Requests that were not let in, by the name of the quota."""
+        """Refused requests, by the name of the quota."""
         self._store = store
         self._defaults = defaults
         self._others = others
         self._clock = clock
         self._ahead = unix_time() - clock.now()
-        """What the time of the store is ahead of the clock."""
+        """Seconds by which the time of the store is ahead of the clock."""
         self._tenants: Mapping[str, Quotas] = {}
         self._refresh_at = float("-inf")
         self._sharing: _Exchange | None = None
-        """One that is under way. It is never cancelled: what it adds could not be told from what it did not."""
+        """Exchange that is under way. It is never cancelled: what it added could not be told from what it did not."""
         self._heard: float | None = None
-        """When the last one was, by the time of the store."""
+        """Time of the store at the last exchange."""
 
     @property
     def now(self) -> float:
-        """The time by which all processes count."""
+        """Time by which all processes count."""
         return self._clock.now() + self._ahead
 
     def subjects(self, tenant: str, key: ApiKey | None) -> list[Subject]:
-        """Whose quotas concern a request: those of its tenant, and those of its key."""
+        """Return the subjects whose quotas concern a request: its tenant and its key."""
         found = [Subject(f"tenant:{tenant}", self._tenants.get(tenant, UNLIMITED).over(self._defaults))]
         if key is not None:
             found.append(Subject(f"key:{key.id}", key.quotas))
@@ -179,7 +179,7 @@ class OnlineQuotas:
         return decided
 
     async def share(self) -> None:
-        """Exchange with the other processes what was used of late. Raises `StoreUnavailable`."""
+        """Exchange recent use with the other processes. Raises `StoreUnavailable`."""
         if self._clock.now() >= self._refresh_at:
             before, self._refresh_at = self._refresh_at, self._clock.now() + _REFRESH
             try:
@@ -212,11 +212,11 @@ class OnlineQuotas:
         self.limiter.learn(counted, sharing.rates)
 
     def refresh(self) -> None:
-        """Look at the quotas of tenants at the next `share`: they were changed."""
+        """Read the quotas of tenants at the next `share`: they were changed."""
         self._refresh_at = float("-inf")
 
     def _standings(self, subjects: list[Subject]) -> dict[Kind, Standing]:
-        """How the scarcest quota of each kind stands, where there is one."""
+        """Return how the scarcest quota of each kind stands, where there is one."""
         found = {kind: self.limiter.standing(subjects, kind, self.now) for kind in KINDS}
         return {kind: standing for kind, standing in found.items() if standing is not None}
 
@@ -226,7 +226,7 @@ def _concerns_online(quotas: Quotas) -> bool:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as OpenAI writes it: `1m5.2s`, `850ms`."""
+    """Return a duration as OpenAI writes it: `1m5.2s`, `850ms`."""
     if seconds < 1.0:
         return f"{seconds * 1e3:.0f}ms"
     minutes, rest = divmod(seconds, 60.0)

@@ -1,4 +1,4 @@
-"""What the processes of one store tell each other: what was used of quotas, and what they do now.
+"""Exchange between the processes of one store: use of quotas, and current figures.
 
 They do once a second, and for each request with a quota as long as there are others.
 """
@@ -29,9 +29,9 @@ class Peers:
     def __init__(
         self, store: Store, quotas: OnlineQuotas, worker: Callable[[], str], snapshot: Callable[[], dict[str, Any]]
     ) -> None:
-        """`worker`: the id of this process's worker, empty while it has none. `snapshot`: what the others are told."""
+        """`worker` returns the id of this process's worker, if it has one; `snapshot` what the others are told."""
         self.others: list[tuple[Peer, dict[str, Any]]] = []
-        """The other processes, with what they last told."""
+        """The other processes, with what they last published."""
         self._store = store
         self._quotas = quotas
         self._worker = worker
@@ -39,9 +39,9 @@ class Peers:
         self._published = ""
         self._away = False
         self._current: asyncio.Task[None] | None = None
-        """The exchange that was begun last."""
+        """Exchange that was begun last."""
         self._next: asyncio.Task[None] | None = None
-        """The one that begins when that is over."""
+        """Exchange that begins when that is over."""
 
     async def run(self) -> None:
         """Exchange until cancelled. While the database is away everything goes on with what is known."""
@@ -69,7 +69,7 @@ class Peers:
             self._joined()
 
     def _joined(self) -> asyncio.Task[None]:
-        """The exchange that begins next; all who ask until then have the same one."""
+        """Return the exchange that begins next, which is the same for all callers until then."""
         if self._next is None:
             self._next = asyncio.create_task(self._begin(self._current), name="exchange with peers")
         return self._next
@@ -90,7 +90,7 @@ class Peers:
             logger.error("peers: the exchange with other servers failed", exc_info=error)
 
     async def exchange(self) -> None:
-        """Once. Raises `StoreUnavailable`."""
+        """Exchange once. Raises `StoreUnavailable`."""
         await self._quotas.share()
         worker = self._worker()
         found = await self._found(worker)
@@ -110,7 +110,7 @@ class Peers:
         return await (self._told(worker) if self._published and worker else self._store.peers())
 
     async def _told(self, worker: str) -> list[Peer]:
-        """All processes, once they can read what this one does."""
+        """Return all processes, once they can read what this one published."""
         snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
         if worker + snapshot == self._published:
             return await self._store.peers()

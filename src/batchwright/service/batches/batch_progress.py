@@ -1,4 +1,4 @@
-"""How far a batch is, how fast it goes, and when it will be done. Pure: time comes in as an argument."""
+"""Progress, rate and expected end of a batch. Pure: time comes in as an argument."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from batchwright.store.records import ENDED, BatchRecord
 _MEMORY = 120.0
 """Seconds over which the rate is averaged."""
 _LEAST_SECONDS = 1.0
-"""Of watching, before a rate means anything."""
+"""Seconds of observation before a rate means anything."""
 _MOST_BATCHES = 1000
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressEstimate:
-    """Where a batch stands."""
+    """Progress of a batch."""
 
     total: int
     completed: int
@@ -26,9 +26,9 @@ class ProgressEstimate:
     fraction: float
     """Finished lines over all lines, 0..1; 1 once the batch has ended."""
     lines_per_second: float | None
-    """None: unknown yet."""
+    """Finished lines a second; None: not known yet."""
     eta_seconds: float | None
-    """Until its last line, at this rate; None: unknown, paused, or standing still."""
+    """Seconds until its last line, at this rate; None: unknown, paused, or standing still."""
 
 
 class BatchRate:
@@ -43,7 +43,7 @@ class BatchRate:
         self._lines = DecayedRate(_MEMORY)
 
     def observe(self, now: float, done: int, *, running: bool = True) -> None:
-        """At `now`, `done` lines were finished. `running`: it may go on until the next observation."""
+        """Note that at `now` `done` lines were finished. `running`: it may go on until the next observation."""
         if self._at is not None and now > self._at and done >= self._done:
             self._lines.elapse(now - self._at)
             self._lines.add(done - self._done)
@@ -52,27 +52,27 @@ class BatchRate:
 
     @property
     def rate(self) -> float | None:
-        """Lines a second; None while that cannot be told."""
+        """Return lines a second; None while that is not known."""
         lines = self._lines
         return lines.events / lines.seconds if lines.seconds >= _LEAST_SECONDS and lines.events > 0 else None
 
 
 class BatchRates:
-    """The rates of the batches of late: of what was read of them, and of what a worker in this process commits."""
+    """Rates of recent batches: from what was read of them, and from what a worker in this process commits."""
 
     def __init__(self) -> None:
         self._seen: dict[str, BatchRate] = {}
         self._committed: dict[str, tuple[BatchRate, int]] = {}
 
     def committed(self, batch_id: str, lines: int, now: float) -> None:
-        """A worker in this process committed `lines` more."""
+        """Note that a worker in this process committed `lines` more."""
         rate, done = self._committed.pop(batch_id, (BatchRate(), 0))
         rate.observe(now, done + lines)
         self._committed[batch_id] = (rate, done + lines)
         _drop_oldest(self._committed)
 
     def progress(self, batch: BatchRecord, now: float) -> ProgressEstimate:
-        """Where `batch` stands, as it was read at `now`."""
+        """Return the progress of `batch`, as it was read at `now`."""
         counts = batch.counts
         done = counts.completed + counts.failed
         ended = batch.status in ENDED

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class BatchService:
-    """Files and batches of all tenants, each method for one.
+    """Operations on files and batches of all tenants; each method is for one tenant.
 
     All raise `StoreUnavailable` when the database does not answer or a disk is full, and `NotFound` for an id that does
     not exist or is another tenant's.
@@ -68,7 +68,7 @@ class BatchService:
         expires_after: float | Callable[[], float | None] | None = None,
         key: ApiKey | None = None,
     ) -> FileRecord:
-        """Take in an input file as it arrives.
+        """Store an input file as it arrives.
 
         `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
         say it last. `key`: the one with which it came.
@@ -128,11 +128,11 @@ class BatchService:
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> list[FileRecord]:
-        """A page, by time of creation. `after`: the last id of the page before; `NotFound` for another one."""
+        """Return a page of files, by time of creation. `after`: the last id of the page before; else `NotFound`."""
         return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
-        """Raises `Conflict` for the input of a batch that has not ended."""
+        """Delete a file. Raises `Conflict` for the input of a batch that has not ended."""
         if not await self._store.delete_file(tenant, file_id):
             raise _missing("file", file_id)
         self._on_work()
@@ -140,7 +140,7 @@ class BatchService:
     async def content(
         self, tenant: str, file_id: str, start: int = 0, stop: int | None = None
     ) -> tuple[FileRecord, AsyncGenerator[bytes]]:
-        """A file and its bytes from `start` to before `stop`, in pieces. Close the generator when leaving it early."""
+        """Return a file and its bytes from `start` to before `stop`, in pieces. Close the generator to leave early."""
         file = await self.file(tenant, file_id)
         if not await self._blobs.exists(file_id):
             raise _missing("content of file", file_id)
@@ -244,17 +244,17 @@ class BatchService:
         simple: bool = False,
         status: BatchStatus | None = None,
     ) -> list[BatchRecord]:
-        """A page, the newest first. `after`: the last id of the page before; `NotFound` for another one."""
+        """Return a page of batches, the newest first. `after`: the last id of the page before; else `NotFound`."""
         return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
-        """What is committed stays; lines being computed are dropped. Nothing changes for a batch that ends or ended."""
+        """Cancel a batch. Results stay; lines being computed are dropped. No change for one that ends or ended."""
         batch = _found(await self._store.request_cancel(tenant, batch_id), "batch", batch_id)
         self._on_work()
         return batch
 
     async def pause(self, tenant: str, batch_id: str) -> BatchRecord:
-        """No further lines are begun until `resume`. The completion window goes on."""
+        """Pause a batch: no further lines are begun until `resume`. The completion window goes on."""
         return _found(await self._store.set_paused(tenant, batch_id, True), "batch", batch_id)
 
     async def resume(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -271,7 +271,7 @@ class BatchService:
         idempotency_key: str | None = None,
         key: ApiKey | None = None,
     ) -> BatchRecord:
-        """A new batch of the lines that did not succeed, with the window of the old one unless another is given.
+        """Make a batch of the lines that did not succeed, with the window of the old one unless another is given.
 
         Raises `Conflict` when the batch has not ended, or has no such lines, or lost them with its output files.
         """
@@ -295,7 +295,7 @@ class BatchService:
         return made
 
     async def results(self, tenant: str, batch_id: str, *, after: int = 0, limit: int = 100) -> list[StoredLine]:
-        """Finished lines of a batch, running or not, in the order in which they were finished.
+        """Return finished lines of a batch, running or not, in the order in which they were finished.
 
         `after`: the `sequence` of the last one of the page before. At most `limit`, and fewer where they are large.
         Raises `NotFound` also when they were removed, with the output files.
@@ -303,7 +303,7 @@ class BatchService:
         return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
 
     async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput] | None:
-        """What came of each prompt of a simple batch, in their order; None: removed, with its files."""
+        """Return the output for each prompt of a simple batch, in order; None: removed, with its files."""
         batch = await self.batch(tenant, batch_id)
         if not batch.simple:
             raise _missing("simple batch", batch_id)
@@ -317,26 +317,26 @@ class BatchService:
         return outputs
 
     def progress(self, batch: BatchRecord) -> ProgressEstimate:
-        """Where a batch stands that was read just now, how fast it goes, and when it will be done."""
+        """Return the progress of a batch that was read just now."""
         return self._rates.progress(batch, self._clock.now())
 
     async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
-        """By status; `simple`: only those, or only the others."""
+        """Return numbers of batches by status; `simple`: only those, or only the others."""
         return await self._store.count_batches(tenant, simple=simple)
 
     async def _require_room(self) -> None:
-        """Raises `StoreUnavailable`: batches that run must not find the disk full of what came later."""
+        """Raise `StoreUnavailable` unless there is disk left: running batches must not find it filled by later ones."""
         await off_loop(self._blobs.require_room, self._limits.min_free_disk)
 
     async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
-        """`batch`, with what its input is for quotas."""
+        """Return `batch` with the estimates for quotas of its input."""
         lines = file.lines
         if lines is None:
             lines = await off_loop(self._count_lines, file.id)
         return replace(batch, enqueued_lines=lines, enqueued_tokens=tokens_of_bytes(file.bytes))
 
     def _count_lines(self, file_id: str) -> int:
-        """Of a file that came before its lines were counted; 0 where its content is gone, of which its batch tells."""
+        """Return the lines of a file from before they were counted; 0 where it is gone, which its batch will say."""
         try:
             with self._blobs.open(file_id) as content:
                 return sum(1 for _ in content)

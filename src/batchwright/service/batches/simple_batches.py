@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """What a simple batch computes."""
+    """Content of a simple batch."""
 
     prompts: Sequence[str]
     max_tokens: int = 256
@@ -40,7 +40,7 @@ class Prompts:
     priority: int | None = None
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Of the completions, in order."""
+        """Return the bodies of the completions, in order."""
         given: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -51,7 +51,7 @@ class Prompts:
         return [{"prompt": prompt, **rest} for prompt in self.prompts]
 
     def check(self, limits: ServiceLimits) -> None:
-        """Raises `InvalidRequest` for what could never be computed, whatever the model."""
+        """Raise `InvalidRequest` for what could never be computed, whatever the model."""
         if not 0 < len(self.prompts) <= limits.max_prompts:
             raise InvalidRequest(
                 f"prompts has {len(self.prompts):,} entries: it must have 1 to {limits.max_prompts:,}", param="prompts"
@@ -61,28 +61,28 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class SimpleOutput:
-    """What came of one prompt."""
+    """Output for one prompt."""
 
     text: str | None
-    """None: it failed."""
+    """Generated text; None: it failed."""
     code: str | None = None
     message: str | None = None
 
 
 async def input_of(prompts: Prompts) -> AsyncGenerator[bytes]:
-    """The input file, line by line; the custom_id of a prompt is its place, from 0."""
+    """Yield the input file, line by line; the custom_id of a prompt is its index, from 0."""
     for place, body in enumerate(prompts.bodies()):
         line = {"custom_id": str(place), "method": "POST", "url": ENDPOINT, "body": body}
         yield _encode(line) + b"\n"
 
 
 def status_of(batch: BatchRecord) -> SimpleStatus:
-    """In the words of the simple endpoints."""
+    """Return the status in the words of the simple endpoints."""
     return _STATUSES[batch.status]
 
 
 def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
-    """Of a prompt, from its line and the status of its batch."""
+    """Return the output for a prompt, from its line and the status of its batch."""
     if line.output is None:
         return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"])
     found = msgspec.json.decode(line.output)

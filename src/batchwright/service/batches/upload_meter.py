@@ -1,4 +1,4 @@
-"""How large an upload may be, measured as it arrives. How slow it may be is bounded where it comes over HTTP."""
+"""Limits on the size of an upload, measured as it arrives. HTTP bounds how slow it may be."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class UploadMeter:
         self._bytes = 0
         self._newlines = 0
         self._open = 0
-        """Bytes since the last newline."""
+        """Number of bytes since the last newline."""
         self._returned = False
-        """The last of them is a carriage return: perhaps of the end of the line, which does not count."""
+        """Whether the last of them is a carriage return, which may end the line and then does not count."""
 
     @property
     def lines(self) -> int:
-        """That have come, blank ones counted."""
+        """Number of lines so far, blank ones counted."""
         return self._newlines + (self._open > 0)
 
     def take(self, chunk: bytes) -> None:
-        """Raises `InvalidRequest` past a limit."""
+        """Count a piece of the upload. Raises `InvalidRequest` past a limit."""
         limits = self._limits
         self._bytes += len(chunk)
         if self._bytes > limits.max_file_bytes:

@@ -42,7 +42,7 @@ _WRITE_BYTES = 2**20
 _READ_BYTES = 2**20
 
 _RECORDED = stat.S_IRUSR
-"""The permissions of a blob that has, or had, a record. Copies that keep permissions keep this."""
+"""Permissions of a blob that has, or had, a record. Copies that keep permissions keep this."""
 
 Span = tuple[int, int]
 """Offset and length, in bytes."""
@@ -57,7 +57,7 @@ class BlobWriter:
         self._descriptor = -1
         self.size = 0
         self.lines: int | None = None
-        """Of an upload, once it has come."""
+        """Number of lines of an upload, once it has arrived."""
 
     def open(self) -> None:
         """Make the temporary file and take its lock."""
@@ -81,7 +81,7 @@ class BlobWriter:
         self.size += len(data)
 
     def keep(self) -> None:
-        """Give it its name, durably. The lock stays held."""
+        """Give the blob its name, durably. The lock stays held."""
         assert self._temporary is not None
         os.fsync(self._descriptor)
         crash_point("blobs.before_rename")
@@ -97,7 +97,7 @@ class BlobWriter:
                 os.fchmod(self._descriptor, _RECORDED)
 
     def close(self) -> None:
-        """Let go of the lock; without `keep`, nothing is left."""
+        """Release the lock; without `keep`, nothing is left."""
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
@@ -110,12 +110,12 @@ class Blobs:
     """The blobs of one data folder. Several processes may use it at once."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: for blobs alone; it is made with the first one."""
+        """`folder` is for blobs alone; it is made with the first one."""
         self.folder = folder
         self.quarantine = folder / _QUARANTINE
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file lie. Raises `NotFound` for what is no id, so that no path is made of it."""
+        """Return where the bytes of a file lie. Raises `NotFound` for an invalid id, so that no path is made of it."""
         match = _ID.fullmatch(file_id)
         if match is None:
             raise NotFound(f"no file {file_id!r}")
@@ -123,7 +123,7 @@ class Blobs:
 
     @asynccontextmanager
     async def create(self, file_id: str) -> AsyncIterator[BlobWriter]:
-        """A new blob, which replaces one of the same id. Kept only by `keep`; add its record before leaving.
+        """Write a new blob, which replaces one of the same id. Kept only by `keep`; add its record before leaving.
 
         Raises `StoreUnavailable` for a full disk.
         """
@@ -140,7 +140,7 @@ class Blobs:
     async def upload(
         self, file_id: str, chunks: AsyncIterable[bytes], limits: ServiceLimits
     ) -> AsyncIterator[BlobWriter]:
-        """An input file that has arrived in full: `keep` it, then add its record.
+        """Take an input file that has arrived in full: `keep` it, then add its record.
 
         Nothing is left of an upload that breaks off. Raises `InvalidRequest` (code `file_too_large`) past a limit,
         `StoreUnavailable` for a full disk, and whatever `chunks` raises.
@@ -159,7 +159,7 @@ class Blobs:
             yield writer
 
     def open(self, file_id: str) -> BinaryIO:
-        """For reading, in a thread. Raises `NotFound`."""
+        """Open a blob for reading, in a thread. Raises `NotFound`."""
         path = self.path(file_id)
         try:
             self._bring_back(path)
@@ -168,19 +168,19 @@ class Blobs:
             raise NotFound(f"no content of file {file_id!r}: it was deleted, or its blob was lost") from None
 
     async def exists(self, file_id: str) -> bool:
-        """Whether there is such a blob."""
+        """Return whether there is such a blob."""
         path = self.path(file_id)
         return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
 
     async def same(self, old_id: str, new_id: str) -> bool:
-        """Whether two blobs have the same bytes. What is gone cannot be told apart, and counts as the same."""
+        """Return whether two blobs have the same bytes. Missing ones cannot be told apart, and count as the same."""
         try:
             return await off_loop(filecmp.cmp, self.path(old_id), self.path(new_id), False)
         except FileNotFoundError:
             return True
 
     async def read(self, file_id: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
-        """The bytes from `start` to before `stop` (None: the end), in pieces. Raises `NotFound`."""
+        """Yield the bytes from `start` to before `stop` (None: the end), in pieces. Raises `NotFound`."""
         with await off_loop(self.open, file_id) as file:
             offset = start
             while stop is None or offset < stop:
@@ -192,7 +192,7 @@ class Blobs:
                 yield piece
 
     async def read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
-        """The bytes of each span, in the order of `spans`; those next to each other are read in one go.
+        """Return the bytes of each span, in the order of `spans`; adjacent ones are read in one go.
 
         Raises `NotFound`, and `InputBroken` when the file ends before a span does.
         """
@@ -210,7 +210,7 @@ class Blobs:
         return pieces
 
     async def remove(self, file_ids: Iterable[str]) -> None:
-        """Remove these blobs, durably, wherever they are. One that is not there is well."""
+        """Remove these blobs, durably, wherever they are. Missing ones are ignored."""
         paths = [path for file_id in file_ids for path in (self.path(file_id), self.quarantine / file_id)]
         await off_loop(remove_files, paths)
 
@@ -222,12 +222,12 @@ class Blobs:
     # For those who look after all blobs. These block.
 
     def all_blobs(self) -> Iterator[list[Path]]:
-        """Every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
+        """Yield every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
         for folder in [*self._folders(), self.quarantine]:
             yield from _groups(folder, _ID)
 
     def temporaries(self) -> Iterator[list[Path]]:
-        """Files that are being written, or were when their writer died, in groups."""
+        """Yield files that are being written, or were when their writer died, in groups."""
         for folder in self._folders():
             yield from _groups(folder, _TEMPORARY_NAME)
 
@@ -235,7 +235,7 @@ class Blobs:
         return sorted(self.folder.glob("[0-9a-f][0-9a-f]"))
 
     def require_room(self, least: int) -> None:
-        """Raises `StoreUnavailable` when the disk has less than `least` bytes free."""
+        """Raise `StoreUnavailable` when the disk has less than `least` bytes free."""
         folder = next(each for each in (self.folder, *self.folder.parents) if each.exists())
         free = shutil.disk_usage(folder).free
         if free < least:
@@ -246,19 +246,19 @@ class Blobs:
 
 
 def was_recorded(path: Path) -> bool:
-    """Whether a database had a record of this blob at some time. Raises `FileNotFoundError`."""
+    """Return whether a database ever had a record of this blob. Raises `FileNotFoundError`."""
     return not path.stat().st_mode & stat.S_IWUSR
 
 
 def mark_recorded(path: Path) -> None:
-    """Note on a blob that a database has a record of it, where the file system can. Does nothing when it is gone."""
+    """Note on a blob that a database has a record of it, where the file system can. Missing ones are ignored."""
     with suppress(OSError):
         if not was_recorded(path):
             path.chmod(_RECORDED)
 
 
 def same_bytes(one: Path, other: Path) -> bool:
-    """Whether both files are there and have the same contents."""
+    """Return whether both files are there and have the same contents."""
     try:
         return filecmp.cmp(one, other, shallow=False)
     except FileNotFoundError:
@@ -266,7 +266,7 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 
 def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
-    """The files of a folder whose name matches, a few hundred at a time."""
+    """Yield the files of a folder whose name matches, a few hundred at a time."""
     try:
         found = [Path(entry) for entry in os.scandir(folder) if name.fullmatch(entry.name)]
     except FileNotFoundError:
@@ -275,7 +275,7 @@ def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
 
 
 def _pread(file: BinaryIO, offset: int, count: int) -> bytes:
-    """Up to `count` bytes; fewer only at the end."""
+    """Return up to `count` bytes; fewer only at the end."""
     content = os.pread(file.fileno(), count, offset)
     while content and len(content) < count:
         more = os.pread(file.fileno(), count - len(content), offset + len(content))
@@ -286,7 +286,7 @@ def _pread(file: BinaryIO, offset: int, count: int) -> bytes:
 
 
 def _together(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
-    """Runs of spans that follow each other in the file with nothing but an end of line between, up to a size."""
+    """Yield runs of spans that follow each other with nothing but an end of line between, up to a size."""
     run: list[Span] = []
     for offset, length in spans:
         if run:

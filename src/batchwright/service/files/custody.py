@@ -1,4 +1,4 @@
-"""Keeps a database and its folder of files together: the id and the mark that both have (`pairing.py`)."""
+"""The link between a database and its folder of files: the id and the mark that both have (`pairing.py`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ESTRANGED = (
     "%s was last used with another state of its database: one of the two was copied, or restored from a backup. "
     "No file is removed until somebody says that they belong together: batchwright jobs adopt"
 )
-"""To be logged, with the folder."""
+"""Log message about a folder, with its name."""
 _ADOPT = "if they were put together on purpose: batchwright jobs adopt, with the same flags"
 _MISMATCHES: Mapping[Relation, str] = {
     "foreign": "the database {database} is that of store {store}, and the files in {folder} are those of store "
@@ -46,25 +46,25 @@ _MISMATCHES: Mapping[Relation, str] = {
     "elsewhere": "the database {database} is used with another data folder than that of {folder}: name that one "
     "(--data), or mount it; to go on with this one instead: batchwright jobs adopt, with the same flags",
 }
-"""Why the two are refused, and what to do."""
+"""Reasons for which the two are refused, and the remedies."""
 
 
 class _Note(msgspec.Struct):
-    """What stands in the folder."""
+    """Content of the note in the folder."""
 
     store_id: str
     mark: str
 
 
 class Custody:
-    """Of the files of one store. Several processes may have it at once."""
+    """Custody of the files of one store. Several processes may have it at once."""
 
     def __init__(self, store: Store, blobs: Blobs) -> None:
         self._store = store
         self._blobs = blobs
 
     async def join(self, database: str) -> None:
-        """See that the store and the folder belong together, and give both one id where they have none yet.
+        """Check that the store and the folder belong together, and give both one id where they have none yet.
 
         `database`: how the store is called in messages. Raises `StoreMismatch` when they belong to others, or it is not
         certain that they belong together.
@@ -92,7 +92,7 @@ class Custody:
                     )
 
     async def check(self, database: str, *, inside: bool) -> None:
-        """As `join`, for a process that needs the store only: its files may be on another machine.
+        """Do as `join`, for a process that needs the store only: its files may be on another machine.
 
         `inside`: the database lies in the data folder, so the two are given one id if both are new.
         """
@@ -105,7 +105,7 @@ class Custody:
         await self.join(database)
 
     async def adopt(self) -> tuple[int, int]:
-        """Make the store and the folder belong together, whatever they were before, because somebody says so.
+        """Make the store and the folder belong together, whatever they were before, because an operator says so.
 
         How many files there are, and how many of them the store knows. The others count as another database's, which
         may come back.
@@ -120,7 +120,7 @@ class Custody:
         return total, known
 
     async def is_current(self) -> bool:
-        """Whether what the store says is dead may be removed: it is the one that the folder was last used with."""
+        """Return whether files without a record may be removed: the folder was last used with this store."""
         note, identity = await off_loop(_read, self._blobs), await self._store.identity()
         return _agree(note, identity)
 
@@ -180,7 +180,7 @@ class Custody:
         await self._write_mark(identity, StoreIdentity(identity.store_id, identity.mark, _new_mark()))
 
     async def _write_mark(self, old: StoreIdentity, new: StoreIdentity) -> None:
-        """First in the store, then in the folder, then in the store again: so one of its two marks is the folder's."""
+        """Write the mark to the store, the folder and the store again: one of its two is always the folder's."""
         assert new.next_mark is not None
         await self._set(old, new)
         await off_loop(self._write, _Note(new.store_id, new.next_mark))
@@ -199,7 +199,7 @@ class Custody:
         crash_point("custody.after_mark")
 
     def _mark_all_recorded(self) -> None:
-        """Any of them may have a record in a database that is not here, so none is a left-over of a crash."""
+        """Mark all files as recorded: any of them may have a record in a database that is not here."""
         for group in self._blobs.all_blobs():
             for path in group:
                 mark_recorded(path)
@@ -209,7 +209,7 @@ class Custody:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """No other process reads or changes the mark meanwhile. Raises `StoreUnavailable` when one takes too long."""
+        """Keep other processes from reading or changing the mark. Raises `StoreUnavailable` when one takes too long."""
         file = await off_loop(lock_file, self._blobs.folder / _LOCK)
         with file:
             for _ in range(_LOCK_TRIES):
@@ -224,7 +224,7 @@ class Custody:
 
 
 def is_used(blobs: Blobs) -> bool:
-    """Whether the folder has files, or is that of a store already. Blocks."""
+    """Return whether the folder has files, or is that of a store already. Blocks."""
     state = _state_of(blobs)
     return state.has_files or state.store_id is not None
 
@@ -236,7 +236,7 @@ def _state_of(blobs: Blobs) -> FolderState:
 
 
 def _read(blobs: Blobs) -> _Note | None:
-    """Raises `StoreMismatch` when what stands there cannot be read."""
+    """Read the note. Raises `StoreMismatch` when it cannot be read."""
     path = blobs.folder / _NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Note)

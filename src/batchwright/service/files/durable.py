@@ -34,7 +34,7 @@ def give_to_owner(made: int | Path, folder: Path) -> None:
 
 
 def lock_file(path: Path) -> BinaryIO:
-    """Open a file that is only locked, and made where there is none."""
+    """Open a file that serves only as a lock, and make it where there is none."""
     with disk_errors():
         make_folder(path.parent)
         return _open(path, os.O_RDWR | os.O_CREAT)
@@ -47,7 +47,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
-    """Rename a file within its file system. Whether it was; not when it is not there any more.
+    """Rename a file within its file system. Returns whether it was there.
 
     `replace`: also where there is a file already; it must have the same contents.
     """
@@ -64,7 +64,7 @@ def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
 
 
 def remove_files(paths: Iterable[Path]) -> None:
-    """Remove files. One that is not there is well."""
+    """Remove files. Missing ones are ignored."""
     folders = set()
     for path in paths:
         path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
-    """Take the locks of those files that no writer holds, and return their paths. `held` lets go of the locks.
+    """Take the locks of those files that no writer holds, and return their paths. `held` releases the locks.
 
     A file that cannot be opened or locked counts as held.
     """
@@ -102,7 +102,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
-    """For the owner of its folder alone, also where root makes it."""
+    """Open a file for the owner of its folder alone, also where root makes it."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     give_to_owner(descriptor, path.parent)
     return os.fdopen(descriptor, "r+b")

@@ -1,4 +1,4 @@
-"""The one way to open a database together with the files of its data folder."""
+"""Opening of a database together with the files of its data folder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _DATABASE = "batchwright.db"
 
 
 def database_of(database: str | None, data: Path) -> str:
-    """Where the database is: as it was named, or else in the data folder."""
+    """Return where the database is: as it was named, or else in the data folder."""
     return database or str(data / _DATABASE)
 
 
 def blobs_of(data: Path) -> Blobs:
-    """The files in a data folder."""
+    """Return the files in a data folder."""
     return Blobs(data / _FILES)
 
 
 def require_database(database: str, data: Path) -> bool:
-    """Whether there is a store at `database`; False: one may be made there, for the data folder is that of none.
+    """Return whether there is a store at `database`; False: one may be made, since the data folder belongs to none.
 
     Blocks, and makes nothing. Raises `StoreMismatch` when there is none and the folder is used: a new store would know
     none of its files, and none of the keys without which nobody is let in; what `store_exists` raises.
@@ -49,7 +49,7 @@ def require_database(database: str, data: Path) -> bool:
 
 
 async def open_with_files(database: str, data: Path, *, now: Callable[[], float] | None = None) -> tuple[Store, Blobs]:
-    """The store at `database` and the files in the data folder `data`; both are made where there is neither.
+    """Open the store at `database` and the files in the data folder `data`; both are made where there is neither.
 
     `now` as for `open_store`. Raises `StoreMismatch` when they do not belong together, and what `open_store` raises.
     """
@@ -63,14 +63,14 @@ async def open_with_files(database: str, data: Path, *, now: Callable[[], float]
 
 
 async def joined(store: Store, data: Path, database: str = "that is open") -> Blobs:
-    """The files in `data`, which belong to `store`; `database` is its name in messages. Raises `StoreMismatch`."""
+    """Return the files in `data`, which belong to `store`, called `database` in messages. Raises `StoreMismatch`."""
     blobs = blobs_of(data)
     await Custody(store, blobs).join(database)
     return blobs
 
 
 async def check_folder(store: Store, data: Path, database: str) -> None:
-    """See that `data` is not the folder of another store, for a process that needs no files. Raises `StoreMismatch`.
+    """Check that `data` is not the folder of another store, for a process that needs no files. Raises `StoreMismatch`.
 
     `database` is where the store is.
     """

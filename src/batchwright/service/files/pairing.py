@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 from batchwright.store.records import StoreIdentity
 
 NO_MARK = ""
-"""Of a store that was not yet seen together with a folder."""
+"""Mark of a store that was not yet seen together with a folder."""
 
 Relation: TypeAlias = Literal[
     "current", "estranged", "new", "known", "foreign", "strange", "missing", "taken", "elsewhere"
 ]
-"""How a database stands to a folder of files:
+"""Relation of a database to a folder of files:
 
 - `current`: it is the database that the folder was last used with;
 - `estranged`: it is the same store at another time, or a copy of it;
@@ -35,7 +35,7 @@ Relation: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """What stands in a folder of files."""
+    """State of a folder of files."""
 
     store_id: str | None = None
     mark: str | None = None
@@ -44,22 +44,22 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """What a database says of itself, and of the files of that folder."""
+    """State of a database, and what it knows of the files of that folder."""
 
     identity: StoreIdentity | None = None
     names_files: bool = False
-    """It has a record of a file that is neither deleted nor expired."""
+    """Whether it has a record of a file that is neither deleted nor expired."""
     knows_files: bool = False
-    """It has a record of a file in the folder."""
+    """Whether it has a record of a file in the folder."""
 
     @property
     def store_id(self) -> str | None:
-        """The id of the store; None: it was given none yet."""
+        """Id of the store; None: it was given none yet."""
         return None if self.identity is None else self.identity.store_id
 
 
 def relation(folder: FolderState, database: DatabaseState) -> Relation:
-    """How `database` stands to `folder`."""
+    """Return the relation of `database` to `folder`."""
     identity = database.identity
     if identity is not None and folder.store_id == identity.store_id:
         return "current" if is_current(folder.mark, identity) else "estranged"
@@ -75,5 +75,5 @@ def relation(folder: FolderState, database: DatabaseState) -> Relation:
 
 
 def is_current(mark: str | None, identity: StoreIdentity) -> bool:
-    """Whether the folder's mark is the database's, or the one that was being written when its process ended."""
+    """Return whether the folder's mark is the database's, or the one that was being written when its process ended."""
     return mark is not None and mark in (identity.mark, identity.next_mark)

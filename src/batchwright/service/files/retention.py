@@ -1,4 +1,4 @@
-"""What becomes of a file of the data folder that no record in the database names. Decided without clock and I/O.
+"""What happens to a file of the data folder that no record in the database names. Decided without clock and I/O.
 
 Such a file was left by a crash, between its rename and the commit of its record; or it belongs to records that this
 database does not have: those of a newer state of it, or of another one. Only time tells the two apart, so a file is
@@ -29,20 +29,20 @@ Verdict: TypeAlias = Literal["keep", "quarantine", "restore", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A file that nobody is writing, as a sweep finds it."""
+    """A file that no process is writing, as a sweep finds it."""
 
     stamp: str
-    """Changes when the contents do."""
+    """Stamp that changes when the contents do."""
     quarantined: bool = False
     recorded: bool = False
-    """The database has a record of it."""
+    """Whether the database has a record of it."""
     ever_recorded: bool = False
-    """A database had a record of it once: then it is no left-over of a crash."""
+    """Whether a database ever had a record of it: then it was not left behind by a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """For how long a file has been seen without a record where it is now."""
+    """Record of how long a file has been seen without a record where it is now."""
 
     stamp: str
     quarantined: bool
@@ -50,7 +50,7 @@ class Watch:
 
 
 def judge(seen: Sighting, watch: Watch | None, elapsed: float) -> tuple[Verdict, Watch | None]:
-    """What is to be done with a file, and how it is watched from now on; None: not.
+    """Return what to do with a file, and how it is watched from now on; None: not.
 
     `watch`: what the sweep before made of it. `elapsed`: seconds since that sweep; 0 where it was another process's.
     """

@@ -1,4 +1,4 @@
-"""Looks after files that no record names, as `retention.py` decides.
+"""The sweep over files that no record names, as `retention.py` decides.
 
 One process at a time does it for a folder, the one that holds a lock: only between two sweeps of one process does it
 know how much time has passed.
@@ -31,20 +31,20 @@ _LOCK = "sweeper.lock"
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep did, in files."""
+    """Numbers of files that a sweep handled."""
 
     temporary: int = 0
-    """Removed."""
+    """Temporary files removed."""
     quarantined: int = 0
     restored: int = 0
     removed: int = 0
-    """From the quarantine."""
+    """Files removed from the quarantine."""
     estranged: bool = False
-    """Files were only brought back: the store is a copy, or the folder is."""
+    """Whether files were only brought back, because the store or the folder is a copy."""
 
 
 class Sweeper:
-    """Of one process. Call `close` at its end, so that another one can go on."""
+    """Sweeper of one process. Call `close` at its end, so that another one can go on."""
 
     def __init__(self, store: Store, blobs: Blobs, custody: Custody) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class Sweeper:
         self._watches: dict[str, Watch] = {}
 
     async def sweep(self, now: float) -> Swept:
-        """See to all files. `now`: monotonic seconds.
+        """Handle all files. `now`: monotonic seconds.
 
         Raises `StoreUnavailable` when the store does not answer or is damaged; nothing is removed then.
         """
@@ -104,7 +104,7 @@ class Sweeper:
                 self._restore(path, swept)
 
     def _restore(self, path: Path, swept: Swept) -> None:
-        """From the quarantine to its place; what is there already is not kept twice."""
+        """Move a file from the quarantine to its place; if there is one already, it is not kept twice."""
         place = self._blobs.path(path.name)
         if move_file(path, place):
             swept.restored += 1
@@ -112,7 +112,7 @@ class Sweeper:
             remove_files([path])
 
     def _judge(self, paths: Sequence[Path], known: set[str], elapsed: float, swept: Swept) -> dict[str, Watch]:
-        """Carry out what is decided about each, and say how they are watched from now on."""
+        """Carry out what is decided about each, and return how they are watched from now on."""
         watches = {}
         for path in paths:
             try:
@@ -172,7 +172,7 @@ class Sweeper:
         return True
 
     def _read(self) -> dict[str, Watch]:
-        """What a process before this one has seen. Whatever cannot be read is watched from the start."""
+        """Read what a process before this one has seen. Whatever cannot be read is watched from the start."""
         try:
             return msgspec.json.decode((self._blobs.folder / _NAME).read_bytes(), type=dict[str, Watch])
         except (OSError, ValueError):

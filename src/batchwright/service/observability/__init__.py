@@ -1,1 +1,1 @@
-"""What the service tells of itself: logs, metrics, traces."""
+"""Observability of the service: logs, metrics, traces."""

@@ -1,4 +1,4 @@
-"""What happens now: a sample every second, from which rates and curves are made."""
+"""Current activity: a sample every second, from which rates and curves are made."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from batchwright.service.observability.measured import MeasuredInference
 
 PERIOD = 1.0
 HISTORY = 120
-"""Samples that are kept."""
+"""Number of samples that are kept."""
 WINDOW = 10
-"""Samples over which a rate is taken."""
+"""Number of samples over which a rate is taken."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counted since the process started."""
+    """Token counters since the process started."""
 
     prompt: int
     generated: int
@@ -54,7 +54,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The counters at one moment."""
+    """Counters at one moment."""
 
     at: float
     """Seconds of the clock."""
@@ -81,23 +81,23 @@ class Live:
             self.tick()
 
     def tick(self) -> None:
-        """Take one."""
+        """Take one sample."""
         self._samples.append(self._sample())
 
     def rates(self, traffic: Traffic) -> TokenRates:
-        """Tokens a second of late."""
+        """Return the recent tokens a second."""
         first, last = self._window()
         return _rates(first, last, traffic)
 
     @property
     def occupancy(self) -> float | None:
-        """Mean number of sequences in the steps of late; None when there was none."""
+        """Return the mean number of sequences in recent steps; None when there was none."""
         first, last = self._window()
         steps = last.steps - first.steps
         return (last.occupancy_sum - first.occupancy_sum) / steps if steps > 0 else None
 
     def snapshot(self, lines: int) -> dict[str, Any]:
-        """What other processes show of this one, `lines` of which are being computed."""
+        """Return what other processes show of this one, `lines` of which are being computed."""
         rates = [self.rates(traffic) for traffic in ("online", "batch")]
         return {
             "online": self._inference.figures["online"].in_flight,
@@ -107,7 +107,7 @@ class Live:
         }
 
     def history(self) -> list[Point]:
-        """A point for each second, oldest first."""
+        """Return a point for each second, oldest first."""
         samples = list(self._samples)
         return [_point(before, after) for before, after in pairwise(samples)]
 

@@ -1,4 +1,4 @@
-"""The figures of the engine for Prometheus."""
+"""Metrics of the engine for Prometheus."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _BY_TRAFFIC_TIMES = {
 
 
 def engine_families(stats: EngineStats) -> Iterator[Metric]:
-    """All of them. Occupancy is `rate(engine_step_sequences_total) / rate(engine_steps_total)`."""
+    """Yield all metrics. Occupancy is `rate(engine_step_sequences_total) / rate(engine_steps_total)`."""
     info = gauge("engine_info", "1, with what computes as a label.", "implementation")
     info.add_metric([stats.implementation], 1)
     yield info

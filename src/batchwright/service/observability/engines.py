@@ -1,4 +1,4 @@
-"""What computes in this process, if anything does: its figures, whichever `Inference` holds it."""
+"""Figures of what computes in this process, if anything does, whichever `Inference` holds it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def engine_stats(inference: Inference) -> EngineStats | None:
-    """Of the engine that generates; None where none does."""
+    """Return the figures of the engine that generates; None where none does."""
     engine: Any = next((part.engine for part in _parts(inference) if hasattr(part, "engine")), None)
     return None if engine is None else engine.stats
 
 
 def batcher_stats(inference: Inference) -> list[BatcherStats]:
-    """Of the batchers of embeddings."""
+    """Return the figures of the batchers of embeddings."""
     return [part.batcher.stats() for part in _parts(inference) if hasattr(part, "batcher")]
 
 
 def dispatch_reasons(inference: Inference) -> Mapping[str, int]:
-    """Why batches were dispatched when they were: counts by reason."""
+    """Return the number of batches by the reason for which they were dispatched."""
     reasons: Counter[str] = Counter()
     for stats in batcher_stats(inference):
         reasons.update(stats.reasons)
@@ -33,6 +33,6 @@ def dispatch_reasons(inference: Inference) -> Mapping[str, int]:
 
 
 def _parts(inference: Inference) -> Iterator[Any]:
-    """The implementations behind a routed one, or the one itself."""
+    """Return the implementations behind a routed one, or the one itself."""
     routes = getattr(inference, "routes", None)
     yield from routes if routes is not None else (inference,)

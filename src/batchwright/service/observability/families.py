@@ -12,17 +12,17 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 def counter(name: str, told: str, *labels: str) -> CounterMetricFamily:
-    """Its name ends with `_total`, which is added."""
+    """Return a counter; its name ends with `_total`, which is added."""
     return CounterMetricFamily(PREFIX + name, told, labels=labels)
 
 
 def gauge(name: str, told: str, *labels: str) -> GaugeMetricFamily:
-    """A value that goes up and down."""
+    """Return a gauge, a value that goes up and down."""
     return GaugeMetricFamily(PREFIX + name, told, labels=labels)
 
 
 def histogram(name: str, told: str, *labels: str) -> HistogramMetricFamily:
-    """To be filled with `fill`."""
+    """Return a histogram, to be filled with `fill`."""
     return HistogramMetricFamily(PREFIX + name, told, labels=labels)
 
 

@@ -1,4 +1,4 @@
-"""What the service counts of itself: requests over HTTP, and calls of both classes of traffic."""
+"""Counters of the service: requests over HTTP, and calls of both classes of traffic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ END_REASONS = (
     "too_many_connections_from_address",
     "write_timeout",
 )
-"""Why the service refuses or ends connections."""
+"""Reasons why the service refuses or ends connections."""
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class ConnectionFigures:
     """Connections of clients."""
 
     accepted: int = 0
-    """Those that were refused included."""
+    """Accepted connections, refused ones included."""
     open: int = 0
     ended: dict[str, int] = field(default_factory=dict)
-    """By why the service refused or ended them; those that ended as they should are not counted."""
+    """Connections by why the service refused or ended them, without those that ended as they should."""
 
     def count(self, reason: str) -> None:
-        """One of `END_REASONS`."""
+        """Count an end for one of `END_REASONS`."""
         self.ended[reason] = self.ended.get(reason, 0) + 1
 
 
@@ -60,10 +60,10 @@ class CallFigures:
     cached_tokens: int = 0
     generated_tokens: int = 0
     embedded_tokens: int = 0
-    """Of the prompt tokens, those of embeddings."""
+    """Prompt tokens that are of embeddings."""
     latency_ms: Histogram = field(default_factory=Histogram)
     ttft_ms: Histogram = field(default_factory=Histogram)
-    """Of streams, as `tpot_ms`: of other calls it is not seen from here."""
+    """Time to the first token of streams, as `tpot_ms`; of other calls it is not seen here."""
     tpot_ms: Histogram = field(default_factory=Histogram)
     recent_latency_ms: Recent = field(default_factory=Recent)
     recent_ttft_ms: Recent = field(default_factory=Recent)

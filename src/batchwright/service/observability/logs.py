@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("batchwright.server")
 
 _QUIET = ("aiohttp", "httpx", "httpcore", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access")
-"""Speak from `warning` on; requests, the start and the end have lines of our own."""
+"""Loggers that are shown from `warning` on; requests, the start and the end have lines of our own."""
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
@@ -75,7 +75,7 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
 
 
 def _tell_of_retry(details: RetryDetails) -> None:
-    """What the driver of a database tries again within a second is for `debug`; whoever waits for it speaks up."""
+    """Log what a database driver tries again within a second at `debug`; an operation that waits for it logs itself."""
     level = logging.WARNING if isinstance(details.caused_by, BatchwrightError) else logging.DEBUG
     logger.log(
         level, "trying_again", error=str(details.caused_by), tries=details.retry_num, seconds=round(details.wait_for, 2)

@@ -18,7 +18,7 @@ from batchwright.service.observability.traces import Tracing
 
 
 class MeasuredInference:
-    """Hands calls on to `inner`, and counts them.
+    """`Inference` that hands calls on to `inner`, and counts them.
 
     A stream whose client wants no usage is asked for it all the same, since its tokens are counted by that.
     """
@@ -39,7 +39,7 @@ class MeasuredInference:
 
     @property
     def why_not_ready(self) -> str | None:
-        """Why no call can be computed now; None when it can."""
+        """Return why no call can be computed now; None when it can."""
         return why_not_ready(self.inner)
 
     async def answer(self, call: Call) -> dict[str, Any]:
@@ -104,19 +104,19 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
 
 
 def _asks_for_usage(body: Mapping[str, Any]) -> bool:
-    """Also where `stream_options` are no object: whoever reads the body refuses them."""
+    """Return whether usage is asked for, even by `stream_options` that is no object and refused later."""
     options = body.get("stream_options")
     return options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
 
 
 def _has_text(body: Mapping[str, Any]) -> bool:
-    """Whether a chunk brings text: the first one of a chat only says whose turn it is."""
+    """Return whether a chunk brings text: the first one of a chat only names the role."""
     choices = body.get("choices") or ()
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
 
 
 def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
-    """The tokens generated."""
+    """Count the generated tokens."""
     if not isinstance(usage, Mapping):
         return 0
     prompt, generated = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)

@@ -39,16 +39,16 @@ class StoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class QuotaFigures:
-    """What online requests use, and what was refused."""
+    """Use of quotas by online requests, and refusals."""
 
     refused: Mapping[str, int]
-    """By the name of the quota."""
+    """Refused requests, by the name of the quota."""
     kept: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each on what is kept; none while the database does not answer."""
+    """Name, limit and use of each quota on what is kept; none while the database does not answer."""
     online: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each that concerns online requests and was used of late."""
+    """Name, limit and use of each quota on online requests that was used lately."""
     servers: int
-    """Processes on this store, this one included."""
+    """Number of processes on this store, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Scrape:
     store: StoreFigures
     quotas: QuotaFigures
     counts: StoreCounts | None
-    """None: the database does not answer; the rest is shown all the same."""
+    """Figures of the store; None: the database does not answer, and the rest is shown all the same."""
 
 
 def exposition(scrape: Scrape) -> bytes:
-    """The text that Prometheus reads."""
+    """Return the text that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(scrape))
     ProcessCollector(registry=registry)

@@ -15,14 +15,14 @@ from batchwright.store.store import Store
 
 
 class StoreFigures:
-    """How long operations took in milliseconds, by name, and how many were in vain."""
+    """Time of operations in milliseconds, by name, and numbers of those that failed."""
 
     def __init__(self) -> None:
         self.latency_ms: dict[str, Histogram] = {}
         self.unavailable = 0
-        """Operations that found the database not answering."""
+        """Number of operations that found the database not answering."""
         self.refused: Counter[str] = Counter()
-        """By the name of the quota."""
+        """Refused operations, by the name of the quota."""
 
 
 class _Timed:
@@ -61,5 +61,5 @@ class _Timed:
 
 
 def timed_store(store: Store, figures: StoreFigures, clock: Clock, tracing: Tracing) -> Store:
-    """`store`, with its operations counted in `figures`."""
+    """Return `store` with its operations counted in `figures`."""
     return cast("Store", _Timed(store, figures, clock, tracing))

@@ -17,15 +17,15 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def configured(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment says where spans go."""
+    """Return whether the environment says where spans go."""
     return environment.get("OTEL_SDK_DISABLED", "").lower() != "true" and any(map(environment.get, _VARIABLES))
 
 
 class Tracing:
-    """Makes spans, or nothing."""
+    """Maker of spans, or of nothing."""
 
     def __init__(self, enabled: bool = False) -> None:
-        """Raises `MissingExtra` when it is to be enabled and OpenTelemetry is not installed."""
+        """Raises `MissingExtra` when tracing is to be enabled and OpenTelemetry is not installed."""
         self._tracer: Any = None
         if enabled:
             try:

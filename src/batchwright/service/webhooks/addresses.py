@@ -53,18 +53,18 @@ _IPV6 = {
 }
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _CARRY_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""IPv4-mapped and NAT64. 6to4 and Teredo carry one too, but nothing that is alive answers there: always refused."""
+"""Networks of IPv4-mapped and NAT64 addresses. 6to4 and Teredo, which carry one too, are always refused."""
 
 
 def reached(address: Address) -> Address:
-    """The address that traffic to `address` ends at: the IPv4 address within a mapped or NAT64 one, else itself."""
+    """Return where traffic to `address` ends: the IPv4 address within a mapped or NAT64 one, else itself."""
     if isinstance(address, IPv6Address) and any(address in network for network in _CARRY_IPV4):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
 
 
 def why_not_global(address: Address) -> str | None:
-    """What kind of address that is not global this is, such as "loopback"; None for a global one."""
+    """Return the kind of an address that is not global, such as "loopback"; None for a global one."""
     address = reached(address)
     if isinstance(address, IPv4Address):
         return next((name for network, name in _IPV4.items() if address in network), None)
@@ -75,12 +75,12 @@ def why_not_global(address: Address) -> str | None:
 
 
 def is_global(address: Address) -> bool:
-    """Whether anybody on the Internet can be reached at `address`."""
+    """Return whether `address` can be reached on the Internet."""
     return why_not_global(address) is None
 
 
 def parse_address(text: str) -> Address | None:
-    """An address as a resolver gives it; None for what is none."""
+    """Return an address as a resolver gives it; None for an invalid one."""
     try:
         return ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the operator lets webhooks go although it is not the public Internet."""
+"""Destinations outside of the public Internet that the operator allows for webhooks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class AllowList:
     """Hosts and networks that the operator trusts: they need not be global, and plain http and any port will do."""
 
     hosts: frozenset[str] = frozenset()
-    """Names in lower case. Whatever they resolve to is taken."""
+    """Host names in lower case. Whatever they resolve to is accepted."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> Self:
-        """From entries such as `hooks.internal`, `10.1.0.0/16` and `::1`. Raises `InvalidRequest` naming a bad one."""
+        """Parse entries such as `hooks.internal`, `10.1.0.0/16` and `::1`. Raises `InvalidRequest` naming a bad one."""
         hosts: set[str] = set()
         networks: list[IPv4Network | IPv6Network] = []
         for entry in map(str.strip, entries):
@@ -33,7 +33,7 @@ class AllowList:
         return cls(frozenset(hosts), tuple(networks))
 
     def has(self, address: Address) -> bool:
-        """Whether `address`, or the IPv4 address within it, lies in one of the networks. None with a zone does."""
+        """Return whether `address`, or the IPv4 address within it, lies in a network. None with a zone does."""
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return False
         address = reached(address)

@@ -1,4 +1,4 @@
-"""Brings the messages of the outbox to their receivers, each at least once.
+"""Delivery of the messages of the outbox to their receivers, each at least once.
 
 Messages lie in the store from the transaction that ended their batch until a receiver has taken them, so a crash loses
 none; one that falls between the answer and the note of it makes the message go out again, with the same `webhook-id`
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE = 200
 _MOST_HELD = 10_000
-"""Messages in memory. So many that one address with a long queue does not keep the others from being taken."""
+"""Messages in memory, so many that one address with a long queue does not keep the others from being taken."""
 _GONE = 410
 
 
@@ -64,7 +64,7 @@ class Courier:
         self._poll = poll
 
     async def serve(self, *, lease: float = 30.0) -> None:
-        """Deliver until cancelled, as a worker of its own whose lease is of so many seconds."""
+        """Deliver until cancelled, as a worker of its own with a lease of `lease` seconds."""
         worker: str | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -94,7 +94,7 @@ class Courier:
                     await asyncio.sleep(self._poll)
 
     async def run_once(self, worker: str) -> int:
-        """Try all messages that are due, once each; how many there were."""
+        """Try all messages that are due, once each. Returns how many there were."""
         tried = 0
         while True:
             async with asyncio.TaskGroup() as tasks:
@@ -113,7 +113,7 @@ class Courier:
         return len(taken)
 
     async def _deliver(self, worker: str, delivery: Delivery) -> str | None:
-        """Send one message and write down what came of it. What to say when there was no answer at all, else None."""
+        """Send one message and record the result. Returns the reason when there was no answer at all, else None."""
         secrets = await self._secrets(delivery)
         if not secrets:
             await self._give_up(worker, delivery, "the webhook was deleted or turned off")
@@ -147,7 +147,7 @@ class Courier:
         await _persistently(self._store.put_off, worker, delivery.id, until=until, reason=reason)
 
     async def _secrets(self, delivery: Delivery) -> tuple[str, ...]:
-        """What to sign with; nothing when the webhook is not to be used any more."""
+        """Return the secrets to sign with; none when the webhook is not to be used any more."""
         if delivery.webhook_id is None:
             return await _persistently(self._store.tenant_secrets, delivery.tenant, new_secret())
         webhook = await self._webhook(delivery)
@@ -184,7 +184,7 @@ class _Round:
 
     @property
     def held(self) -> int:
-        """Messages that wait; those being sent are not counted."""
+        """Number of messages that wait, without those being sent."""
         return sum(map(len, self._waiting.values()))
 
     def add(self, worker: str, delivery: Delivery) -> None:
@@ -220,7 +220,7 @@ class _Round:
 
 
 def event_body(delivery: Delivery) -> bytes:
-    """The body of a message, as JSON: a function of the event alone, so the same bytes on each try."""
+    """Return the body of a message, as JSON: a function of the event alone, so the same bytes on each try."""
     return msgspec.json.encode(
         {
             "id": delivery.event_id,
@@ -233,12 +233,12 @@ def event_body(delivery: Delivery) -> bytes:
 
 
 def _address(url: str) -> str:
-    """Scheme, host and port, as they are written."""
+    """Return scheme, host and port, as they are written."""
     return "/".join(url.split("/", 3)[:3]).lower()
 
 
 async def _persistently(call: Callable[_P, Awaitable[_T]], *args: _P.args, **named: _P.kwargs) -> _T:
-    """The result of a call to the store, repeated for as long as the database does not answer.
+    """Return the result of a call to the store, repeated for as long as the database does not answer.
 
     What became of a message must be written down, else it would stay taken for as long as this process lives.
     """

@@ -1,4 +1,4 @@
-"""The host of a URL: a name, or an IPv4 address in the one spelling that everybody reads alike."""
+"""The host of a URL: a name, or an IPv4 address in the one spelling that all programs read alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class UrlRefused(InvalidRequest):
-    """A webhook URL that cannot be, or that leads where no webhook may go."""
+    """A webhook URL that is invalid, or that leads where no webhook may go."""
 
     code = "url_refused"
 
@@ -28,7 +28,7 @@ class AddressRefused(UrlRefused):
 
 
 def parse_host(text: str) -> tuple[str, Address | None]:
-    """A host as ASCII in lower case, and as an address where it is one (IPv6 is not read here).
+    """Return a host as ASCII in lower case, and as an address where it is one (IPv6 is not read here).
 
     Raises `UrlRefused`. That includes every other spelling of an IPv4 address.
     """

@@ -10,7 +10,7 @@ _BACKOFF = Backoff(first=5.0, longest=6 * 3600.0, factor=3.0, jitter=(0.75, 1.25
 
 
 def next_try(*, created_at: float, tries: int, now: float, luck: float) -> float | None:
-    """When to try again, in Unix seconds; None: it is time to give up.
+    """Return when to try again, in Unix seconds; None: it is time to give up.
 
     `tries`: how many came before the one that just failed. The pauses are 5 s, 15 s, 45 s and so on up to 6 hours, each
     up to a quarter longer or shorter by `luck` (from 0 to 1), so that messages that failed together come back apart.

@@ -1,4 +1,4 @@
-"""Sending one webhook to a URL that somebody else chose, without being led astray.
+"""Sending of one webhook to a URL that somebody else chose, without being led astray.
 
 The host is resolved once, every address it has must be allowed, and the connection goes to one of exactly these
 addresses: a name that resolves differently a moment later changes nothing. The transport is used without a client
@@ -30,31 +30,31 @@ from batchwright.service.webhooks.urls import Target, check_addresses, check_url
 _log = logging.getLogger(__name__)
 
 CONCURRENCY = 32
-"""Names that are resolved at once; the courier sends as many messages at once."""
+"""Number of names that are resolved at once; the courier sends as many messages at once."""
 _MOST_READ = 16 * 1024
 """Bytes of an answer that are read, and thrown away, so that the receiver does not see a reset connection."""
 _MOST_ADDRESSES = 4
 _EARLY = 3.0
-"""Seconds that a caller who only wants to be told early waits for a name."""
+"""Seconds that a caller who wants only an early refusal waits for a name."""
 _REFUSAL_STEP = 1.0
-"""A name is refused after a multiple of this many seconds, so that the time does not tell how it was resolved."""
+"""Seconds to multiples of which refusals of a name are delayed, so that the time does not tell how it was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Addresses of a host, as texts, for a port. Raises OSError when there are none."""
+"""Resolver: addresses of a host, as texts, for a port. Raises OSError when there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of sending. Nothing of the receiver's answer but its status."""
+    """Result of sending; of the receiver's answer only the status."""
 
     status: int | None
-    """None: there was no answer."""
+    """HTTP status; None: there was no answer."""
     reason: str
-    """In words, for the owner of the webhook."""
+    """Reason in words, for the owner of the webhook."""
 
     @property
     def taken(self) -> bool:
-        """The receiver has it: any 2xx, and nothing else."""
+        """Whether the receiver has it: any 2xx, and nothing else."""
         return self.status is not None and 200 <= self.status < 300
 
 
@@ -80,15 +80,15 @@ class Sender:
         self._tls = tls or httpx.create_ssl_context()
 
     def close(self) -> None:
-        """Does not wait for names that are still being resolved."""
+        """Close, without waiting for names that are still being resolved."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_url(self, url: str) -> None:
-        """What can be said without resolving the host. Raises `UrlRefused`."""
+        """Check what can be checked without resolving the host. Raises `UrlRefused`."""
         check_url(url, self._allowed)
 
     async def check_host(self, url: str) -> None:
-        """As `check_url`, and where the host resolves now, its addresses too. Raises `UrlRefused`.
+        """Do as `check_url`, and where the host resolves now, check its addresses too. Raises `UrlRefused`.
 
         Good for telling the owner early; what counts is the check at each sending.
         """
@@ -100,7 +100,7 @@ class Sender:
             return
 
     async def check_host_for_client(self, url: str) -> None:
-        """As `check_host`, for a client that may not learn which names there are inside. Raises `UrlRefused`.
+        """Do as `check_host`, for a client that may not learn which names there are inside. Raises `UrlRefused`.
 
         A name that does not resolve and one that resolves to an address where no webhook may go are refused alike, and
         as quickly; the log has the reason.
@@ -161,7 +161,7 @@ class Sender:
         headers: Mapping[str, str],
         body: bytes,
     ) -> httpx.Response:
-        """Try the addresses in their order until one takes the connection; what fails after that is not repeated."""
+        """Try the addresses in order until one takes the connection; what fails after that is not repeated."""
         *others, last = list(dict.fromkeys(addresses))[:_MOST_ADDRESSES]
         for address in others:
             try:

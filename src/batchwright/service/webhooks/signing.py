@@ -14,12 +14,12 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> str:
-    """A random secret of 32 bytes, as `whsec_` and base64."""
+    """Return a random secret of 32 bytes, as `whsec_` and base64."""
     return _PREFIX + base64.b64encode(random_source.token_bytes(_SECRET_BYTES)).decode()
 
 
 def signed_headers(secrets: Sequence[str], *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers of a message that is signed at `timestamp` (Unix seconds) with each of `secrets`.
+    """Return the three headers of a message that is signed at `timestamp` (Unix seconds) with each of `secrets`.
 
     While a secret rotates there are several; a receiver accepts the message when any signature is right.
     """

@@ -1,4 +1,4 @@
-"""What a webhook's URL must look like, and whether where it leads may be called. Pure: nothing is resolved here.
+"""The form of a webhook's URL, and whether its destination may be called. Pure: nothing is resolved here.
 
 The URL is taken apart here and nowhere else: what is connected to later is made of these parts, so there is no second
 reading of it that could differ.
@@ -17,7 +17,7 @@ from batchwright.service.webhooks.allowed import AllowList
 from batchwright.service.webhooks.hosts import AddressRefused, UrlRefused, parse_host
 
 LONGEST = 2048
-"""Characters of a URL."""
+"""Most characters of a URL."""
 _PORTS = {"https": 443, "http": 80}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)(#.*)?", re.DOTALL)
 _AUTHORITY = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
@@ -32,9 +32,9 @@ class Target:
     """ASCII in lower case; an IPv6 address without brackets."""
     port: int
     path: str
-    """With the query, from its slash on."""
+    """Path with the query, from its slash on."""
     address: Address | None
-    """The host, where it is an address and no name."""
+    """Address of the host, where it is one and no name."""
 
     @property
     def authority(self) -> str:
@@ -44,7 +44,7 @@ class Target:
 
     @property
     def ordinary(self) -> bool:
-        """https, at a port that no other well-known service has: what goes without the allow-list."""
+        """Whether it is https, at a port that no other well-known service has: allowed without the allow-list."""
         return self.scheme == "https" and (self.port == _PORTS["https"] or self.port >= 1024)
 
 

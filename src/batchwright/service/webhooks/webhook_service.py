@@ -1,4 +1,4 @@
-"""A tenant's webhooks: making, listing, rotating, turning off, deleting."""
+"""A tenant's webhooks: creation, listing, rotation, disabling, deletion."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from batchwright.store.records import Delivery, Webhook
 from batchwright.store.store import Store
 
 MOST = 64
-"""Webhooks of a tenant: each end of a batch is told to all of them."""
+"""Most webhooks of a tenant: each end of a batch is sent to all of them."""
 
 
 class Webhooks:
-    """What the faces offer of webhooks. `now` gives Unix seconds."""
+    """Operations on webhooks for all faces. `now` gives Unix seconds."""
 
     def __init__(self, store: Store, sender: Sender, *, now: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class Webhooks:
         self._now = now
 
     async def create(self, tenant: str, url: str) -> Webhook:
-        """A new webhook with a new secret. Raises `UrlRefused`, and `Conflict` when the tenant has too many."""
+        """Make a webhook with a new secret. Raises `UrlRefused`, and `Conflict` when the tenant has too many."""
         await self._sender.check_host(url)
         if len(await self._store.webhooks(tenant)) >= MOST:
             raise Conflict(f"tenant {tenant!r} has {MOST} webhooks, the most there can be; delete one first")
@@ -37,11 +37,11 @@ class Webhooks:
         return webhook
 
     async def webhooks(self, tenant: str) -> list[Webhook]:
-        """All of the tenant's, those that are turned off included."""
+        """Return all of the tenant's webhooks, disabled ones included."""
         return await self._store.webhooks(tenant)
 
     async def rotate(self, tenant: str, webhook_id: str) -> Webhook:
-        """Give it a new secret. Messages are signed with the one before too, until the next rotation.
+        """Give a webhook a new secret. Messages are signed with the one before too, until the next rotation.
 
         So receivers can take over the new one at any time. Raises `NotFound`.
         """
@@ -49,29 +49,29 @@ class Webhooks:
         return await self._replace(replace(webhook, secrets=(new_secret(), webhook.secrets[0])))
 
     async def disable(self, tenant: str, webhook_id: str) -> Webhook:
-        """Turn it off: messages that wait for it are given up. Raises `NotFound`."""
+        """Disable a webhook: messages that wait for it are given up. Raises `NotFound`."""
         webhook = await self._get(tenant, webhook_id)
         return webhook if webhook.disabled_at else await self._replace(replace(webhook, disabled_at=self._now()))
 
     async def enable(self, tenant: str, webhook_id: str) -> Webhook:
-        """Turn it on again, for batches that end from now on. Raises `NotFound`."""
+        """Enable a webhook again, for batches that end from now on. Raises `NotFound`."""
         return await self._replace(replace(await self._get(tenant, webhook_id), disabled_at=None))
 
     async def delete(self, tenant: str, webhook_id: str) -> None:
-        """Remove it; messages that wait for it are given up. Raises `NotFound`."""
+        """Remove a webhook; messages that wait for it are given up. Raises `NotFound`."""
         if not await self._store.delete_webhook(tenant, webhook_id):
             raise _not_found(webhook_id)
 
     async def failed(self, tenant: str, limit: int = 100) -> list[tuple[Delivery, str]]:
-        """Messages that were given up, the newest first, with the reasons."""
+        """Return messages that were given up, the newest first, with the reasons."""
         return await self._store.failed_deliveries(tenant, limit)
 
     async def callback_secret(self, tenant: str) -> str:
-        """What messages to a `callback_url` of the tenant are signed with; made when first asked for."""
+        """Return the secret that signs messages to a `callback_url` of the tenant, made when first asked for."""
         return (await self._store.tenant_secrets(tenant, new_secret()))[0]
 
     async def rotate_callback_secret(self, tenant: str) -> str:
-        """A new one. Messages are signed with the one before too, until the next rotation."""
+        """Return a new one. Messages are signed with the one before too, until the next rotation."""
         secret = new_secret()
         await self._store.rotate_tenant_secret(tenant, secret)
         return secret

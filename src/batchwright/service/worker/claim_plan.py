@@ -1,4 +1,4 @@
-"""How many lines to claim. Pure: time comes in as an argument."""
+"""The number of lines to claim. Pure: time comes in as an argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOOKAHEAD = 1.0
 _MEMORY = 5.0
 """Seconds over which the rate is averaged."""
 _TOO_MANY = 2.0 * LOOKAHEAD
-"""Seconds of work, and seconds of waiting so much, after which lines are given back."""
+"""Seconds of work, and seconds of waiting as much, after which lines are given back."""
 
 
 class ClaimPlan:
@@ -25,15 +25,15 @@ class ClaimPlan:
         self._too_many_since: float | None = None
 
     def ended(self) -> None:
-        """A line was computed: there is room for another."""
+        """Note that a line was computed, so there is room for another."""
         self._ended.add()
 
     def low(self, waiting: int) -> bool:
-        """Whether it is time to ask `wanted`, with `waiting` lines claimed and not started."""
+        """Return whether it is time to ask `wanted`, with `waiting` lines claimed and not started."""
         return waiting <= self._ready // 2
 
     def wanted(self, now: float, *, room: int, waiting: int) -> int:
-        """How many to claim, with room for `room` lines and `waiting` of them claimed and not started."""
+        """Return how many to claim, with room for `room` lines and `waiting` of them claimed and not started."""
         elapsed = max(0.0, now - self._since)
         self._since = now
         self._ended.elapse(elapsed)
@@ -42,7 +42,7 @@ class ClaimPlan:
         return max(0, room + self._ready - waiting) if self.low(waiting) else 0
 
     def excess(self, now: float, *, waiting: int) -> int:
-        """How many of `waiting` lines to give back: the model has become slower, and they would wait for long.
+        """Return how many of `waiting` lines to give back because the model has become slower.
 
         They would hold up lines that are claimed after them, such as those of another tenant. Asked after `wanted`.
         """

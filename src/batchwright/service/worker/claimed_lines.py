@@ -15,13 +15,13 @@ _COMMIT_BYTES = 16 * 2**20
 
 
 class ClaimedLines:
-    """Lines go through it from claim to commit. It does no I/O."""
+    """The held lines, from claim to commit. It does no I/O."""
 
     def __init__(self, calls: LineExecutor[tuple[ClaimedLine, bytes]]) -> None:
-        """`calls` tells `end` of each line that it ended."""
+        """`calls` computes the lines, and reports to `end` each one that ended."""
         self.calls = calls
         self.waiting_bytes = 0
-        """Of the lines that wait."""
+        """Number of bytes of the waiting lines."""
         self.waiting: deque[tuple[ClaimedLine, bytes]] = deque()
         self._results: deque[LineResult] = deque()
         self._result_bytes = 0
@@ -30,7 +30,7 @@ class ClaimedLines:
 
     @property
     def batches(self) -> Collection[str]:
-        """Those of which it holds lines."""
+        """Batches of which it holds lines."""
         return self._held.keys()
 
     @property
@@ -39,7 +39,7 @@ class ClaimedLines:
 
     @property
     def congested(self) -> bool:
-        """Whether so much waits for the store that nothing more is to be computed."""
+        """Whether so many results wait for the store that nothing more is to be computed."""
         return len(self._results) >= _MOST_RESULTS or self._result_bytes >= _MOST_RESULT_BYTES
 
     def take(self, lines: Iterable[tuple[ClaimedLine, bytes]]) -> None:
@@ -50,7 +50,7 @@ class ClaimedLines:
             self.waiting_bytes += line.length
 
     def next(self) -> tuple[ClaimedLine, bytes] | None:
-        """A line to be computed now, with its bytes."""
+        """Return a line to be computed now, with its bytes."""
         if not self.waiting or self.congested:
             return None
         item = self.waiting.popleft()
@@ -58,7 +58,7 @@ class ClaimedLines:
         return item
 
     def end(self, line: ClaimedLine, result: LineResult | None) -> None:
-        """A line ended: with a result, or to be given back."""
+        """Note that a line ended: with a result, or to be given back."""
         if result is None:
             self._returned.append(line)
         else:
@@ -66,36 +66,36 @@ class ClaimedLines:
             self._result_bytes += len(result.output)
 
     def give_back_waiting(self) -> None:
-        """Lines that were not started go back to the store."""
+        """Give lines that were not started back to the store."""
         self._returned += [line for line, _ in self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
 
     def give_back_last(self, count: int) -> None:
-        """So many of the lines that were not started go back to the store, those that would be started last."""
+        """Give back `count` of the lines that were not started, those that would be started last."""
         for _ in range(min(count, len(self.waiting))):
             line, _ = self.waiting.pop()
             self.waiting_bytes -= line.length
             self._returned.append(line)
 
     def give_back_running(self) -> None:
-        """Lines that are being computed go back to the store."""
+        """Give lines that are being computed back to the store."""
         self._returned += [line for line, _ in self.calls.drop(lambda item: False)]
 
     def give_back(self, lines: Iterable[ClaimedLine]) -> None:
-        """Claimed lines that were never held go back to the store."""
+        """Give claimed lines back that were never held."""
         for line in lines:
             self._held[line.batch_id] += 1
             self._returned.append(line)
 
     def end_at_once(self, lines: Iterable[tuple[ClaimedLine, LineResult]]) -> None:
-        """Claimed lines that were never held have a result already."""
+        """Note results of claimed lines that were never held."""
         for line, result in lines:
             self._held[line.batch_id] += 1
             self.end(line, result)
 
     def gather_results(self) -> list[LineResult]:
-        """What to commit next. It stays held until `release`, and can be put back."""
+        """Return what to commit next. It stays held until `release`, and can be put back."""
         results: list[LineResult] = []
         size = 0
         while self._results and len(results) < _COMMIT_LINES and size < _COMMIT_BYTES:
@@ -106,22 +106,22 @@ class ClaimedLines:
         return results
 
     def put_back(self, results: Sequence[LineResult]) -> None:
-        """They could not be committed now."""
+        """Take back results that could not be committed now."""
         self._results.extendleft(reversed(results))
         self._result_bytes += sum(len(result.output) for result in results)
 
     def returned(self) -> list[ClaimedLine]:
-        """What to give back next. It stays held until `release`."""
+        """Return what to give back next. It stays held until `release_returned`."""
         return [*self._returned]
 
     def release(self, lines: Iterable[LineResult | ClaimedLine]) -> bool:
-        """The store knows of these. Whether nothing is held any more of some batch."""
+        """Forget results that the store knows. Returns whether nothing is held any more of some batch."""
         before = len(self._held)
         self._held -= Counter(line.batch_id for line in lines)
         return len(self._held) < before
 
     def release_returned(self, lines: Sequence[ClaimedLine]) -> None:
-        """The store has these back: the first of `returned`."""
+        """Forget lines that the store has back: the first of `returned`."""
         del self._returned[: len(lines)]
         self.release(lines)
 

@@ -56,7 +56,7 @@ async def finish(
 
 
 async def _recorded(record: Callable[[], Awaitable[bool]]) -> bool:
-    """What `record` returns, once the store is there: what was built is kept meanwhile."""
+    """Return the result of `record`, once the store is there: what was built is kept meanwhile."""
     failures = 0
     while True:
         try:
@@ -104,7 +104,7 @@ class _LineFile:
         self._size = 0
 
     async def keep(self, limits: ServiceLimits, now: float) -> FileRecord | None:
-        """The record of the file, durable now; None when it has no lines."""
+        """Return the record of the file, durable now; None when it has no lines."""
         await self._flush()
         if self._writer is None:
             return None

@@ -1,4 +1,4 @@
-"""What is done from time to time, whatever else happens: expiry, reaping of leases, removal of what is dead."""
+"""Periodic maintenance: expiry, reaping of leases, removal of what is dead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from batchwright.store.store import Store
 _log = logging.getLogger(__name__)
 _FILES_AT_A_TIME = 100
 _ROWS_AT_A_TIME = 5000
-"""Some tens of milliseconds of the time of the database."""
+"""Rows that take some tens of milliseconds of the database's time."""
 _LOOK_FOR_ROWS = 30.0
 _BETWEEN_ROWS = 0.1
 """Seconds that others have the database for themselves."""
@@ -26,13 +26,13 @@ _BETWEEN_ROWS = 0.1
 @dataclass(slots=True)
 class _Task:
     perform: Callable[[float], Awaitable[bool]]
-    """Do it, at this time. Whether it made work for a worker."""
+    """Do it, at this time. Returns whether it made work for a worker."""
     period: float
     due: float = float("-inf")
 
 
 class Maintenance:
-    """What a process with a store does from time to time. Several processes may do it at once."""
+    """Periodic maintenance of a process with a store. Several processes may do it at once."""
 
     def __init__(self, store: Store, blobs: Blobs, limits: ServiceLimits, *, max_crashes: int = MAX_CRASHES) -> None:
         """`max_crashes`: deaths of its process after which a line fails."""
@@ -43,13 +43,13 @@ class Maintenance:
         self._custody = Custody(store, blobs)
         self._sweeper = Sweeper(store, blobs, self._custody)
         self._estranged = False
-        """It was logged that files are not removed."""
+        """Whether it was logged that files are not removed."""
         self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
         self._urgent = [_Task(self._expire, 1.0), _Task(self._reap, 5.0), _Task(self._bury, 30.0)]
         self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal]
 
     async def perform(self, now: float) -> bool:
-        """Do those that are due at `now` (monotonic seconds). Whether there is new work for workers.
+        """Do the tasks that are due at `now` (monotonic seconds). Returns whether there is new work for workers.
 
         Raises what the store raises; what was not done then is still due.
         """
@@ -67,15 +67,15 @@ class Maintenance:
         return found
 
     def next_due(self) -> float:
-        """When `perform` has something to do."""
+        """Return when `perform` has something to do."""
         return min(task.due for task in self._tasks)
 
     def close(self) -> None:
-        """Leave what one process does for all to another."""
+        """Leave to another process what one does for all."""
         self._sweeper.close()
 
     def hasten(self) -> None:
-        """Look after dead files, dead workers, and batches whose time is over, at once."""
+        """Look at once after dead files, dead workers, and batches that have expired."""
         for task in self._urgent:
             task.due = float("-inf")
 
@@ -86,7 +86,7 @@ class Maintenance:
         return await self.reap()
 
     async def reap(self) -> bool:
-        """Take lines from workers that died. Whether there were any."""
+        """Take lines from workers that died. Returns whether there were any."""
         lines = await self._store.reap(max_crashes=self._max_crashes)
         if lines:
             _log.warning(

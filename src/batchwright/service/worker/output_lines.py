@@ -26,12 +26,12 @@ UNFINISHED: dict[Ending, tuple[str, str]] = {
 
 
 def key_of(batch_id: str) -> str:
-    """What tells a batch from others in the ids of its results."""
+    """Return the part of results' ids that tells a batch from others."""
     return batch_id.removeprefix("batch_")
 
 
 def result_of(line: ClaimedLine, outcome: Outcome) -> LineResult | None:
-    """The result of a line, given what came of it; None where it is to be computed again, here or elsewhere."""
+    """Return the result of a line, given its outcome; None where it is to be computed again, here or elsewhere."""
     if outcome is None or (isinstance(outcome, Exception) and nobody_computes(outcome)):
         return None
     if isinstance(outcome, dict):
@@ -45,7 +45,7 @@ def result_of(line: ClaimedLine, outcome: Outcome) -> LineResult | None:
 
 
 def crashed(line: ClaimedLine) -> LineResult:
-    """The result of a line that ended the process each time that it was computed."""
+    """Return the result of a line that ended the process each time that it was computed."""
     return _failed(
         line,
         "crashed",
@@ -56,13 +56,13 @@ def crashed(line: ClaimedLine) -> LineResult:
 
 
 def unfinished(batch_id: str, number: int, custom_id: str, ending: Ending) -> bytes:
-    """The line of the error file for a line that the end of its batch left without a result."""
+    """Return the line of the error file for a line that the end of its batch left without a result."""
     code, message = UNFINISHED[ending]
     return encode_failure(key_of(batch_id), number, custom_id, {"code": code, "message": message})
 
 
 def usage_of(body: Mapping[str, Any]) -> TokenUsage:
-    """The token counts in the body of a response."""
+    """Return the token counts in the body of a response."""
     return TokenUsage(
         input_tokens=token_count(body, "prompt_tokens"),
         cached_tokens=token_count(body, "cached_tokens", "prompt_tokens_details"),
@@ -77,6 +77,6 @@ def _succeeded(line: ClaimedLine, body: Mapping[str, Any]) -> LineResult:
 
 
 def _failed(line: ClaimedLine, code: str, message: str) -> LineResult:
-    """The result of a line that got no answer at all."""
+    """Return the result of a line that got no answer at all."""
     output = encode_failure(key_of(line.batch_id), line.number, line.custom_id, {"code": code, "message": message})
     return LineResult(line.batch_id, line.number, line.attempt, False, output)

@@ -12,11 +12,11 @@ from batchwright.errors import LeaseLost, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 BACKOFF = Backoff(first=0.1, longest=5.0)
-"""Of a step that everything here depends on."""
+"""Backoff of a step that everything here depends on."""
 
 
 class PeriodicTask:
-    """One of the loops of a worker. It outlives whatever its step raises, save cancellation."""
+    """One of the loops of a worker. It outlives whatever its step raises, except cancellation."""
 
     def __init__(self, name: str, step: Callable[[], Awaitable[bool]], pause: Callable[[], float | None]) -> None:
         """`step` returns whether there may be more to do at once; `pause` for how many seconds to wait otherwise (None:
@@ -28,15 +28,15 @@ class PeriodicTask:
         self._woken = asyncio.Event()
         self._failures = 0
         self.idle = False
-        """The last step found nothing to do, and nobody woke the loop since."""
+        """Whether the last step found nothing to do, and nothing woke the loop since."""
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Note that there is something to do."""
         self.idle = False
         self._woken.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until cancelled."""
         while True:
             try:
                 busy = await self._step()

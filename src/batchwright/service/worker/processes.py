@@ -1,4 +1,4 @@
-"""Which process a worker is, so that another one on the same machine sees when it has ended.
+"""The identity of a worker's process, so that another one on the same machine sees when it has ended.
 
 A process that is killed cannot give back what it holds. Its lease does in the end; but whoever sees that it has ended
 need not wait for that. It is seen only where it is certain: on the same boot of the same kernel, in the same namespace
@@ -17,13 +17,13 @@ _STARTED = 19
 
 
 def this_process(proc: Path = _PROC) -> str | None:
-    """What tells this process from every other one, for `has_ended`; None where the system does not tell."""
+    """Return what tells this process from every other one, for `has_ended`; None where the system does not tell."""
     place, started = _place(proc), _started(proc, os.getpid())
     return None if place is None or started is None else f"{place}/{os.getpid()}/{started}"
 
 
 def has_ended(process: str, proc: Path = _PROC) -> bool:
-    """Whether the process that said this of itself has ended. False where that cannot be seen from here."""
+    """Return whether the process with this identity has ended. False where that cannot be seen from here."""
     place, pid, started = process.rsplit("/", 2)
     if place != _place(proc):
         return False
@@ -39,7 +39,7 @@ def has_ended(process: str, proc: Path = _PROC) -> bool:
 
 
 def _place(proc: Path) -> str | None:
-    """Where process ids and their starts mean what they mean here: this boot, and the namespaces of both."""
+    """Return where process ids and their starts mean what they mean here: this boot, and the namespaces of both."""
     try:
         if (proc / "self").readlink() != Path(str(os.getpid())):
             return None  # mounted from another namespace
@@ -51,7 +51,7 @@ def _place(proc: Path) -> str | None:
 
 
 def _started(proc: Path, pid: int) -> str | None:
-    """When it began, in ticks since the boot; None: it is not there, or is hidden."""
+    """Return when a process began, in ticks since the boot; None: it is not there, or is hidden."""
     try:
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:

@@ -21,9 +21,9 @@ from batchwright.store.store import Store
 
 MAX_PROBLEMS = 100
 _ADDED_LINES = 4000
-"""To a transaction."""
+"""Lines added in a transaction."""
 _PIECE_LINES = 500
-"""For which a thread may hold the interpreter."""
+"""Lines for which a thread may hold the interpreter."""
 _PIECE_BYTES = 2**20
 _READ_BYTES = 2**20
 
@@ -65,13 +65,13 @@ class LineCheck:
         self._lines: Iterator[tuple[int, int, bytes | None]] = iter(())
         self._ended = False
         self.problems: list[BatchProblem] = []
-        """By line, at most `MAX_PROBLEMS`."""
+        """Problems by line, at most `MAX_PROBLEMS`."""
         self.total = 0
-        """Lines that are not blank."""
+        """Number of lines that are not blank."""
         self.model: str | None = None
 
     def count(self) -> None:
-        """How many ids there can be is known before the first is looked at."""
+        """Count the lines, so that it is known before the first is read how many ids there can be."""
         newlines = 0
         while content := self._file.read(_READ_BYTES):
             newlines += content.count(b"\n")
@@ -80,7 +80,7 @@ class LineCheck:
         self._lines = split_lines(self._file, self._limits.max_line_bytes)
 
     def next_piece(self) -> list[NewLine] | None:
-        """The next good lines, perhaps none; None when the end is reached, or enough is wrong."""
+        """Return the next good lines, perhaps none; None when the end is reached, or enough is wrong."""
         if self._ended:
             return None
         found: list[NewLine] = []
@@ -117,7 +117,7 @@ class LineCheck:
         found.append(NewLine(number, line.custom_id, offset, len(content)))
 
     def _check_batch(self, line: BatchLine) -> None:
-        """Raises `InvalidRequest` for a line that is good by itself, but not beside the others of its batch."""
+        """Raise `InvalidRequest` for a line that is good by itself, but not beside the others of its batch."""
         if line.endpoint != self._endpoint:
             raise InvalidRequest(
                 f"url is {shown(line.endpoint)}: it must be the endpoint of the batch, {self._endpoint!r}.",

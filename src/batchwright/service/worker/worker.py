@@ -1,4 +1,4 @@
-"""A worker: takes batches and lines from the store, has them computed, and commits what came of them.
+"""A worker: takes batches and lines from the store, has them computed, and commits the results.
 
 It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
 through the store and the lines that are claimed:
@@ -57,27 +57,27 @@ _log = logging.getLogger(__name__)
 
 _CLAIM_LINES = 4096
 _READY_BYTES = 32 * 2**20
-"""Of lines that wait, about at most."""
+"""Most bytes of lines that wait, approximately."""
 _SHORT_POLL = 0.05
 """Seconds between looks at what the model wants, while lines wait for it."""
 _REST = 1.0
-"""Seconds without claims after what computes said that it cannot."""
+"""Seconds without claims after the inference said that it cannot compute."""
 _LAST_COMMITS = 5.0
 """Seconds at least that a worker that stops gets to hand over its results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How a worker works. Times in seconds."""
+    """Options of a worker. Times in seconds."""
 
     concurrency: int | None = None
     """Most lines being computed at once; None: as many as the model wants."""
     lease: float = 15.0
-    """For which its lines are safe from others when nothing is heard of it."""
+    """Seconds for which its lines are safe from others when nothing is heard of it."""
     poll: float = 1.0
-    """Between looks at the store for what other processes did."""
+    """Seconds between looks at the store for what other processes did."""
     request_timeout: float | None = 3600.0
-    """For computing one line, once; None: any."""
+    """Seconds for one try to compute a line; None: any."""
     max_crashes: int = MAX_CRASHES
     """Deaths of the process that computes it after which a line fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -86,7 +86,7 @@ class WorkerOptions:
 
 @dataclass(slots=True)
 class WorkerStats:
-    """What a worker did since it was made."""
+    """Counters of a worker since it was made."""
 
     succeeded: int = 0
     failed: int = 0
@@ -100,7 +100,7 @@ class WorkerStats:
 
 
 class Worker:
-    """Works from `start` to `stop`. All methods are called on one event loop."""
+    """Worker that works from `start` to `stop`. All methods are called on one event loop."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Worker:
         unix_time: Callable[[], float] = time.time,
         draw: random.Random | None = None,
     ) -> None:
-        """`rates`: told of what is committed; `draw`: for the random part of the delays between tries."""
+        """`rates` is told of what is committed; `draw` is for the random part of the delays between tries."""
         self._store = store
         self._blobs = blobs
         self._inference = inference
@@ -144,20 +144,20 @@ class Worker:
         """
         self._claims_begun = 0
         self._empty_claim = 0
-        """The number of the last claim, when nothing was held and it found nothing; otherwise 0."""
+        """Number of the last claim, when nothing was held and it found nothing; otherwise 0."""
         self._settled_since: int | None = None
-        """Claims begun when the store was first seen with nothing in work, if it has been so since."""
+        """Number of claims when the store was first seen with nothing in work, if it has been so since."""
         self._in_doubt = False
-        """A claim failed, and may have been made nevertheless: the worker may hold lines without knowing."""
+        """Whether a failed claim may have been made nevertheless: the worker may hold lines without knowing."""
         self._reaped = False
         self._suspects = False
-        """It computes lines of which there may be few at once, since a process died with them in work."""
+        """Whether it computes lines of which there may be few at once, since a process died with them in work."""
         self._former: str | None = None
-        """Its id until its lease ran out, while it has no other."""
+        """Id that it had until its lease ran out, while it has no other."""
         self._line_bytes = 65_536.0
-        """Of a line, on average; a guess until there are some."""
+        """Average bytes of a line; a guess until there are some."""
         self._moved = asyncio.Event()
-        """A line ended, or was handed over."""
+        """Event that a line ended, or was handed over."""
         self._loops: dict[str, PeriodicTask] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -188,16 +188,16 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """Under which it holds its lease now, for what works in its name; empty while it has none."""
+        """Id under which it holds its lease now, for what works in its name; empty while it has none."""
         return self._id or ""
 
     @property
     def in_flight(self) -> int:
-        """Lines being computed."""
+        """Number of lines being computed."""
         return len(self._executor)
 
     async def until_idle(self) -> None:
-        """Until nothing is left that this worker could do, nor that another is doing. Paused batches do not count."""
+        """Wait until neither this worker nor another has anything left to do. Paused batches do not count."""
         while True:
             with suppress(StoreUnavailable):  # what is left to do is not known meanwhile
                 if await self._idle():
@@ -304,7 +304,7 @@ class Worker:
         return bool(lines)
 
     def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
-        """Those that are to be computed; the others fail."""
+        """Return the lines that are to be computed; the others fail."""
         given_up = [line for line in lines if line.given_up]
         if not given_up:
             return lines
@@ -328,7 +328,7 @@ class Worker:
         return True
 
     async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
-        """Each line with its bytes in the input; nothing for one that is not there, which then fails."""
+        """Return each line with its bytes in the input; nothing for one that is not there, which then fails."""
         places: dict[str, list[int]] = {}
         for place, line in enumerate(lines):
             places.setdefault(line.input_file_id, []).append(place)
@@ -420,7 +420,7 @@ class Worker:
 
     @property
     def _room(self) -> int:
-        """For how many more lines."""
+        """Number of lines that there is room for."""
         room, most = self._executor.room, self._options.concurrency
         return max(0, room if most is None else min(room, most - self.in_flight))
 
@@ -431,7 +431,7 @@ class Worker:
             self._executor.start(item)
 
     def _following(self) -> tuple[ClaimedLine, bytes] | None:
-        """For what has just ended a line."""
+        """Return the line to compute in the place of one that has just ended."""
         return self._claimed.next() if self._room else None
 
     def _call(self, item: tuple[ClaimedLine, bytes], pauses: Callable[[bool], None]) -> Call:
@@ -483,7 +483,7 @@ class Worker:
 
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[str]:
-        """The id of this worker, for one exchange with the store. When the lease is lost, so are its claimed lines."""
+        """Lend this worker's id for one exchange with the store. When the lease is lost, so are its claimed lines."""
         worker = await self._registered()
         try:
             yield worker
@@ -546,5 +546,5 @@ class Worker:
 
 
 def process_name() -> str:
-    """Of this process, for people to read."""
+    """Return the name of this process, for people to read."""
     return f"{socket.gethostname()}:{os.getpid()}"
