@@ -1,4 +1,4 @@
-"""`python -m batchwright` is the command `batchwright`."""
+"""Entry point of `python -m batchwright`, which is the command `batchwright`."""
 
 from batchwright.cli.main import main
 

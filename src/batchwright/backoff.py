@@ -20,7 +20,7 @@ class Backoff:
     jitter: tuple[float, float] = (1.0, 1.0)
 
     def pause(self, failures: int, luck: float = 0.0) -> float:
-        """Seconds to wait after `failures` in a row (≥ 1); `luck`, from 0 to 1, chooses within the jitter."""
+        """Return the seconds to wait after `failures` (≥ 1) in a row; `luck`, 0 to 1, chooses within the jitter."""
         low, high = self.jitter
         pause = min(self.longest, self.first * self.factor ** min(failures - 1, _MOST_DOUBLINGS))
         return pause * (low + (high - low) * luck)

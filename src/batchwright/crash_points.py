@@ -17,7 +17,7 @@ _lock = threading.Lock()
 
 
 def crash_point(name: str) -> None:
-    """Die here if this is the place that the environment names; otherwise do nothing."""
+    """Kill the process if this is the place that the environment names; otherwise do nothing."""
     global _left
     if name != _name:
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".tmp"
-"""Ends the name of a file that is being made, beside the one whose place it will take."""
+"""Suffix of a file that is being made, beside the one whose place it will take."""
 
 
 def sync(path: Path) -> None:

@@ -142,7 +142,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineOption:
-    """One field of `EngineConfig`, for whoever makes flags or settings of all of them."""
+    """One field of `EngineConfig`, from which flags and settings are made."""
 
     name: str
     annotation: Any
@@ -155,14 +155,14 @@ class EngineOption:
 
 @cache
 def engine_options() -> tuple[EngineOption, ...]:
-    """All options, in the order of `EngineConfig`."""
+    """Return all options, in the order of `EngineConfig`."""
     hints = get_type_hints(EngineConfig)
     found = [each for each in fields(EngineConfig) if each.default is not MISSING]
     return tuple(EngineOption(each.name, hints[each.name], each.default, **each.metadata) for each in found)
 
 
 def parse_bytes(size: int | str) -> int:
-    """Bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
+    """Return the bytes of `"2GiB"`, `"500MB"` or a number of bytes. Raises ValueError for anything else, or nothing."""
     if isinstance(size, int) and not isinstance(size, bool):
         number = size
     else:

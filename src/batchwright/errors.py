@@ -73,7 +73,7 @@ class MissingExtra(BatchwrightError, ImportError):
 
     @classmethod
     def of_engine(cls, what: str, error: ModuleNotFoundError) -> MissingExtra:
-        """The error that says that `what` needs the module that was not found, which comes with the extra `engine`."""
+        """Return the error that `what` needs a module that was not found, which comes with the extra `engine`."""
         return cls(f"{what} needs {error.name}; install it: pip install 'batchwright[engine]'")
 
 
@@ -215,7 +215,7 @@ class NotFound(BatchwrightError, LookupError):
 
 
 class Conflict(BatchwrightError):
-    """What was asked for does not go with the state that something is in."""
+    """What was asked for contradicts the state of its object."""
 
     code = "conflict"
 
@@ -286,7 +286,7 @@ class EndpointDown(BatchwrightError):
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a message: its `repr`, shortened to 100 characters.
+    """Return a value as it stands in a message: its `repr`, shortened to 100 characters.
 
     It takes no longer for a large value, and works where `repr` raises (an integer of more than 4300 digits does).
     """

@@ -1,4 +1,4 @@
-"""A law of seconds, learned from what was measured: coefficients · features, each coefficient at least 0.
+"""A law of seconds, learned from measurements: coefficients · features, each coefficient at least 0.
 
 - Least squares of the relative error, so that what is quick counts as much as what is slow. Old measurements fade
   (`memory` of them are remembered), so a model that changes its speed is followed. What is kept is a few sums, and each
@@ -21,16 +21,16 @@ from itertools import combinations
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
 _BETTER = 0.98
-"""A fit with more coefficients must lower the error at least to this share of it."""
+"""Share of the error to which a fit with more coefficients must lower it."""
 _WARM_UP = 8
-"""No outliers among so few measurements."""
+"""Measurements before the first outlier."""
 _OUTLIER = 6.0
-"""Times the usual error."""
+"""Outliers are this many times the usual error."""
 _LEAST_ERROR = 0.05
 _FITTED_ALWAYS, _FITTED_EVERY = 32, 8
-"""A fit costs more than all else that is done for a small batch: among many, one more says little."""
+"""Fits at first, and then among how many: a fit costs more than all else that is done for a small batch."""
 _CHANGED = 4
-"""So many outliers one after another are the truth."""
+"""Number of outliers one after another that are the truth."""
 
 
 class FadedFit:
@@ -46,20 +46,20 @@ class FadedFit:
         self.coefficients: tuple[float, ...] = (0.0,) * size
         """Seconds for one of each feature."""
         self.observations = 0
-        """Since what was known was last let go; 0: nothing is known."""
+        """Measurements since the fit last started anew; 0: nothing is known."""
         self.rejected = 0
         """Outliers left out since this was made."""
         self._subsets = [chosen for number in range(1, size + 1) for chosen in combinations(range(size), number)]
-        """Which coefficients are in use; the first of equally good ones is taken."""
+        """Sets of coefficients in use; the first of equally good ones is taken."""
         self._keep = 1.0 - 1.0 / memory
         self._outliers = 0
-        """One after another, until now."""
+        """Outliers one after another, until now."""
         self._error = 0.0
-        """The usual relative error."""
+        """Usual relative error."""
         self._forget()
 
     def observe(self, features: Sequence[float], seconds: float, *, is_larger: bool) -> None:
-        """Work with these features took `seconds`; `is_larger`: there was never so much of some before."""
+        """Learn that work with these features took `seconds`; `is_larger`: there was never so much of some before."""
         seconds = max(seconds, _SHORTEST)
         expected = self.predict(features)
         if expected is not None and not is_larger:
@@ -79,7 +79,7 @@ class FadedFit:
             self._fit()
 
     def predict(self, features: Sequence[float]) -> float | None:
-        """Seconds; None when nothing is known."""
+        """Return the seconds; None when nothing is known."""
         if not self.observations:
             return None
         return sum(each * feature for each, feature in zip(self.coefficients, features, strict=True))
@@ -92,9 +92,9 @@ class FadedFit:
         self._error = 0.0
         self._weight = 0.0
         self._sums = [0.0] * self.size
-        """Of the features, each divided by the seconds."""
+        """Sums of the features, each divided by the seconds."""
         self._products = [[0.0] * self.size for _ in range(self.size)]
-        """Likewise, of the products of any two."""
+        """Sums of the products of any two features, divided likewise."""
 
     def _learn(self, features: Sequence[float], seconds: float) -> None:
         scaled = [feature / seconds for feature in features]
@@ -127,7 +127,7 @@ class FadedFit:
 
 
 def _solve(products: Sequence[Sequence[float]], sums: Sequence[float], subset: tuple[int, ...]) -> list[float] | None:
-    """The least-squares coefficients of `subset`; None where the sums do not settle them."""
+    """Return the least-squares coefficients of `subset`; None where the sums do not settle them."""
     scale = [products[i][i] ** 0.5 for i in subset]
     if min(scale) <= 0.0:
         return None

@@ -55,11 +55,11 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """None when empty."""
+        """Mean of the values; None when empty."""
         return self.total / self.count if self.count else None
 
     def percentile(self, q: float) -> float | None:
-        """The value below which `q` percent lie, 0 ≤ q ≤ 100; None when empty."""
+        """Return the value below which `q` percent lie, 0 ≤ q ≤ 100; None when empty."""
         if not 0.0 <= q <= 100.0:
             raise ValueError(f"percentile(q={q}): must be between 0 and 100")
         if not self.count:
@@ -76,7 +76,7 @@ class Histogram:
         return self.maximum
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
-        """For each of ascending `bounds` (> 0) how many values are at most that, and last how many there are.
+        """Return for each of ascending `bounds` (> 0) how many values are at most that, and last how many there are.
 
         Values up to 2% above a bound may be counted with it; one that equals it always is.
         """
@@ -93,11 +93,11 @@ class Histogram:
         return [*counts, seen + sum(number for _, number in buckets[position:])]
 
     def copy(self) -> Histogram:
-        """One that counts on its own."""
+        """Return a histogram that counts on its own."""
         return replace(self, _buckets=dict(self._buckets))
 
     def summary(self) -> dict[str, float | None]:
-        """`{"mean", "p50", "p90", "p99", "max"}`, in the unit of the values; None where empty."""
+        """Return `{"mean", "p50", "p90", "p99", "max"}`, in the unit of the values; None where empty."""
         return {
             "mean": self.mean,
             "p50": self.percentile(50),
@@ -124,14 +124,14 @@ class Recent:
         self._values.append(value)
 
     def percentile(self, q: float) -> float | None:
-        """The value that `q` percent do not exceed, 0 ≤ q ≤ 100; None when empty."""
+        """Return the value that `q` percent do not exceed, 0 ≤ q ≤ 100; None when empty."""
         if not 0.0 <= q <= 100.0:
             raise ValueError(f"percentile(q={q}): must be between 0 and 100")
         ordered = sorted(self._values)
         return ordered[max(1, math.ceil(len(ordered) * q / 100.0)) - 1] if ordered else None
 
     def copy(self) -> Recent:
-        """One that counts on its own."""
+        """Return a copy that counts on its own."""
         other = Recent(self.size)
         other._values = self._values.copy()
         return other

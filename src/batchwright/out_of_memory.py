@@ -8,11 +8,11 @@ from batchwright.errors import OutOfMemory
 from batchwright.request import InferenceResponse
 
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory")
-"""In the messages of CUDA, ROCm, MPS and XLA; of torch on a CPU."""
+"""Words in the messages of CUDA, ROCm, MPS and XLA; of torch on a CPU."""
 
 
 def ran_out_of_memory(output: object) -> bool:
-    """Whether this exception, or this output of a model, says that there was not enough memory. Needs no torch."""
+    """Return whether this exception, or output of a model, says that there was not enough memory. Needs no torch."""
     if isinstance(output, InferenceResponse):
         output = output.error
     if not isinstance(output, Exception):

@@ -1,4 +1,4 @@
-"""What callers hand in and get back: sampling parameters, requests, responses."""
+"""Sampling parameters, requests and responses."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage]
 """Text, token ids (used as they are), or chat messages (rendered with the model's chat template)."""
 
 Traffic: TypeAlias = Literal["online", "batch"]
-"""Online requests have somebody waiting for each token; lines of a batch fill what these leave."""
+"""Class of traffic. Online requests have a client waiting for each token; lines of a batch fill what these leave."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETIONS = 128
-"""Of one prompt: OpenAI's limit."""
+"""Most completions of one prompt, OpenAI's limit."""
 MAX_DEADLINE = 1e9
-"""Seconds: 30 years, so that sums with a clock keep their microseconds."""
+"""Most seconds of a deadline: 30 years, so that sums with a clock keep their microseconds."""
 MAX_STOPS = 65_536
 MAX_STOP_CHARACTERS = 2**20
-"""Of all stop strings of a request together. Their tables take 20 bytes for each and are made within seconds."""
+"""Most characters of a request's stop strings together. Their tables take 20 bytes for each, made within seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +51,24 @@ class SamplingParams:
     top_p: float = 1.0
     """Smallest set of tokens whose probability reaches this, in [0, 1]; at 0 it is the likeliest token."""
     top_k: int = 0
-    """Only the k likeliest tokens; 0 (or -1) is off."""
+    """Number of likeliest tokens to choose from; 0 (or -1) is off."""
     min_p: float = 0.0
-    """Only tokens at least this fraction as likely as the likeliest, in [0, 1]."""
+    """Least probability of a token as a fraction of the likeliest one's, in [0, 1]."""
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids."""
+    """Values added to the logits of these token ids."""
     seed: int | None = None
     """With a seed the same request gives the same tokens, whatever else is in the batch (one machine, one dtype)."""
     stop: tuple[str, ...] = ()
-    """Generation ends before the first of these texts, which is not part of the output. A str or list is accepted.
+    """Texts before the first of which generation ends; it is not part of the output. A str or list is accepted.
 
     At most 65,536 texts with 1,048,576 characters in all; the time that a token takes does not depend on their number.
     """
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
-    """Completions to generate for the prompt."""
+    """Number of completions to generate for the prompt."""
     logprobs: int | None = None
     """None: no log-probabilities. k: those of each chosen token and of the k likeliest, 0 ≤ k ≤ 20."""
     ignore_eos: bool = False
@@ -121,7 +121,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whose share of an engine a request takes, where several share one.
+    """Owner whose share of an engine a request takes, where several share one.
 
     Owners (API keys, customers) get equal shares, or shares in proportion to their weights; and so do, within the share
     of an owner, its requests. Raises `InvalidRequest` for a weight that is not 0.000001 to 1,000,000.
@@ -129,9 +129,9 @@ class Flow:
 
     owner: str
     request: str
-    """Requests that came as one, such as the prompts of one call, have the same."""
+    """Group of requests that came as one, such as the prompts of one call."""
     weight: float = 1.0
-    """Of the owner."""
+    """Weight of the owner."""
 
     def __post_init__(self) -> None:
         for name in ("owner", "request"):
@@ -148,11 +148,11 @@ class InferenceRequest(SamplingParams):
     prompt: Prompt
     request_id: str = field(default_factory=lambda: _new_id(), kw_only=True)
     priority: int = field(default=5, kw_only=True)
-    """Lower is sooner, among requests of the same `traffic`."""
+    """Priority; lower is sooner, among requests of the same `traffic`."""
     traffic: Traffic = field(default="online", kw_only=True)
-    """Requests of a batch fill what online ones leave, whatever the priorities."""
+    """Class of traffic; requests of a batch fill what online ones leave, whatever the priorities."""
     flow: Flow | None = field(default=None, kw_only=True)
-    """Whose share of the engine it takes. Requests that say nothing share one among them, first come, first served."""
+    """Flow whose share of the engine it takes. Requests without one share a flow, first come, first served."""
     deadline: float | None = field(default=None, kw_only=True)
     """Seconds from submission after which an answer is of no use, or None."""
     created_at: float = field(default_factory=time.time, kw_only=True)
@@ -166,7 +166,7 @@ class InferenceRequest(SamplingParams):
         self._check()
 
     def _check(self) -> None:
-        """Check what is not among the sampling parameters."""
+        """Check the fields that are not among the sampling parameters."""
         _check_prompt(self.prompt)
         if not isinstance(self.request_id, str) or not self.request_id:
             raise InvalidRequest(
@@ -182,7 +182,7 @@ class InferenceRequest(SamplingParams):
 
     @classmethod
     def of(cls, prompt: Prompt, params: SamplingParams, **rest: Any) -> InferenceRequest:
-        """A request for `prompt` with the fields of `params`; `rest` are fields of the request itself."""
+        """Make a request for `prompt` with the fields of `params`; `rest` are fields of the request itself."""
         if unknown := rest.keys() - _OWN_FIELDS:
             raise TypeError(f"a request has no field {min(unknown)!r} of its own")
         request = cls.__new__(cls)
@@ -210,7 +210,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt tokens, how many were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
 
     @property
     def total_tokens(self) -> int:
@@ -248,15 +248,15 @@ class InferenceResponse:
     """Text of the first choice."""
     tokens_generated: int
     latency_ms: float
-    """From submission to the last token, queue included."""
+    """Time from submission to the last token, queue included."""
     queue_ms: float
-    """From submission to the first step that computed any of it."""
+    """Time from submission to the first step that computed any of it."""
     finish_reason: FinishReason
     usage: Usage
     token_ids: tuple[int, ...] = ()
     error: BatchwrightError | None = None
     ttft_ms: float | None = None
-    """From submission to the first generated token; None when there was none."""
+    """Time from submission to the first generated token; None when there was none."""
     choices: tuple[Choice, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -272,11 +272,11 @@ class StreamEvent:
     finish_reason: FinishReason | None = None
     response: InferenceResponse | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """Of `token_ids`; None where none were asked for."""
+    """Log-probabilities of `token_ids`; None where none were asked for."""
 
 
 def _new_id() -> str:
-    """The hex digits of a random UUID (version 4)."""
+    """Return the hex digits of a random UUID (version 4)."""
     digits = bytearray(os.urandom(16))
     digits[6] = digits[6] & 0x0F | 0x40
     digits[8] = digits[8] & 0x3F | 0x80
@@ -378,4 +378,4 @@ _RANGES: dict[str, Callable[[str, object], None]] = {
     "ignore_eos": _require_bool,
 }
 _CHECKS = [(each.name, each.default, _RANGES[each.name]) for each in fields(SamplingParams) if each.name in _RANGES]
-"""Of each field that has a range: its name, its default, which needs no checking, and the check."""
+"""Name, default (which needs no check) and check of each field that has a range."""

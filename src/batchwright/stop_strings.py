@@ -15,7 +15,7 @@ _BRANCHES, _ENDS = 1, 2
 
 
 class StopAutomaton:
-    """The tables for one set of stop strings. They are read only, so any number of texts can be read with them.
+    """The tables for one set of stop strings. They are read only, so any number of texts can share them.
 
     A node stands for a beginning of some stop string, node 0 for the empty one. The node of a text is the longest such
     beginning that the text ends with and from which characters are still missing: just what has to be held back.
@@ -27,26 +27,26 @@ class StopAutomaton:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.depths = array("i", [0])
-        """Of each node: the length of its text."""
+        """Length of the text of each node."""
         self._codes = array("i", [-1])
-        """Of each node: the code point that leads to it from its parent."""
+        """Code point that leads to each node from its parent."""
         self._branches: dict[int, dict[int, int]] = {}
-        """Of the nodes with several children: all but the first, by code point."""
+        """Children but the first of the nodes with several, by code point."""
         self._matches = array("i", [0])
-        """Of each node: the length of the longest stop string that its text ends with; 0 for none."""
+        """Length of the longest stop string that the text of each node ends with; 0 for none."""
         parents = self._add_all(stops)
         self._retreats = array("i", [0]) * len(parents)
-        """Of each node: the longest other one with children that its text ends with."""
+        """Node of the longest other text with children that the text of each node ends with."""
         self._holds = array("i", [0]) * len(parents)
-        """Of each node: itself if it has children, else where it retreats to."""
+        """Node itself if it has children, else the one that it retreats to."""
         self._kinds = bytearray(len(parents))
-        """Of each node: whether it has branches, and whether a stop string ends there. Most have neither: so the larger
+        """Whether each node has branches, and whether a stop string ends there. Most have neither: so the larger
         tables, which do not fit the processor's caches, are seldom read.
         """
         self._link(parents)
 
     def read(self, node: int, text: str, *, armed: bool) -> tuple[int, int, int]:
-        """The node after reading `text` at `node`; and the end in `text` and the length of the stop string met.
+        """Return the node after reading `text` at `node`; and the end in `text` and the length of the stop string met.
 
         Reading ends with the first character that completes a stop string, of which the longest counts; the length is 0
         when there was none. While not `armed`, nothing counts.
@@ -70,7 +70,7 @@ class StopAutomaton:
         return node, len(text), 0
 
     def _add_all(self, stops: Sequence[str]) -> array[int]:
-        """Make the nodes; gives the parent of each."""
+        """Make the nodes, and return the parent of each."""
         parents = array("i", [-1])
         path, before = [0], ""
         for stop in sorted(set(stops)):
@@ -104,7 +104,7 @@ class StopAutomaton:
         self._kinds[0] = _BRANCHES * (0 in self._branches)
 
     def _next(self, node: int, code: int) -> int:
-        """The node after one more character at `node`, which is the root or has children."""
+        """Return the node after one more character at `node`, which is the root or has children."""
         codes, branches = self._codes, self._branches
         while codes[node + 1] != code:
             if node in branches and (child := branches[node].get(code)):
@@ -116,7 +116,7 @@ class StopAutomaton:
 
 
 def _common(first: str, second: str) -> int:
-    """How many characters two texts have in common from the first one on."""
+    """Return how many first characters two texts have in common."""
     for length, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             return length
@@ -136,7 +136,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
-        """`(text to pass on, whether a stop string was met)`. While not `armed`, nothing stops.
+        """Return `(text to pass on, whether a stop string was met)`. While not `armed`, nothing stops.
 
         A stop string that begins in text that was not armed, and ends in text that is, counts.
         """
@@ -152,7 +152,7 @@ class StopStrings:
         return self._release(automaton.depths[self._node]), False
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return what was held back, when no more text comes."""
         self._node = 0
         return self._release(0)
 
@@ -166,7 +166,7 @@ _in_use: WeakValueDictionary[tuple[str, ...], StopAutomaton] = WeakValueDictiona
 
 
 def _automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    """One for all texts with the same stop strings, kept for as long as any of them is in work."""
+    """Return the one automaton for all texts with the same stop strings, kept as long as any of them is in work."""
     automaton = _in_use.get(stops)
     if automaton is None:
         _in_use[stops] = automaton = StopAutomaton(stops)

@@ -1,4 +1,4 @@
-"""For testing code that uses batchers: an event loop in which time passes only when everybody waits.
+"""Helpers for tests of code that uses batchers: an event loop in which time passes only when every task waits.
 
     def test_a_lone_request_goes_after_its_longest_wait() -> None:
         async def main(clock: ManualClock) -> float:
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Stuck(Exception):
-    """Nothing is left to do, and the test is not over: somebody waits for ever."""
+    """Nothing is left to do, and the test is not over: a task waits for ever."""
 
 
 class _Selector(selectors.SelectSelector):

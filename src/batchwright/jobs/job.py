@@ -55,19 +55,19 @@ class Job:
         sha256 = self._spool.sha256 if self._spool is not None else sha256_of(Path(self.spec.input))
         self._identity = JobIdentity(sha256, self.spec.input, self.spec.parameters(), self.spec.model_files)
         self.key = self._identity.key
-        """What tells this job from others in the ids of its results."""
+        """Part of the results' ids that tells this job from others."""
         self._fresh = not self._resumes()
         self._input = self._spool.path if self._spool is not None else Path(self.spec.input)
         self._opened = self._input.stat()
         self.parser, self.source = _reader(self.spec, self._input)
         self.total = self.source.count()
-        """How many lines the input has, blank ones left out."""
+        """Number of lines of the input, without blank ones."""
         self.ids = IdTable(self.total)
         self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids)
         """The lines that earlier runs finished."""
 
     def _resumes(self) -> bool:
-        """Whether there are results of this very job. Raises `ResumeRefused` for results of anything else."""
+        """Return whether there are results of this very job. Raises `ResumeRefused` for results of anything else."""
         if self._state is None or self.spec.overwrite:
             return False
         present = [path for path in (self._output, self._partial) if path.exists() and path.stat().st_size]
@@ -89,11 +89,11 @@ class Job:
 
     @property
     def _held(self) -> Path:
-        """Where the results of earlier runs are: ordered ones that were complete have left the working file."""
+        """Return where the results of earlier runs are: complete ordered ones have left the working file."""
         return self._working if self._working.exists() else self._output
 
     def endpoints(self) -> set[str]:
-        """The endpoints of the lines, as far as they can be told without checking them, two at most."""
+        """Return the endpoints of the lines, as far as they can be told without checking them, two at most."""
         found: set[str] = set()
         for record in self.source.records():
             found.add(self.parser.endpoint_of(record))
@@ -125,7 +125,7 @@ class Job:
         return sink
 
     def end(self) -> None:
-        """When every line is finished: bring the results into order where that was asked for. Raises OSError."""
+        """Put the results in order where that was asked for, once every line is finished. Raises OSError."""
         if self.spec.ordered and self._working.exists():
             write_in_order(self._working, self._output, self.key)
             self._working.unlink()
@@ -135,7 +135,7 @@ class Job:
             self._spool.remove()
 
     def check_unchanged(self) -> None:
-        """Raises `InputError` when the input was written to since it was fingerprinted."""
+        """Raise `InputError` if the input was written to since it was fingerprinted."""
         now = self._input.stat()
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise InputError(
@@ -145,11 +145,11 @@ class Job:
 
     @property
     def kept_input(self) -> Path | None:
-        """Where the content of a stream can be read again, when the job is not complete."""
+        """Return where the content of a stream can be read again, when the job is not complete."""
         return self._spool.path if self._spool is not None and not self.spec.to_stream else None
 
     def close(self) -> None:
-        """Let go of the output. Safe to call twice."""
+        """Release the output. Safe to call twice."""
         if self._spool is not None and (self.spec.to_stream or not self._begun):
             self._spool.remove()
         if self._state is not None:
@@ -166,7 +166,7 @@ class Job:
 
 
 def _reader(spec: JobSpec, path: Path) -> tuple[LineParser, Source]:
-    """What reads the records of the input, and what makes lines of them. Raises `InputError`."""
+    """Return the reader of the input's records, and the parser that makes lines of them. Raises `InputError`."""
     input_format = spec.resolved_format()
     template = None
     if input_format in TABLES:

@@ -1,4 +1,4 @@
-"""The state file of a job: whose output this is, and that nobody else is writing it."""
+"""The state file of a job, which records whose output it is, and keeps other runs from writing it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _FORM = 1
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What the results of a job depend on. Two runs are one job when theirs are equal."""
+    """Everything that the results of a job depend on. Two runs are one job when theirs are equal."""
 
     input_sha256: str
     input_name: str
-    """For people only: the same input under another name is the same input."""
+    """Name of the input, for people only: the same input under another name is the same input."""
     parameters: Mapping[str, Any]
     """JSON values by name, sampling defaults included."""
     model_files: str | None = None
-    """What tells the model from another one under the same name or path; None when it cannot be told."""
+    """Fingerprint that tells the model from another one under the same name or path; None when there is none."""
 
     @property
     def key(self) -> str:
@@ -36,7 +36,7 @@ class JobIdentity:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def changes(self, saved: JobIdentity) -> list[str]:
-        """What is different from `saved`, in words; empty when nothing is."""
+        """Return what is different from `saved`, in words; empty when nothing is."""
         found = []
         if self.input_sha256 != saved.input_sha256:
             found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
@@ -50,7 +50,7 @@ class JobIdentity:
 
 
 def as_json(params: SamplingParams) -> dict[str, Any]:
-    """The fields of `params` as they come back from JSON."""
+    """Return the fields of `params` as they come back from JSON."""
     return cast("dict[str, Any]", json.loads(json.dumps(asdict(params))))
 
 
@@ -62,7 +62,7 @@ class StateFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Takes the lock. Raises `ResumeRefused` when another run holds it, `InputError` when it cannot be written."""
+        """Take the lock. Raises `ResumeRefused` when another run holds it, `InputError` when it cannot be written."""
         self.path = path
         self._descriptor = self._locked()
 
@@ -85,7 +85,7 @@ class StateFile:
             os.close(descriptor)
 
     def read(self) -> JobIdentity | None:
-        """The job that was saved; None when there is none, or only part of one."""
+        """Return the job that was saved; None when there is none, or only part of one."""
         try:
             content = json.loads(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
             if content["form"] != _FORM:
@@ -112,7 +112,7 @@ class StateFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the lock. A file in which nothing was saved is removed."""
+        """Release the lock. A file in which nothing was saved is removed."""
         if not os.fstat(self._descriptor).st_size:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""A record of an input becomes a line of work, or the reason why it cannot. No record raises."""
+"""Records of an input as lines of work, or as the reasons why they cannot be. No record raises."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _OWN_FIELDS = _PROMPT_FIELDS | {"model"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one record asks for."""
+    """The request of one record."""
 
     number: int
     custom_id: str | None
-    """None: the line has none, and gets its default."""
+    """Id of the line; None: it has none, and gets its default."""
     endpoint: str
     body: Mapping[str, Any]
-    """Not checked yet: whoever computes it does that."""
+    """Body of the request, which is checked by the inference."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A record that asks for nothing that can be done."""
+    """A record that cannot be computed, with the reason."""
 
     number: int
     custom_id: str | None
-    """None where it has none that can be read."""
+    """Id of the record; None where it has none that can be read."""
     error: InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LineParser:
-    """Reads records of one format."""
+    """Reader of the records of one format."""
 
     input_format: InputFormat
     template: PromptTemplate | None = None
-    """Needed for tables."""
+    """Template of the prompt; needed for tables."""
     chat: bool = False
     """Whether a prompt that is plain text becomes the user message of a chat."""
     system: str | None = None
@@ -87,7 +87,7 @@ class LineParser:
             return BadLine(record.number, custom_id, error)
 
     def endpoint_of(self, record: Record) -> str:
-        """The endpoint of a record, told without checking it."""
+        """Return the endpoint of a record, without checking it."""
         if isinstance(record.content, bytes) and self.input_format == "jsonl":
             with suppress(ValueError):
                 if _decode_url(record.content).url == EMBEDDINGS_URL:
@@ -106,7 +106,7 @@ class LineParser:
         return prompt
 
     def _prompt_line(self, number: int, custom_id: str | None, body: dict[str, Any]) -> Line:
-        """A line that is no OpenAI batch line: its fields are those of the body."""
+        """Return a line that is no OpenAI batch line: its fields are those of the body."""
         given = _PROMPT_FIELDS & body.keys()
         if len(given) == 2:
             raise InvalidRequest("the line has both prompt and messages: give one", param="prompt")
@@ -121,7 +121,7 @@ class LineParser:
 
 
 def _is_batch_line(fields: Mapping[str, object]) -> bool:
-    """Whether it has the form of OpenAI's: other lines may have columns of their own called method or url."""
+    """Return whether a record has the form of OpenAI's: other lines may have columns called method or url."""
     return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _PROMPT_FIELDS & fields.keys())
 
 
@@ -133,7 +133,7 @@ def _decoded(line: bytes) -> str:
 
 
 def _readable_id(custom_id: object) -> str | None:
-    """The id of a line that may be bad, if it can stand as one in the output."""
+    """Return the id of a line that may be bad, if it can stand as one in the output."""
     try:
         check_custom_id("custom_id", custom_id if isinstance(custom_id, str) else "")
     except InvalidRequest:
@@ -142,7 +142,7 @@ def _readable_id(custom_id: object) -> str | None:
 
 
 def _own_id(fields: Mapping[str, object]) -> str | None:
-    """The id of a line that is no batch line, which may be a whole number."""
+    """Return the id of a line that is no batch line, which may be a whole number."""
     for name in ID_FIELDS:
         value = fields.get(name)
         if value is None:

@@ -22,21 +22,21 @@ from batchwright.lines.results import encode_answer, encode_failure, line_error,
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
-"""So that a long run of bad or finished lines does not keep those that are being computed waiting."""
+"""Lines read in a row, few enough that bad or finished lines do not keep those being computed waiting."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What this run has done so far."""
+    """Counters of this run."""
 
     succeeded: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     codes: Counter[str] = field(default_factory=Counter)
-    """Failed lines, by the code of their error."""
+    """Numbers of failed lines, by the code of their error."""
 
 
 class _Line(NamedTuple):
@@ -49,7 +49,7 @@ class _Line(NamedTuple):
 
 
 class JobLoop:
-    """Carries the lines of one job through one `Inference`. Holds only the lines that are with it."""
+    """Runs the lines of one job through one `Inference`. Holds only the lines that are being computed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class JobLoop:
         tally: Tally | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
-        """`on_progress`: called after lines ended, and about ten times a second. It may raise, which ends the run."""
+        """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run."""
         self.tally = tally or Tally()
         self._job = job
         self._inference = inference
@@ -75,13 +75,13 @@ class JobLoop:
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
-        """Lines that nobody could compute, to be tried again."""
+        """Lines that could not be computed by anything, to be tried again."""
         self._away_since: float | None = None
-        """When nothing could be computed any more, if that has been so since."""
+        """Time since which nothing can be computed, if so."""
         self._failure: BaseException | None = None
-        """Why the run cannot go on."""
+        """Error because of which the run cannot go on."""
         self._moved = asyncio.Event()
-        """A line ended, or the run cannot go on."""
+        """Event that a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
             inference,
             call_of=self._call,
@@ -94,12 +94,12 @@ class JobLoop:
         )
 
     def __len__(self) -> int:
-        """How many lines are being computed."""
+        """Return the number of lines being computed."""
         return len(self._executor)
 
     @property
     def why_waiting(self) -> str | None:
-        """Why no line can be computed now; None when they can."""
+        """Return why no line can be computed now; None when they can."""
         return why_not_ready(self._inference)
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class JobLoop:
             )
 
     def _fill(self) -> bool:
-        """Start as many lines as there is room for; whether that is done, or others should have their turn before."""
+        """Start as many lines as there is room for. False when other tasks should have their turn first."""
         for _ in range(_LINES_IN_A_ROW):
             if self._executor.room <= 0 or self._failure is not None:
                 return True
@@ -160,7 +160,7 @@ class JobLoop:
         return False
 
     def _following(self) -> _Line | None:
-        """A line for a task that has ended one."""
+        """Return a line for a task that has ended one."""
         if self._executor.room <= 0 or self._failure is not None:
             return None
         for _ in range(_LINES_IN_A_ROW):
@@ -170,7 +170,7 @@ class JobLoop:
         return None
 
     def _next(self) -> _Line | None:
-        """The next line, if it is one that is to be computed. What makes the run impossible is noted, not raised."""
+        """Return the next line to be computed. What makes the run impossible is noted, not raised."""
         try:
             if self._returned:
                 return self._returned.popleft()

@@ -1,4 +1,4 @@
-"""What an output says about the run that wrote it, and its lines in the order of the input."""
+"""What an output tells of the run that wrote it, and its lines in the order of the input."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class _WrittenLine(msgspec.Struct):
     id: str
     custom_id: str
     response: msgspec.Raw
-    """Passed over: what is in it does not matter here."""
+    """Passed over: its content does not matter here."""
     error: dict[str, Any] | None
 
 
 class Finished:
-    """Which lines are finished: one bit for each."""
+    """Set of finished lines: one bit for each."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
         self.succeeded = 0
         self.failed = 0
         self.size = 0
-        """Bytes of the output that are whole lines; what stands after them is half a line."""
+        """Bytes of the output that are whole lines; half a line may follow."""
 
     def __contains__(self, number: int) -> bool:
         byte = number >> 3
@@ -52,7 +52,7 @@ class Finished:
 
 
 def scan(path: Path, key: str, ids: IdTable) -> Finished:
-    """The lines of the job `key` that `path` holds. Their ids are claimed in `ids`.
+    """Find the lines of the job `key` in `path`. Their ids are claimed in `ids`.
 
     Half a line at the end, which is what a killed run leaves, is left out. Raises `ResumeRefused` for anything else
     that the job did not write.
@@ -68,7 +68,7 @@ def scan(path: Path, key: str, ids: IdTable) -> Finished:
 
 
 def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, int]]:
-    """`(number, line, size in bytes)` of each whole line of `path`."""
+    """Yield `(number, line, size in bytes)` of each whole line of `path`."""
     decoder = msgspec.json.Decoder(_WrittenLine)
     prefix = output_id(key, 0)[:-1]
     with path.open("rb") as file:
@@ -106,7 +106,7 @@ def write_in_order(unordered: Path, ordered: Path, key: str) -> None:
 
 
 def _offsets(path: Path, key: str) -> array[int]:
-    """For each line number where its line begins in `path`, plus one; 0 where there is none."""
+    """Return for each line number where its line begins in `path`, plus one; 0 where there is none."""
     offsets = array("q")
     position = 0
     for number, _, size in _written(path, key):

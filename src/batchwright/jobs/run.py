@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
-"""Of the engine's options, those that the identity of every job names; others that change results only when chosen."""
+"""Options of the engine that the identity of every job names; others that change results are named when chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Where a run stands."""
+    """Progress of a run."""
 
     phase: Literal["reading", "loading", "running", "finishing"]
     total: int = 0
     succeeded: int = 0
-    """Those of earlier runs included, as in `failed`."""
+    """Finished lines with a response, those of earlier runs included, as in `failed`."""
     failed: int = 0
     resumed: int = 0
     running: int = 0
@@ -50,7 +50,7 @@ class RunProgress:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     waiting: str | None = None
-    """Why nothing can be computed now; None when it can."""
+    """Reason why nothing can be computed now; None when it can."""
 
     @property
     def done(self) -> int:
@@ -64,7 +64,7 @@ class RunInterrupted(KeyboardInterrupt):
         super().__init__("interrupted")
         self.report = report
         self.kept_input = kept_input
-        """When the input was a stream: the file that holds what was read from it."""
+        """File that holds what was read from the input, when that was a stream."""
 
 
 def run(
@@ -92,7 +92,7 @@ def run(
     engine: EngineConfig | None = None,
     **engine_options: Any,
 ) -> RunReport:
-    """Answer every line of `input` into `output`, and say how it went.
+    """Answer every line of `input` into `output`, and report on it.
 
     Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages": […]}`
     (`.jsonl`), plain prompts (`.txt`), or rows that `prompt_template` turns into prompts (`.csv`, `.tsv`, `.parquet`);
@@ -174,7 +174,7 @@ def run(
 
 
 def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:
-    """The sampling parameters of lines that do not set them: those given, for the rest the usual ones here.
+    """Return the sampling parameters of lines that do not set them: those given, for the rest the usual ones here.
 
     With `backend` the rest is left to the endpoint. Raises `InvalidRequest`.
     """
@@ -182,7 +182,7 @@ def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:
 
 
 def _parameters(config: EngineConfig) -> dict[str, Any]:
-    """What of the engine the results depend on. The rest decides only how fast, and where: a job may change it."""
+    """Return the engine's options that the results depend on; the others change only the speed."""
     chosen = config.chosen()
     return {
         option.name: chosen.get(option.name)
@@ -192,7 +192,7 @@ def _parameters(config: EngineConfig) -> dict[str, Any]:
 
 
 def _model_files(choice: ModelChoice) -> str | None:
-    """None where models are elsewhere, or there is no such model, which matters only if it is to be loaded."""
+    """Return the model's fingerprint; None where models are elsewhere, or there is none and none is needed."""
     if choice.backend is not None:
         return None
     try:
@@ -234,7 +234,7 @@ class _Run:
             return self._finish(job) if job.complete else self._work(job)
 
     def _finish(self, job: Job) -> RunReport:
-        """Nothing to compute: no model is loaded."""
+        """End a run that has nothing to compute: no model is loaded."""
         if not job.total:
             with job.begin():
                 pass
@@ -340,7 +340,7 @@ class _Run:
 
 
 def _run_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
-    """What `work` gives, on an event loop of its own: in a thread where this one has a loop that runs, as notebooks do.
+    """Return the result of `work`, run on an event loop of its own: in a thread where one runs here, as in notebooks.
 
     KeyboardInterrupt cancels it, and is raised when it has ended.
     """

@@ -1,4 +1,4 @@
-"""Where result lines go, each at once."""
+"""The sink of result lines, which writes each at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sink:
     """
 
     def __init__(self, descriptor: int, name: str, clock: Clock, *, durable: bool) -> None:
-        """The descriptor is closed with the sink when it is `durable`, that is a file. `name` is for errors."""
+        """`durable`: the descriptor is that of a file, and closed with the sink. `name` is for errors."""
         self._name = name
         self._descriptor = descriptor
         self._clock = clock
@@ -34,7 +34,7 @@ class Sink:
         return cls(descriptor, str(path), clock, durable=True)
 
     def write(self, line: bytes) -> None:
-        """Raises OSError, for example when the disk is full; half a line that this leaves is repaired on resume."""
+        """Write one line. Raises OSError, for example when the disk is full; half a line is repaired on resume."""
         rest = memoryview(line)
         try:
             while rest:

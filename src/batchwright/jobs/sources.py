@@ -34,9 +34,9 @@ class Record:
     """One line of text or one row of a table."""
 
     number: int
-    """Of the line, from 1, blank ones counted (for a row on several lines, its first); in Parquet, of the row."""
+    """Number of the line, from 1, blank ones counted (of a row on several lines, its first); in Parquet, of the row."""
     content: bytes | Mapping[str, object] | InvalidRequest
-    """A line without its end, a row by column, or why it could not be read."""
+    """Line without its end, row by column, or why it could not be read."""
 
 
 class Source(Protocol):
@@ -48,16 +48,16 @@ class Source(Protocol):
         ...
 
     def records(self) -> Iterator[Record]:
-        """The records that are not blank, by rising number. Raises `InputError` when the file is damaged."""
+        """Yield the records that are not blank, by rising number. Raises `InputError` when the file is damaged."""
         ...
 
     def count(self) -> int:
-        """How many records there are."""
+        """Return the number of records."""
         ...
 
 
 def format_of(path: Path, given: str | None) -> InputFormat:
-    """`given`, or what the file's extension says. Raises `InputError` for an unknown one."""
+    """Return `given`, or the format of the file's extension. Raises `InputError` for an unknown one."""
     if given is not None:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
@@ -77,7 +77,7 @@ def format_of(path: Path, given: str | None) -> InputFormat:
 def open_source(
     path: Path, input_format: InputFormat, *, max_line_bytes: int, wanted: Collection[str] | None = None
 ) -> Source:
-    """The records of `path`. Raises `InputError` when it cannot be read as `input_format`.
+    """Open the records of `path`. Raises `InputError` when it cannot be read as `input_format`.
 
     `wanted`: the columns of a table that will be used, where reading others can be spared; None: all.
     """
@@ -92,7 +92,7 @@ def open_source(
 
 
 class LineSource:
-    """A record a line."""
+    """Source with a record on each line."""
 
     columns = None
 
@@ -112,7 +112,7 @@ class LineSource:
 
 
 class CsvSource:
-    """A record a row of a table with a header, in the quoting of RFC 4180."""
+    """Source with a record in each row of a table with a header, in the quoting of RFC 4180."""
 
     def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class CsvSource:
 
 
 class _CsvLines:
-    """Text lines for the csv module. It can be asked on after it raised, which a generator could not."""
+    """Text lines for the csv module. It can be read on after it raised, which a generator could not."""
 
     def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
         self._lines = lines
@@ -197,7 +197,7 @@ class _CsvLines:
 
 
 class ParquetSource:
-    """A record a row. Needs the extra `parquet`."""
+    """Source with a record in each row. Needs the extra `parquet`."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
         self._path = path
@@ -276,7 +276,7 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
+    """Yield numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
     with _reading(path) as file:
         for number, _, content in split_lines(file, limit):
             yield number, content

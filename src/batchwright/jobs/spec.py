@@ -1,4 +1,4 @@
-"""What a job is asked to be, and what can be refused by looking at names only."""
+"""The specification of a job, and its checks that need only names."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TABLES = ("csv", "tsv", "parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """What is asked for, as it was asked."""
+    """Specification of a job, as it was given."""
 
     input: str
-    """A path, or `-` for standard input."""
+    """Path of the input, or `-` for standard input."""
     output: str
-    """A path, or `-` for standard output (then nothing can be resumed)."""
+    """Path of the output, or `-` for standard output (then nothing can be resumed)."""
     model: str | None
-    """None: the endpoint's own."""
+    """Model; None: the endpoint's own."""
     embedding_model: str | None = None
     backend: str | None = None
-    """The address of an endpoint elsewhere that computes."""
+    """Address of an endpoint elsewhere that computes."""
     served_model_names: tuple[str, ...] = ()
-    """Names of models for which those that compute stand."""
+    """Names of models that the lines may ask for although others compute."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     input_format: str | None = None
     prompt_template: str | None = None
@@ -42,7 +42,7 @@ class JobSpec:
     engine_parameters: dict[str, Any] = field(default_factory=dict)
     """Options of the engine that change results."""
     model_files: str | None = None
-    """See `JobIdentity`."""
+    """Fingerprint of the model, as in `JobIdentity`."""
 
     @property
     def to_stream(self) -> bool:
@@ -54,13 +54,13 @@ class JobSpec:
         return self.input == STREAM or Path(self.input).is_fifo() or Path(self.input).is_char_device()
 
     def resolved_format(self) -> InputFormat:
-        """A stream is JSON Lines unless said otherwise. Raises `InputError`."""
+        """Return the format. A stream is JSON Lines unless said otherwise. Raises `InputError`."""
         if self.from_stream and self.input_format is None:
             return "jsonl"
         return format_of(Path(self.input), self.input_format)
 
     def parameters(self) -> dict[str, Any]:
-        """By name, everything that the results depend on beside the input."""
+        """Return by name everything that the results depend on beside the input."""
         chosen = {
             "backend": self.backend,
             "embedding_model": _resolved(self.embedding_model),
@@ -80,7 +80,7 @@ class JobSpec:
         }
 
     def check(self) -> None:
-        """Everything that can be refused by looking at names only. Raises `InputError`."""
+        """Check what can be refused by looking at names only. Raises `InputError`."""
         self._check_input()
         self._check_output()
         table = self.resolved_format() in TABLES
@@ -123,5 +123,5 @@ class JobSpec:
 
 
 def _resolved(model: str | None) -> str | None:
-    """A model that is a file or folder by its whole path."""
+    """Return the whole path of a model that is a file or folder; otherwise its name."""
     return model if model is None or not Path(model).exists() else str(Path(model).resolve())

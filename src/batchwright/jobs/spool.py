@@ -14,7 +14,7 @@ _CHUNK = 2**20
 
 
 def sha256_of(path: Path) -> str:
-    """Raises `InputError`."""
+    """Return the SHA-256 of a file. Raises `InputError`."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -26,7 +26,7 @@ class Spool:
     """The content of a stream that can be read only once."""
 
     def __init__(self, name: str, kept: Path | None) -> None:
-        """Reads the stream `name` (`-`: standard input) to its end. Raises OSError. Stopped before, it leaves no file.
+        """Read the stream `name` (`-`: standard input) to its end. Raises OSError. Stopped before, it leaves no file.
 
         `kept`: the path that `keep` gives it, or None for a temporary file that is never kept.
         """
@@ -53,7 +53,7 @@ class Spool:
         return digest.hexdigest()
 
     def keep(self) -> Path:
-        """Let it outlive this run, in place of the one of an earlier run. Returns its path from now on."""
+        """Keep the file after this run, in place of the one of an earlier run. Returns its path from now on."""
         if self._kept is not None:
             self.path = self.path.replace(self._kept)
         return self.path

@@ -18,7 +18,7 @@ class PromptTemplate:
 
     @classmethod
     def parse(cls, text: str) -> PromptTemplate:
-        """Raises `InputError` for a template that is not well formed or names no column."""
+        """Parse a template. Raises `InputError` for one that is not well formed or names no column."""
         try:
             parsed = [*Formatter().parse(text)]
         except ValueError as error:
@@ -37,11 +37,11 @@ class PromptTemplate:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads, each once."""
+        """Columns that it reads, each once."""
         return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
 
     def check(self, available: Sequence[str]) -> None:
-        """Raises `InputError` naming the columns that are not in `available`."""
+        """Raise `InputError` naming the columns that are not in `available`."""
         missing = [column for column in self.columns if column not in available]
         if missing:
             raise InputError(
@@ -50,7 +50,7 @@ class PromptTemplate:
             )
 
     def render(self, row: Mapping[str, object]) -> str:
-        """The prompt for one row. Raises `InvalidRequest` when a column that it reads has no value in this row."""
+        """Return the prompt for one row. Raises `InvalidRequest` when a column that it reads has no value there."""
         pieces = []
         for literal, column in self.parts:
             pieces.append(literal)

@@ -1,1 +1,1 @@
-"""Lines of input and output, whoever computes them."""
+"""Lines of input and output, in every way of computing them."""

@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files: what is checked of each before anything is computed.
+"""Lines of OpenAI's batch files, and the checks of each before anything is computed.
 
 Only the frame of a line is checked here. Its sampling parameters, its messages and so on are checked where it is
 computed. The codes and messages are OpenAI's, and the same wherever a line comes from.
@@ -17,7 +17,7 @@ from batchwright.wire.bounds import MAX_MODEL
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 MAX_CUSTOM_ID = 512
-"""Characters."""
+"""Most characters of a custom_id."""
 
 ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL)
 _BOM = b"\xef\xbb\xbf"
@@ -25,21 +25,21 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line whose frame is right."""
+    """A line whose frame is valid."""
 
     custom_id: str
     endpoint: str
-    """One of `ENDPOINTS`."""
+    """Endpoint, one of `ENDPOINTS`."""
     body: Mapping[str, Any]
 
     @property
     def model(self) -> str | None:
-        """The model that the body names; None: it names none, and gets the default one."""
+        """Model that the body names; None: it names none, and gets the default one."""
         return self.body.get("model")
 
 
 def decode_line(content: bytes) -> dict[str, Any]:
-    """The JSON object in one line (without its newline). Raises `InvalidRequest`, whatever the bytes."""
+    """Return the JSON object in one line (without its newline). Raises `InvalidRequest`, whatever the bytes."""
     try:
         line = msgspec.json.decode(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
@@ -73,7 +73,7 @@ def check_batch_line(line: Mapping[str, Any]) -> BatchLine:
 
 
 def check_custom_id(name: str, custom_id: str) -> None:
-    """Raises `InvalidRequest` for an id, given as the field `name`, that is too long, empty, or has a NUL in it."""
+    """Raise `InvalidRequest` for an id, given as the field `name`, that is too long, empty, or has a NUL in it."""
     if not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\0" in custom_id:
         raise InvalidRequest(
             f"{name} has {len(custom_id)} characters: it must have 1 to {MAX_CUSTOM_ID}, and none of them NUL.",
@@ -83,7 +83,7 @@ def check_custom_id(name: str, custom_id: str) -> None:
 
 
 def line_too_long(limit: int) -> InvalidRequest:
-    """The error of a line of more than `limit` bytes."""
+    """Return the error of a line of more than `limit` bytes."""
     return InvalidRequest(
         f"This line has more than {limit:,} bytes, the limit (max_line_bytes): shorten it, or raise the limit.",
         code="line_too_long",

@@ -1,4 +1,4 @@
-"""Which line holds which id: duplicates are found among millions of lines in little memory."""
+"""Custom ids by line: duplicates are found among millions of lines in little memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IdTable:
     """
 
     def __init__(self, expected: int) -> None:
-        """`expected`: the number of ids that will be claimed, ≥ 0."""
+        """`expected` is the number of ids that will be claimed, ≥ 0."""
         self._expected = expected
         self._capacity = expected + expected // 2 + _SPARE
         # Scalar access through a memoryview is several times as fast as through the array itself.
@@ -49,7 +49,7 @@ class IdTable:
         return None
 
     def assign(self, line: int, custom_id: str | None) -> tuple[str, InvalidRequest | None]:
-        """The id under which the result of `line` is written, and what is wrong with the id that it asked for.
+        """Return the id under which the result of `line` is written, and what is wrong with the id that it asked for.
 
         A line without an id is called `line-<number>`. One whose id is taken fails, and its error is written under
         `line-<number>`, so that no id is in the output twice.
@@ -66,7 +66,7 @@ class IdTable:
 
 
 def duplicate_id(holder: int, default: str | None = None) -> InvalidRequest:
-    """The error of a line whose id line `holder` has already; `default` is the id that it got, having none itself."""
+    """Return the error of a line whose id line `holder` has already; `default` is its own id if it was given none."""
     which = "This custom_id" if default is None else f"This line has no custom_id, and its default {default!r}"
     return InvalidRequest(
         f"{which} is already used on line {holder}: give each line its own.",

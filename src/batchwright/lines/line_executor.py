@@ -1,4 +1,4 @@
-"""Lines that are being computed."""
+"""Execution of lines: tasks that compute one after the other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from batchwright.lines.task_timeouts import TaskTimeouts
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
-"""Lines that a task computes: were all of them refused at once, it would hold the event loop for that long."""
+"""Lines that a task computes in a row: were all refused at once, it would hold the event loop for that long."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
-"""The body of the response; or why there is none; or None where the line was not tried to the end."""
+"""Body of the response; or the error; or None where the line was not tried to the end."""
 
 
 class LineExecutor(Generic[_Line]):
-    """Computes lines, as many tasks at a time as the model wants: each takes up a line after the other.
+    """Computes lines, in as many tasks at a time as the model wants: each takes up a line after the other.
 
     What a line is, its owner knows: here it is what `call_of` makes a call of.
     """
@@ -58,7 +58,7 @@ class LineExecutor(Generic[_Line]):
         self._draw = draw
         self._tasks: dict[_Task, _Line] = {}
         self._pausing: set[_Task] = set()
-        """Whose line failed and waits to be tried again, here or in the model."""
+        """Tasks whose line failed and waits to be tried again, here or in the model."""
         self._last_tries = False
         self._successes = 0
         self._with_model = 0
@@ -69,8 +69,8 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def room(self) -> int:
-        """How many more lines the model would like to have. Those on their way to it are counted, and those that wait
-        to be tried again: they hold their places.
+        """Number of further lines that the model would like to have. Those on their way to it are counted, as are lines
+        that wait to be tried again: they hold their places.
         """
         return self._inference.wants - (len(self._tasks) - self._with_model)
 
@@ -94,7 +94,7 @@ class LineExecutor(Generic[_Line]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def try_no_more(self) -> None:
-        """From now on a line that would be tried again later is ended without an outcome, and so are those that wait to
+        """From now on, end lines that would be tried again later without an outcome, including those that wait to
         be tried again now.
         """
         self._last_tries = True

@@ -20,30 +20,30 @@ _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same line may well succeed later."""
+    """Return whether the same line may well succeed later."""
     if isinstance(error, EndpointError):
         return error.status is None or error.status in _PASSING_STATUSES
     return isinstance(error, (Overloaded, StoreUnavailable))
 
 
 def nobody_computes(error: BaseException) -> bool:
-    """Whether what computes is gone, going, or known not to answer: the line is not to blame and is given back."""
+    """Return whether what computes is gone, going, or known not to answer: then the line is given back."""
     return isinstance(error, (EngineClosed, BatcherClosed, Cancelled, EndpointDown))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often, and how soon. Seconds."""
+    """Number and delays of retries, in seconds."""
 
     max_tries: int = 5
-    """Of one line, those left out that failed while no other line succeeded either: an outage is not its fault."""
+    """Tries of one line, without those that failed while no other line succeeded either: an outage is not its fault."""
     longest: float = 3600.0
-    """From its first failure; a line that still fails after that fails for good."""
+    """Seconds from its first failure; a line that still fails after that fails for good."""
     first_delay: float = 0.5
     longest_delay: float = 60.0
 
     def delay(self, failures: int, retry_after: float | None, draw: random.Random) -> float:
-        """After how many seconds to try again, `failures` (≥ 1) having been seen in a row."""
+        """Return the seconds after which to try again, `failures` (≥ 1) having been seen in a row."""
         backoff = Backoff(self.first_delay, self.longest_delay, jitter=(0.5, 1.0))
         delay = backoff.pause(failures, draw.random())
         return delay if retry_after is None else max(delay, min(retry_after, self.longest_delay))
@@ -57,10 +57,10 @@ class Failures:
     counted: int = 0
     first_at: float = 0.0
     successes: int = 0
-    """Of all lines, when it last failed."""
+    """Number of successes of all lines when it last failed."""
 
     def may_go_on(self, policy: RetryPolicy, now: float, successes: int) -> bool:
-        """Note a failure at `now`, when `successes` lines had succeeded in all; whether to try again."""
+        """Note a failure at `now`, when `successes` lines had succeeded in all; return whether to try again."""
         if not self.in_a_row:
             self.first_at = now
         if not self.in_a_row or successes > self.successes:

@@ -11,7 +11,7 @@ _PIECE = 2**20
 
 
 def split_lines(file: IO[bytes], limit: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Number (from 1), offset in bytes, and content of each line of `file`, which is read from its beginning.
+    """Yield number (from 1), offset in bytes, and content of each line of `file`, which is read from its beginning.
 
     The content is without the end of the line, and without a byte order mark at the start of the file, which the offset
     counts nevertheless. It is None for a line of more than `limit` bytes, which is never held whole.

@@ -13,14 +13,14 @@ class TaskTimeouts:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        """None: they may take as long as they like."""
+        """`seconds`: most for a task; None: they may take as long as they like."""
         self.seconds = seconds
         self._started: dict[asyncio.Task[Any], float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._late: set[asyncio.Task[Any]] = set()
 
     def begin(self, task: asyncio.Task[Any]) -> None:
-        """The time of `task` runs."""
+        """Start the time of `task`."""
         if self.seconds is None:
             return
         loop = task.get_loop()
@@ -29,7 +29,7 @@ class TaskTimeouts:
             self._timer = loop.call_at(now + self.seconds, self._look, loop)
 
     def end(self, task: asyncio.Task[Any]) -> bool:
-        """The time of `task` runs no longer. Whether it was cancelled for being late."""
+        """Stop the time of `task`. Returns whether it was cancelled for being late."""
         self._started.pop(task, None)
         if task not in self._late:
             return False
