@@ -78,12 +78,10 @@ def download(model_id: str, progress: Progress) -> Path:
 
 def _size_on_hub(model_id: str) -> int:
     """Return the number of bytes that `download` fetches at most."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import filter_repo_objects
-
-    info = HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
+    hub = _import_hub()
+    info = hub.HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
     files = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    wanted = list(filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    wanted = list(hub.utils.filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     if not any(name.endswith(".safetensors") for name in wanted):
         raise UnsupportedModel(f"{model_id} has no safetensors weights on the hub, only {', '.join(sorted(files))}")
     return sum(files[name] for name in wanted)

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from batchwright.inference.closing import closing
+from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call
 from batchwright.request import Flow
 from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs
