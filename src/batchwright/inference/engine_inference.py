@@ -118,9 +118,7 @@ class EngineInference(Route):
         left = time_left(call, body.deadline)
         # One prompt at a time, so that prompts of other requests get their turn on the thread in between.
         encoded = [
-            self._encoded(prompt)
-            if self._threads is None
-            else await self._threads.run(call.traffic, self._encoded, prompt)
+            await self._threads.run(call.traffic, self._encoded, prompt) if self._threads else self._encoded(prompt)
             for prompt in body.prompts
         ]
         return [

@@ -19,7 +19,7 @@ class _Renaming:
     """Base class of inferences that know models under further names. Answers carry the name in the call."""
 
     def _resolved(self, call: Call) -> tuple[Inference, str | None, Call]:
-        """Return what computes the call, its further name for the model (None: it has none), and the call without it."""
+        """Return what computes the call, the further name in it (None: there is none), and the call without it."""
         raise NotImplementedError
 
     async def answer(self, call: Call) -> dict[str, Any]:
