@@ -122,30 +122,26 @@ class EndpointInference(Route):
         """Reason why no call can be computed now, without details of the endpoint; None when calls can be computed."""
         return SILENCE if self._watch.down else None
 
-    async def discover(self) -> None:
-        """Ask the endpoint for its models, if none were given.
+    async def discover(self, *, waits: bool = True) -> None:
+        """Ask the endpoint for its models, if none were given. Without `waits`, make sure that it answers now.
 
-        If it does not answer, it is asked again in the background, and until then there are no models. Raises
-        `EndpointError` for an answer that is not a list of models.
+        With `waits`, an endpoint that does not answer is asked again in the background, and until then there are no
+        models. Raises `EndpointError` otherwise, and for an answer that is not a list of models.
         """
-        if self._theirs:
+        if self._theirs and waits:
             return
-        self._asks_for_models = True
+        self._asks_for_models = not self._theirs
         try:
             await self._watch.look()
         except EndpointError as error:
-            if not _is_outage(error):
+            if not waits or not _is_outage(error):
                 raise
             self._watch.suspect()
-
-    async def check(self) -> None:
-        """Raise `EndpointError` unless the endpoint answers now."""
-        await self._watch.look()
 
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                listed = (await self._client.get("/models")).get("data")
+                listed = (await self._client.send("/models")).get("data")
         except TimeoutError:
             raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
         except EndpointError as error:
@@ -217,7 +213,7 @@ class EndpointInference(Route):
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
         async with self._enter(call) as began:
             self._require_open()
-            answer = await self._noticed(began, self._client.post(path, body))
+            answer = await self._noticed(began, self._client.send(path, body))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
             raise EndpointError(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
         return answer

@@ -82,14 +82,9 @@ class EndpointClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at `path`."""
-        async with self._answer("GET", path, None) as response:
-            return self._object(await self._whole(response))
-
-    async def post(self, path: str, body: bytes) -> dict[str, Any]:
-        """Post `body`, which is JSON, to `path` and return the JSON object of the answer."""
-        async with self._answer("POST", path, body) as response:
+    async def send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
+        async with self._answer("GET" if body is None else "POST", path, body) as response:
             return self._object(await self._whole(response))
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[dict[str, Any]]:

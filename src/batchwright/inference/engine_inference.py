@@ -77,16 +77,14 @@ class EngineInference(Route):
         return max(_WANTED * self._slots - self._held.total(), self._slots - self._held["batch"])
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
-        head = self._head(call, body)
+        body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             responses = await all_of([self._computed(request) for request in requests])
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
-        head = self._head(call, body)
+        body, head = self._read(call)
         chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
@@ -108,10 +106,11 @@ class EngineInference(Route):
             self._threads.close()
         await self.engine.close()
 
-    def _head(self, call: Call, body: GenerationBody) -> Head:
+    def _read(self, call: Call) -> tuple[GenerationBody, Head]:
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
         model = chosen_model(body.model, self._names)
         key, created = call.request_id.removeprefix("req_"), int(self._unix_time())
-        return Head(key, created, model, body.chat, body.n, self._fingerprint)
+        return body, Head(key, created, model, body.chat, body.n, self._fingerprint)
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
         """Make the requests, with unique ids: a line may be retried before its first try has left the engine."""

@@ -38,12 +38,10 @@ class Inference(Protocol):
     @property
     def models(self) -> Sequence[str]:
         """Names that bodies may give as `model`."""
-        ...
 
     @property
     def wants(self) -> int:
         """Number of batch lines that it can take now to keep its batches full."""
-        ...
 
     async def answer(self, call: Call) -> dict[str, Any]:
         """Return the body of the response, without streaming.
@@ -51,18 +49,15 @@ class Inference(Protocol):
         Raises `BatchwrightError`: `InvalidRequest` for a call that can never be served as written, `ModelNotFound`,
         `Overloaded`, `DeadlineExceeded`, `EndpointError` for an error of an endpoint elsewhere, and others.
         """
-        ...
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         """Yield the bodies of the chunks, the last with `usage` if `stream_options` asks for it.
 
         Raises as `answer` does, before the first chunk if possible. Closing the iterator early frees what it holds.
         """
-        ...
 
     async def close(self) -> None:
         """Answer the calls under way with an error, and release the memory."""
-        ...
 
 
 class Route(Inference, Protocol):
@@ -71,12 +66,10 @@ class Route(Inference, Protocol):
     @property
     def endpoints(self) -> Collection[str]:
         """Endpoints whose calls it answers."""
-        ...
 
     @property
     def room(self) -> int:
         """Number of batch lines that it can take now, negative when it holds more than it wants."""
-        ...
 
     @property
     def wants(self) -> int:
@@ -90,7 +83,6 @@ class MayBeAway(Protocol):
     @property
     def why_not_ready(self) -> str | None:
         """Reason why no call can be computed now, fit to be shown to callers; None when calls can be computed."""
-        ...
 
 
 def why_not_ready(inference: Inference) -> str | None:

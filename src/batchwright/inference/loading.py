@@ -112,9 +112,7 @@ async def open_endpoint(
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
-        if not waits:
-            await endpoint.check()
-        await endpoint.discover()
+        await endpoint.discover(waits=waits)
     except BaseException:
         await endpoint.close()
         raise

@@ -85,17 +85,14 @@ class SteppedEngine:
                     if answer is not None and not answer.done():
                         answer.set_result(response)
         except Exception as error:
-            self._fail(error)
+            # The engine cannot continue, through no fault of any request.
+            for request_id, answer in self._waiting.items():
+                with suppress(Exception):
+                    self._engine.cancel(request_id)
+                if not answer.done():
+                    closed = EngineClosed(f"the engine failed: {type(error).__name__}: {error}")
+                    closed.__cause__ = error
+                    answer.set_exception(closed)
+            self._waiting.clear()
         finally:
             self._stepping = None
-
-    def _fail(self, error: Exception) -> None:
-        """Answer all requests with `EngineClosed`: the engine cannot continue, through no fault of any request."""
-        for request_id, answer in self._waiting.items():
-            with suppress(Exception):
-                self._engine.cancel(request_id)
-            if not answer.done():
-                closed = EngineClosed(f"the engine failed: {type(error).__name__}: {error}")
-                closed.__cause__ = error
-                answer.set_exception(closed)
-        self._waiting.clear()

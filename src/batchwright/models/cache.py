@@ -195,13 +195,13 @@ def _build_locked(root: Path, key: str, origin: Origin, fill: Callable[[Path, Pa
         # Drop the scratch files of `fill`, so that a kill after publication leaves nothing large behind.
         for path in work.iterdir():
             if path.is_dir() and path != model:
-                _remove_tree(path)
+                shutil.rmtree(path, ignore_errors=True)
             elif path != model:
                 path.unlink()
         _seal(model, origin)
         return _publish(model, root / "models" / key, work)
     finally:
-        _remove_tree(work)
+        shutil.rmtree(work, ignore_errors=True)  # a failure only costs disk space: the next build tries again
         with contextlib.suppress(OSError):
             work.parent.rmdir()
 
@@ -230,46 +230,29 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, key: str, progress: Progress) -> Iterator[None]:
-    descriptor = _open_lock(root, key)
-    try:
-        if not _try_lock(descriptor):
-            progress(f"another process is preparing {key}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)  # also unlocks; the file stays, since removing it would split the lock in two
-
-
-def _open_lock(root: Path, key: str) -> int:
+def _locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
+    """Hold the lock of `key`. When another process holds it, wait, or without `progress` yield False at once."""
     path = root / "locks" / f"{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
-    return os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
-
-
-def _try_lock(descriptor: int) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+    held = True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = progress is not None
+            if progress is not None:
+                progress(f"another process is preparing {key}; waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield held
+    finally:
+        os.close(descriptor)  # also unlocks; the file stays, since removing it would split the lock in two
 
 
 def _remove_abandoned(root: Path, held: str) -> None:
     """Remove the leftovers of dead processes in `tmp`: those of `held`, whose lock we have, and of any free key."""
     for leftovers in (root / "tmp").glob("*"):
-        if leftovers.name == held:
-            _remove_tree(leftovers)
-            continue
-        descriptor = _open_lock(root, leftovers.name)
-        try:
-            if _try_lock(descriptor):
-                _remove_tree(leftovers)
-        finally:
-            os.close(descriptor)
-
-
-def _remove_tree(path: Path) -> None:
-    # A failure only costs disk space; the next build tries again.
-    shutil.rmtree(path, ignore_errors=True)
+        with contextlib.nullcontext(True) if leftovers.name == held else _locked(root, leftovers.name, None) as free:
+            if free:
+                shutil.rmtree(leftovers, ignore_errors=True)

@@ -63,7 +63,12 @@ def download(model_id: str, progress: Progress) -> Path:
     """
     hub = _import_hub()
     try:
-        size = _size_on_hub(model_id)
+        info = hub.HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
+        files = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        wanted = list(hub.utils.filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        if not any(name.endswith(".safetensors") for name in wanted):
+            raise UnsupportedModel(f"{model_id} has no safetensors weights on the hub, only {', '.join(sorted(files))}")
+        size = sum(files[name] for name in wanted)
         progress(f"downloading {model_id} from the model hub ({size / 1e6:.0f} MB)")
         with _no_progress_bars():
             folder = Path(hub.snapshot_download(model_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
@@ -74,17 +79,6 @@ def download(model_id: str, progress: Progress) -> Path:
     if missing := missing_files(folder):
         raise DownloadError(f"the download of {model_id} is not complete: {', '.join(missing)} not there; try again")
     return folder
-
-
-def _size_on_hub(model_id: str) -> int:
-    """Return the number of bytes that `download` fetches at most."""
-    hub = _import_hub()
-    info = hub.HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
-    files = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    wanted = list(hub.utils.filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
-    if not any(name.endswith(".safetensors") for name in wanted):
-        raise UnsupportedModel(f"{model_id} has no safetensors weights on the hub, only {', '.join(sorted(files))}")
-    return sum(files[name] for name in wanted)
 
 
 def _explained(model_id: str, error: Exception) -> BatchwrightError:

@@ -70,8 +70,6 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that would change the result but are not supported, and their values that, like null, ask for nothing."""
 
-_EMBEDDING_TAKEN = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
-
 DEFAULT_PRIORITY = 5
 
 MAX_TEMPERATURE = 2.0
@@ -112,7 +110,8 @@ def check_names(
             _require_ignorable(name, value)
         elif name not in refused:
             raise _unknown(name, taken)
-        elif not any(_is_same(value, neutral) for neutral in refused[name]):
+        # In Python, unlike in JSON, False equals 0.
+        elif not any(value == no and isinstance(value, bool) == isinstance(no, bool) for no in refused[name]):
             raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
 
 
@@ -130,11 +129,6 @@ def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[s
     return body
 
 
-def check_embedding_names(body: Mapping[str, object]) -> None:
-    """Raise `InvalidRequest` like `check_names`, for a body for `/v1/embeddings`."""
-    check_names(body, frozenset(), _EMBEDDING_TAKEN, {})
-
-
 def require_type(name: str, value: object, kind: type) -> None:
     """Raise `InvalidRequest` unless `value` is a `kind`: str, bool, dict or list."""
     if not isinstance(value, kind):
@@ -147,11 +141,6 @@ def _require_ignorable(name: str, value: object) -> None:
     if name == "metadata" and isinstance(value, dict):
         for key, text in value.items():
             require_type(f"metadata.{key}", text, str)
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Return whether two JSON values are equal: in Python, False equals 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _unknown(name: str, known: frozenset[str]) -> InvalidRequest:

@@ -15,7 +15,6 @@ from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.fields import (
     MAX_TOKENS,
-    check_embedding_names,
     check_names,
     completions_of,
     deadline_seconds,
@@ -44,6 +43,7 @@ _FIELDS_OF = {"max_tokens": {"max_tokens", "max_completion_tokens"}, "logprobs":
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
+_EMBEDDING_NAMES = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def read_generation(body: Mapping[str, Any], *, chat: bool, defaults: SamplingPa
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     """Read a body for `/v1/embeddings`. Raises like `read_generation`."""
-    check_embedding_names(body)
+    check_names(body, frozenset(), _EMBEDDING_NAMES, {})
     given = _required("input", body)
     encoding_format = body.get("encoding_format")
     if encoding_format not in (None, "float", "base64"):
@@ -162,21 +162,18 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
 
 
 def with_defaults(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> dict[str, Any]:
-    """Return `body` with the fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`."""
+    """Return `body` with the fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`.
+
+    Their values are for msgspec, which also writes tuples and integer keys as JSON.
+    """
     filled = {
-        name: _as_json(name, value)
+        name: value
         for name, value in vars(defaults).items()
         if value != getattr(OPENAI_DEFAULTS, name) and not _FIELDS_OF.get(name, {name}) & body.keys()
     }
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     return {**filled, **body}
-
-
-def _as_json(name: str, value: Any) -> Any:
-    if name == "logit_bias":
-        return {str(token): bias for token, bias in value.items()}
-    return [*value] if isinstance(value, tuple) else value
 
 
 def require_few_completions(body: Mapping[str, Any]) -> None:
