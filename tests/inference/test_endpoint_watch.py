@@ -9,8 +9,7 @@ import pytest
 
 from batchwright.clock import ManualClock
 from batchwright.errors import EndpointDown, EndpointUnreachable
-from batchwright.inference.endpoint_availability import Availability
-from batchwright.inference.endpoint_watch import EndpointWatch
+from batchwright.inference.endpoint_watch import Availability, EndpointWatch
 from batchwright.testing import play
 
 

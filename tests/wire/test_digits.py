@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.wire.digits import short_floats
+from batchwright.wire.responses import short_floats
 
 FLOATS = st.floats(width=32, allow_nan=False)
 

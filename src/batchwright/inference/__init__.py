@@ -1,1 +1,1 @@
-"""What computes requests: bodies of OpenAI requests in, bodies of OpenAI responses out."""
+"""Computing of requests: OpenAI request bodies in, OpenAI response bodies out."""

@@ -1,48 +1,64 @@
-"""What the implementations of `Inference` have in common: names of models, time that is left, calls under way."""
+"""Parts that the implementations of `Inference` share: model names, remaining time, streams, counts and threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from typing import TypeVar
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any, ParamSpec, TypeVar
 
-from batchwright.errors import DeadlineExceeded, ModelNotFound, shown
+from batchwright.errors import DeadlineExceeded, EngineClosed, ModelNotFound, shown
 from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class InFlight:
-    """Counts what is under way, by class of traffic."""
-
-    def __init__(self) -> None:
-        self.online = 0
-        self.batch = 0
-
-    @property
-    def total(self) -> int:
-        return self.online + self.batch
+class InFlight(Counter[Traffic]):
+    """Numbers of calls or sequences under way, by class of traffic."""
 
     @contextmanager
     def hold(self, traffic: Traffic, count: int = 1) -> Iterator[None]:
-        """Count `count` more for as long as the block lasts."""
-        self._add(traffic, count)
+        """Count `count` more for the duration of the block."""
+        self[traffic] += count
         try:
             yield
         finally:
-            self._add(traffic, -count)
+            self[traffic] -= count
 
-    def _add(self, traffic: Traffic, count: int) -> None:
-        if traffic == "online":
-            self.online += count
-        else:
-            self.batch += count
+
+class TrafficThreads:
+    """One thread for each class of traffic, so that an online request never queues behind the lines of a batch.
+
+    They are for tokenizing and the like, for which neither the event loop nor the model should wait.
+    """
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._threads: dict[Traffic, ThreadPoolExecutor] = {
+            "online": ThreadPoolExecutor(1, thread_name_prefix="batchwright-online"),
+            "batch": ThreadPoolExecutor(1, thread_name_prefix="batchwright-batch"),
+        }
+
+    async def run(self, traffic: Traffic, function: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
+        """Call `function` in the thread of `traffic`, after its earlier calls. Raises `EngineClosed` if closed."""
+        if self._closed:
+            raise EngineClosed("the model was closed before the request came")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads[traffic], lambda: function(*args, **options))
+
+    def close(self) -> None:
+        """Let the threads end when they have finished their work."""
+        self._closed = True
+        for thread in self._threads.values():
+            thread.shutdown(wait=False)
 
 
 def chosen_model(asked: str | None, names: Sequence[str]) -> str:
-    """The name that an answer carries: the one asked for, or the first of `names`. Raises `ModelNotFound`."""
+    """Return the model name for an answer: `asked`, by default the first of `names`. Raises `ModelNotFound`."""
     if asked is None:
         return names[0]
     if asked not in names:
@@ -51,20 +67,34 @@ def chosen_model(asked: str | None, names: Sequence[str]) -> str:
 
 
 def time_left(call: Call, deadline: float | None) -> float | None:
-    """Seconds after which the answer is of no use, by the call and by its body; None: it always is.
+    """Return the seconds left for a call, whose body has this `deadline` in seconds; None when neither sets a limit.
 
-    Raises `DeadlineExceeded` when there are none.
+    Raises `DeadlineExceeded` when no time is left.
     """
-    given = [seconds for seconds in (call.timeout, deadline) if seconds is not None]
-    if not given:
-        return None
-    if min(given) <= 0:
+    left = min((seconds for seconds in (call.timeout, deadline) if seconds is not None), default=None)
+    if left is not None and left <= 0:
         raise DeadlineExceeded("the time for this request was over before it was begun")
-    return min(given)
+    return left
+
+
+async def close(iterator: AsyncIterator[Any]) -> None:
+    """Close `iterator` at once, if it can be closed: one that is only dropped holds its place until it is collected."""
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[_T]) -> AsyncIterator[AsyncIterator[_T]]:
+    """Like `contextlib.aclosing`, for any asynchronous iterator."""
+    try:
+        yield iterator
+    finally:
+        await close(iterator)
 
 
 async def all_of(work: Sequence[Awaitable[_T]]) -> list[_T]:
-    """The results in order. When one raises, or the caller is cancelled, the others are cancelled."""
+    """Return the results in order. When one raises, or the caller is cancelled, cancel the others."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.ensure_future(each) for each in work]
@@ -76,9 +106,9 @@ async def all_of(work: Sequence[Awaitable[_T]]) -> list[_T]:
 
 
 async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
-    """The items of all streams as they come, each with the position of its stream.
+    """Yield the items of all streams as they arrive, each with the position of its stream.
 
-    When one raises, or the iterator is left, all are closed.
+    When a stream raises, or the iterator is closed, all streams are closed.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:

@@ -1,4 +1,4 @@
-"""`EmbeddingInference`: embeddings, computed by an `Encoder` in this process behind a batcher."""
+"""`EmbeddingInference`: embeddings, computed by an `Encoder` behind a batcher in this process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import numpy.typing as npt
 from batchwright.batcher import Batcher
 from batchwright.encoder.encoder import Encoder
 from batchwright.errors import DeadlineExceeded, InvalidRequest
-from batchwright.inference.calls import InFlight, all_of, chosen_model, time_left
-from batchwright.inference.inference import Call
-from batchwright.inference.traffic_threads import TrafficThreads
+from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, time_left
+from batchwright.inference.inference import Call, Route
 from batchwright.padding.rectangle import Ids
 from batchwright.policies.auto import Goodput
 from batchwright.policies.fair import EvenBatches, FairShare
@@ -28,27 +27,27 @@ from batchwright.wire.requests import EMBEDDINGS_URL, EmbeddingsBody, read_embed
 from batchwright.wire.responses import Embedding, embeddings_body, encode_vectors
 
 _WANTED = 256
-"""Batch lines held, so that batches are full while the next lines are fetched."""
+"""Batch lines to hold, so that batches are full while the next lines are fetched."""
 _BATCH_INPUTS = 2048
-"""Inputs of batch lines in the batcher at once; the rest of its queue is for online requests."""
+"""Most inputs of batch lines in the batcher at once; the rest of its queue is for online requests."""
 _REQUEST_INPUTS = 64
-"""Inputs of one request in the batcher at once: a batch. So another request of the same owner waits for no more."""
+"""Most inputs of one request in the batcher at once: one batch, for which another request of its owner may wait."""
 _BATCH_SIZE = 64
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65_536}
-"""Tokens of a batch. Who comes while it is computed waits for its end, and larger ones hardly gain anything."""
+"""Tokens of a batch. New requests wait for the end of the running batch, and larger batches hardly gain anything."""
 _PIECE = 32
-"""Inputs that are tokenized, or vectors that are encoded, in one go: between pieces other requests have their turn."""
+"""Inputs tokenized, or vectors encoded, in one piece; other requests get their turn between pieces."""
 _LINES = "lines of batches"
 _LINES_WEIGHT = 0.05
-"""What lines of batches get beside an online request that takes all it can, as a share of what that gets."""
+"""Weight of all batch lines together, relative to an online owner of weight 1."""
 _DOUBLINGS = 5
-"""Each step of priority doubles or halves the weight of an input, by so many steps at most."""
+"""Most steps of priority that count; each doubles or halves the weight of an input."""
 
 
-class EmbeddingInference:
-    """Serves one embedding model. Inputs of all requests are computed in common batches.
+class EmbeddingInference(Route):
+    """Serves one embedding model. Inputs of all requests are computed in shared batches.
 
-    Owners share the model fairly by tokens; lines of batches are one owner of little weight. `names` as for
+    Owners share the model fairly by tokens; all batch lines together are one owner with a small weight. `names` as for
     `EngineInference`.
     """
 
@@ -70,12 +69,7 @@ class EmbeddingInference:
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more than it would like to."""
-        return _WANTED - self._held.batch
-
-    @property
-    def wants(self) -> int:
-        return max(0, self.room)
+        return _WANTED - self._held["batch"]
 
     async def answer(self, call: Call) -> dict[str, Any]:
         body = read_embeddings(call.body)
@@ -122,7 +116,7 @@ class EmbeddingInference:
         return vector
 
     def _encoded(self, body: EmbeddingsBody, start: int) -> list[Ids]:
-        """Token ids of a piece of the inputs."""
+        """Tokenize the piece of the inputs that begins at `start`."""
         sequences: list[Ids] = []
         for position, ids in enumerate(self.encoder.tokenizer.encode_many(body.inputs[start : start + _PIECE]), start):
             if isinstance(ids, InvalidRequest):
@@ -133,7 +127,7 @@ class EmbeddingInference:
 
 def _weight(item: Item) -> float:
     owner, weight = cast("tuple[str, float]", item.tenant)
-    # No line asks for so much that it outweighs an online request.
+    # The priority of a batch line never raises its weight, or it could outweigh online requests.
     most = 0 if owner == _LINES else _DOUBLINGS
     steps = max(-_DOUBLINGS, min(DEFAULT_PRIORITY - item.priority, most))
     return weight * 2.0**steps

@@ -25,7 +25,7 @@ from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
-from batchwright.inference.inference import Call
+from batchwright.inference.inference import Call, Route
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds, priority_of
@@ -41,12 +41,12 @@ from batchwright.wire.requests import (
 _T = TypeVar("_T")
 
 _AHEAD = 1.25
-"""Batch lines held for each call that the endpoint is given at once, the next ones being fetched meanwhile."""
+"""Calls to hold per call that may be under way, so that none is missing while the next lines are fetched."""
 _OURS = ("deadline", "deadline_ms", "priority")
-"""Fields that endpoints elsewhere do not know."""
+"""Fields of batchwright that endpoints elsewhere do not know."""
 _LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data"}
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""What a proxy answers in the name of an endpoint that it does not reach."""
+"""Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _PROBE_SECONDS = 10.0
 _LONGEST_PAUSE = 600.0
 _FOREVER = 1e6
@@ -54,7 +54,7 @@ _FOREVER = 1e6
 
 @dataclass(frozen=True, slots=True)
 class EndpointRetries:
-    """How often a call is tried, and how long is waited before the next try, in seconds."""
+    """Number of tries of a call, and bounds of the pause before the next try, in seconds."""
 
     attempts: int
     wait_initial: float
@@ -65,22 +65,22 @@ RETRIES: Mapping[Traffic, EndpointRetries] = {
     "online": EndpointRetries(3, 0.25, 2.0),
     "batch": EndpointRetries(30, 1.0, 60.0),
 }
-"""Online somebody waits; a line of a batch outlasts half an hour of refusals. While the endpoint does not answer at
-all, the line goes back to whoever keeps it."""
+"""Online a client is waiting, so there are few tries; a line of a batch outlasts half an hour of refusals. While the
+endpoint does not answer at all, the line goes back to its owner."""
 
 
-class EndpointInference:
-    """Hands calls on to an endpoint elsewhere, at most `max_concurrency` at once, online ones first.
+class EndpointInference(Route):
+    """Passes calls on to an endpoint elsewhere, at most `max_concurrency` at once, online calls first.
 
-    - `base_url`: as for the official client, `https://host/v1`; `api_key`: its own key, if it wants one.
-    - `models`: the names under which its models are asked for here, each with the name that it has there. None: names
-      are handed on as they are; `discover` asks which there are.
-    - `timeout`: seconds in which nothing comes, after which a try is given up.
-    - `max_waiting`: online calls that wait for their turn; more are refused with `Overloaded`.
+    - `base_url`: as for the official client, `https://host/v1`; `api_key`: the endpoint's key, if it requires one.
+    - `models`: names of models in calls, each with the name that the endpoint has for it. None: names are passed on
+      unchanged; `discover` asks the endpoint for its models.
+    - `timeout`: seconds without any data, after which a try is given up.
+    - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
 
-    What it answers with 408, 409, 429 or a failure of its own, and what it does not answer, is tried again (`retries`);
-    when it is overloaded it gets fewer calls at once for a while. While it is known not to answer at all it is given
-    none: calls raise `EndpointDown` until a probe is answered. Raises ValueError for a setting.
+    Calls that are answered with 408, 409, 429 or 5xx, and calls that are not answered, are retried (`retries`); an
+    overloaded endpoint gets fewer calls at once for a while. While the endpoint is known to be down it gets none: calls
+    raise `EndpointDown` until a probe is answered. Raises ValueError for an invalid setting.
     """
 
     endpoints = frozenset(_LIST_OF)
@@ -102,7 +102,7 @@ class EndpointInference:
         self._watch = EndpointWatch(self._probe)
         self._theirs = dict(models or {})
         self._asks_for_models = False
-        """Whether the models are those that the endpoint lists."""
+        """Whether the models are taken from the endpoint's list."""
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
@@ -114,49 +114,40 @@ class EndpointInference:
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more batch lines than it would like to."""
-        places = 0 if self._watch.down else int(self._limit.value * _AHEAD) - self._held.total
-        return max(places, -self._held.batch)
-
-    @property
-    def wants(self) -> int:
-        return max(0, self.room)
+        places = 0 if self._watch.down else int(self._limit.value * _AHEAD) - self._held.total()
+        return max(places, -self._held["batch"])
 
     @property
     def why_not_ready(self) -> str | None:
-        """Why no call can be computed now, in words that tell callers nothing of the endpoint; None when it can."""
+        """Reason why no call can be computed now, without details of the endpoint; None when calls can be computed."""
         return SILENCE if self._watch.down else None
 
-    async def discover(self) -> None:
-        """Ask the endpoint for its models, if none were given.
+    async def discover(self, *, waits: bool = True) -> None:
+        """Ask the endpoint for its models, if none were given. Without `waits`, make sure that it answers now.
 
-        One that does not answer is asked again in the background, and until then there are no models. Raises
-        `EndpointError` for an answer that is no list of models.
+        With `waits`, an endpoint that does not answer is asked again in the background, and until then there are no
+        models. Raises `EndpointError` otherwise, and for an answer that is not a list of models.
         """
-        if self._theirs:
+        if self._theirs and waits:
             return
-        self._asks_for_models = True
+        self._asks_for_models = not self._theirs
         try:
             await self._watch.look()
         except EndpointError as error:
-            if not _is_outage(error):
+            if not waits or not _is_outage(error):
                 raise
             self._watch.suspect()
-
-    async def check(self) -> None:
-        """Raises `EndpointError` when it does not answer now."""
-        await self._watch.look()
 
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                listed = (await self._client.get("/models")).get("data")
+                listed = (await self._client.send("/models")).get("data")
         except TimeoutError:
             raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
         except EndpointError as error:
             if _is_outage(error) or not self._theirs:
                 raise
-            return  # it has no list of models, and answers
+            return  # it answers, though it has no list of models
         if self._asks_for_models:
             entries = listed if isinstance(listed, list) else []
             names = [entry.get("id") for entry in entries if isinstance(entry, dict)]
@@ -174,13 +165,13 @@ class EndpointInference:
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
         path, body, until = self._prepared(call, stream=True)
         with self._held.hold(call.traffic):
-            opened = await _within(until, self._retried(call, lambda: self._opened(call, path, body)))
-            async with opened.held:
-                chunk: dict[str, Any] | None = opened.first
+            async with AsyncExitStack() as held:
+                opening = self._retried(call, lambda: self._opened(call, path, body, held))
+                chunks, chunk = await _within(until, opening)
                 while chunk is not None:
                     yield self._ours(call, chunk)
-                    # Each by itself: who iterates may be another task than before, and a timeout belongs to a task.
-                    chunk = await _within(until, anext(opened.chunks, None))
+                    # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
+                    chunk = await _within(until, anext(chunks, None))
 
     async def close(self) -> None:
         self._closed = True
@@ -193,7 +184,7 @@ class EndpointInference:
         self._watch.require_answering()
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
-        """Where to, what (as JSON), and until when by the time of the event loop."""
+        """Return the path, the body as JSON, and the deadline in the event loop's time. Raises `BatchwrightError`."""
         self._require_open()
         if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
@@ -222,23 +213,27 @@ class EndpointInference:
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
         async with self._enter(call) as began:
             self._require_open()
-            answer = await self._noticed(began, self._client.post(path, body))
+            answer = await self._noticed(began, self._client.send(path, body))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
             raise EndpointError(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
         return answer
 
-    async def _opened(self, call: Call, path: str, body: bytes) -> _Opened:
-        async with AsyncExitStack() as held:
-            began = await held.enter_async_context(self._enter(call))
+    async def _opened(
+        self, call: Call, path: str, body: bytes, held: AsyncExitStack
+    ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
+        """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
+        async with AsyncExitStack() as opening:
+            began = await opening.enter_async_context(self._enter(call))
             self._require_open()
-            chunks = await held.enter_async_context(aclosing(self._client.stream(path, body)))
+            chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body)))
             first = await self._noticed(began, anext(chunks, None))
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")
-            return _Opened(held.pop_all(), first, chunks)
+            held.push_async_exit(opening.pop_all())
+            return chunks, first
 
     async def _noticed(self, began: int, answer: Awaitable[_T]) -> _T:
-        """`answer`, from which the limit learns."""
+        """Return `answer`, and let the limit and the watch learn from its outcome."""
         try:
             result = await answer
         except EndpointError as error:
@@ -252,8 +247,8 @@ class EndpointInference:
         return result
 
     async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
-        """What a try gives; a place is held while trying, and not between tries."""
-        retries, failures, tell = self._retries[call.traffic], count(), call.pauses or _nobody
+        """Return the result of the first try that succeeds. A place is held during a try, but not between tries."""
+        retries, failures, tell = self._retries[call.traffic], count(), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
             found = pause_before_retry(error, call.traffic, retries, next(failures))
@@ -261,7 +256,7 @@ class EndpointInference:
             return found
 
         try:
-            # Nearly all calls succeed at once, and what tries again costs a third of what such a call does.
+            # Nearly all calls succeed at once, and the retrying itself would cost a third of such a call.
             return await attempt_once()
         except Exception as error:
             failure = error
@@ -281,28 +276,18 @@ class EndpointInference:
         raise failure
 
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
-        """With the model under the name that it was asked for by."""
+        """Return `answer` with the model name of the call in place of the endpoint's."""
         if self._theirs and "model" in answer:
-            # Not checked again: the endpoint may have come back with other models since.
+            # The name is not checked again, since the endpoint may have come back with other models meanwhile.
             answer["model"] = read_model(call.body) or self.models[0]
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A stream whose first chunk has come."""
-
-    held: AsyncExitStack
-    """What it holds until it ends: its place and its connection."""
-    first: dict[str, Any]
-    chunks: AsyncGenerator[dict[str, Any]]
-
-
 def pause_before_retry(error: Exception, traffic: Traffic, retries: EndpointRetries, failures: int) -> bool | float:
-    """Seconds to wait before the next try where the endpoint named them, else whether to try again at all.
+    """Return the seconds before the next try if the endpoint named them, else whether to try again at all.
 
-    `failures` are those before this one. An endpoint that says "soon" again and again is believed less and less, or all
-    tries would be over soon. More than `retries.wait_max` is not waited for online; the caller is told it instead.
+    `failures` is the number of earlier failures. Pauses grow with it even when the endpoint keeps naming short ones, or
+    all tries would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
     """
     if isinstance(error, EndpointUnreachable):
         return True
@@ -311,7 +296,7 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: EndpointRetr
     if error.status not in (408, 409, 429) and error.status < 500:
         return False
     if (error.body or {}).get("code") == "insufficient_quota":
-        return False  # paying helps, waiting does not
+        return False  # waiting does not help, only paying does
     if error.retry_after is None:
         return True
     if traffic == "online" and error.retry_after > retries.wait_max:
@@ -321,16 +306,12 @@ def pause_before_retry(error: Exception, traffic: Traffic, retries: EndpointRetr
 
 
 def _is_outage(error: EndpointError) -> bool:
-    """Whether the endpoint may be away altogether."""
+    """Return whether the endpoint may be down."""
     return isinstance(error, EndpointUnreachable) or error.status in _GATEWAY_STATUSES
 
 
-def _nobody(pausing: bool) -> None:
-    """Who is told where a call does not say."""
-
-
 async def _within(until: float | None, work: Awaitable[_T]) -> _T:
-    """`work`, until then by the time of the event loop. Raises `DeadlineExceeded`."""
+    """Await `work`. Raises `DeadlineExceeded` at `until`, a time of the event loop."""
     limit = asyncio.timeout_at(until)
     try:
         async with limit:

@@ -1,6 +1,6 @@
-"""The address of an endpoint elsewhere, and the proxy of the environment through which it is reached.
+"""Addresses of endpoints elsewhere, and the proxies that the environment names for them.
 
-Neither a password in an address nor one of a proxy is ever part of a message.
+No message ever contains a password from either.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class Proxy:
     """An HTTP proxy."""
 
     url: URL
-    """Without credentials."""
+    """Address, without credentials."""
     user: tuple[str, str] | None
-    """Name and password, where it wants them."""
+    """Name and password, if the proxy requires them."""
 
 
 def endpoint_url(text: str, *, key: str = "api_key") -> URL:
-    """The URL of an endpoint. Raises ValueError, which never repeats it; `key` is where its key belongs."""
+    """Parse the URL of an endpoint. Raises ValueError without repeating `text`; `key` names the setting for its key."""
     try:
         url = URL(text)
         credentials = url.raw_user is not None or url.raw_password is not None
@@ -39,9 +39,9 @@ def endpoint_url(text: str, *, key: str = "api_key") -> URL:
 
 
 def proxy_for(url: URL) -> Proxy | None:
-    """The proxy that the environment names for `url`, by `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`.
+    """Return the proxy for `url` from `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`.
 
-    Raises ValueError for one that cannot be used.
+    Raises ValueError for a proxy that cannot be used.
     """
     if url.host is None or proxy_bypass(url.host) or proxy_bypass(f"{url.host}:{url.port}"):
         return None

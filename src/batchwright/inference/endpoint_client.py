@@ -1,6 +1,6 @@
-"""One try at one call to an OpenAI-compatible endpoint elsewhere, which ends with an answer or an `EndpointError`.
+"""Single requests to an OpenAI-compatible endpoint elsewhere, without retries.
 
-The API key goes into one header and nowhere else: should an answer hold it, it is blotted out before anybody sees it.
+The API key is sent in one header and appears nowhere else: if an answer contains it, it is masked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -25,34 +24,26 @@ from batchwright.errors import EndpointError, EndpointUnreachable, EngineClosed
 from batchwright.inference.endpoint_address import endpoint_url, proxy_for
 
 _MOST_BYTES = 256 * 2**20
-"""Of one answer, or of one event of a stream."""
+"""Largest size of an answer, or of one event of a stream."""
 _MOST_HEADER_BYTES = 64 * 1024
-"""Of one header of an answer."""
+"""Largest size of one header of an answer."""
 _CONNECT_SECONDS = 10.0
 _KEPT_SECONDS = 4.0
-"""How long an idle connection is kept: less than the 5 s for which uvicorn keeps its side open."""
+"""Time for which an idle connection is kept: less than the 5 s for which uvicorn keeps its side open."""
 _STALE_SECONDS = 1.0
-"""Within which a kept connection that was closed by the other side proves to be."""
+"""Time within which a request fails on a kept connection that the endpoint has closed."""
 _BUFFERED_BYTES = 64 * 1024
-"""A body up to this size leaves at once, whether the other side reads or not."""
+"""Largest body that is sent at once, whether or not the endpoint reads it."""
 _SHOWN = 300
 _DONE = b"[DONE]"
 
 
-@dataclass(slots=True)
-class _Sent:
-    """How a request went out."""
-
-    over_kept: bool = False
-    """Over a connection that had served another request before."""
-
-
 class EndpointClient:
-    """Speaks to one endpoint over kept connections.
+    """A client of one endpoint, over persistent connections.
 
-    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is in seconds,
-    and is how long nothing may come. Raises ValueError for a URL or a key that cannot be one, and for a proxy of the
-    environment that cannot be used.
+    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is the longest
+    time without any data, in seconds. Raises ValueError for a malformed URL or key, and for a proxy of the environment
+    that cannot be used. All requests raise `EndpointError` when they fail.
     """
 
     def __init__(
@@ -77,7 +68,7 @@ class EndpointClient:
         self._tunnel_headers: dict[str, str] | None = None
         if self._proxy is not None and self._proxy.user is not None:
             credentials = {"proxy-authorization": aiohttp.encode_basic_auth(*self._proxy.user)}
-            # What is encrypted passes the proxy unread, in a tunnel for which it is asked by itself.
+            # Encrypted requests pass through the proxy in a tunnel, whose request carries the credentials.
             if self._base.scheme == "https":
                 self._tunnel_headers = credentials
             else:
@@ -91,38 +82,37 @@ class EndpointClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`."""
-        async with self._answer("GET", path, None) as response:
-            return self._object(await self._whole(response))
-
-    async def post(self, path: str, body: bytes) -> dict[str, Any]:
-        """The JSON object that `path` answers to `body`, which is JSON, with."""
-        async with self._answer("POST", path, body) as response:
+    async def send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
+        async with self._answer("GET" if body is None else "POST", path, body) as response:
             return self._object(await self._whole(response))
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[dict[str, Any]]:
-        """The JSON objects that `path` streams to `body`, until it says that it is done."""
+        """Post `body` to `path` and yield the JSON objects of the answer's stream, up to `[DONE]`."""
         async with self._answer("POST", path, body) as response:
             async for line in self._lines(response):
                 if not line.startswith(b"data:"):
-                    continue  # a comment that keeps the connection open, or the name of an event
+                    continue  # a keep-alive comment, or the name of an event
                 data = line.removeprefix(b"data:").strip()
                 if data == _DONE:
                     return
-                yield self._event(data)
+                event = self._object(data)
+                if event.get("error"):
+                    told = _error_object(event)
+                    raise EndpointError(f"{self.url} broke its stream off: {_message(told)}", body=told)
+                yield event
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def close(self) -> None:
-        """Close the connections. What is asked after that raises `EngineClosed`."""
+        """Close the connections. Later requests raise `EngineClosed`."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
 
     def _http(self) -> aiohttp.ClientSession:
-        """The session, made when it is first needed: it belongs to the event loop that runs then.
+        """Return the session, which is made on first use and belongs to the event loop of that moment.
 
-        Raises `EngineClosed` once it was closed.
+        Raises `EngineClosed` after `close`.
         """
         if self._closed:
             raise EngineClosed("the endpoint is not asked any more: the service is closing")
@@ -132,7 +122,7 @@ class EndpointClient:
             connect = min(self._timeout, _CONNECT_SECONDS)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    # Calls are bounded by whoever makes them; one more for a look at whether the endpoint answers.
+                    # The caller bounds the calls; one more connection is for probes.
                     limit=self._connections + 1,
                     keepalive_timeout=_KEPT_SECONDS,
                     ssl=httpx.create_ssl_context() if self._base.scheme == "https" else True,
@@ -149,7 +139,7 @@ class EndpointClient:
 
     @asynccontextmanager
     async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A successful response, of which only the head has been read."""
+        """Send a request and yield a successful response, of which only the head has been read."""
         try:
             async with await self._head(method, path, body) as response:
                 if response.status != HTTPStatus.OK:
@@ -160,24 +150,24 @@ class EndpointClient:
             raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
 
     async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
-        """The response, as soon as its head is there.
+        """Send a request and return the response as soon as its head has arrived.
 
-        A server may close a kept connection at the moment at which it is used again. A request that fails so within a
-        second goes out once more, since it most likely never arrived; where it did, it is computed twice.
+        A server may close a kept connection at the moment at which it is used again. A request that fails for this
+        reason within a second is sent once more, since it most likely never arrived; if it did, it is computed twice.
         """
         url = self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
-        began, sent = asyncio.get_running_loop().time(), _Sent()
+        began, sent = asyncio.get_running_loop().time(), SimpleNamespace(over_kept=False)
         try:
             return await self._sent(method, url, body, sent)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError, aiohttp.ClientOSError) as error:
             stale = sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
             if not stale or isinstance(error, aiohttp.ClientConnectorError):
                 raise
-        return await self._sent(method, url, body, _Sent())
+        return await self._sent(method, url, body, sent)
 
-    async def _sent(self, method: str, url: URL, body: bytes | None, sent: _Sent) -> aiohttp.ClientResponse:
-        """The response to one sending."""
-        # The time for reading runs from the end of the body: its sending has a limit of its own.
+    async def _sent(self, method: str, url: URL, body: bytes | None, sent: SimpleNamespace) -> aiohttp.ClientResponse:
+        """Send a request once. `sent.over_kept` is set if it used a connection that had served another request."""
+        # The read timeout begins at the end of the body, so sending the body has a limit of its own.
         async with asyncio.timeout(None if body is None or len(body) <= _BUFFERED_BYTES else 2 * self._timeout):
             return await self._http().request(
                 method,
@@ -197,7 +187,7 @@ class EndpointClient:
         return bytes(content)
 
     async def _lines(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        # Not the reader's own lines, whose length is bounded by its buffer.
+        # The reader's own lines cannot be longer than its buffer.
         rest = bytearray()
         async for piece in response.content.iter_any():
             first, *others = piece.split(b"\n")
@@ -213,13 +203,6 @@ class EndpointClient:
         if size > _MOST_BYTES:
             raise EndpointError(f"{self.url} answers with more than {_MOST_BYTES:,} bytes")
 
-    def _event(self, data: bytes) -> dict[str, Any]:
-        event = self._object(data)
-        if event.get("error"):
-            told = _error_object(event)
-            raise EndpointError(f"{self.url} broke its stream off: {_message(told)}", body=told)
-        return event
-
     def _object(self, content: bytes) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(self._blotted(content.decode()))
@@ -233,7 +216,7 @@ class EndpointClient:
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
         if status in (401, 403):
-            # What it says of the key is for whoever runs this service, not for callers.
+            # The answer's details about the key do not concern callers.
             return EndpointError(f"{self.url} answered {status}: it does not accept the API key", status=status)
         try:
             told = _error_object(self._object(content))
@@ -246,7 +229,7 @@ class EndpointClient:
         )
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
-        """In seconds; given as such, in milliseconds or as a date."""
+        """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""
         for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
             text = headers.get(name, "")
             if text.isascii() and text.replace(".", "", 1).isdigit():
@@ -268,14 +251,11 @@ async def _note_kept(
 
 
 def _error_object(answer: Mapping[str, Any]) -> dict[str, object] | None:
-    """Of an answer that tells of an error, in any of the forms that are in use."""
+    """Return the error object of an answer, in any of the forms that are in use; None if there is none."""
     error = answer.get("error", answer)
-    if isinstance(error, dict):
-        return error if "error" in answer or "message" in error else _only_message(answer.get("detail"))
-    return _only_message(error)
-
-
-def _only_message(message: object) -> dict[str, object] | None:
+    if isinstance(error, dict) and ("error" in answer or "message" in error):
+        return error
+    message = answer.get("detail") if isinstance(error, dict) else error
     return {"message": str(message)} if message else None
 
 

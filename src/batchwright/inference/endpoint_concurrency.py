@@ -1,4 +1,4 @@
-"""How many calls an endpoint elsewhere is given at once, and who goes first."""
+"""The number of concurrent calls to an endpoint elsewhere, and the order of waiting calls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SHRINK = 0.5
 
 
 class AimdLimit:
-    """A limit that rises by one for each round of successes and is halved when the other side is overloaded.
+    """A limit that rises by one for each round of successes and is halved when the endpoint is overloaded.
 
-    Additive increase, multiplicative decrease, as in TCP. The refusals of calls that were under way together are one
-    event: `round` says in which a call began, and only refusals of the present one count.
+    Additive increase, multiplicative decrease, as in TCP. Refusals of calls that were under way together are one event:
+    a call notes the `round` in which it began, and only refusals of calls of the current round count.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,15 +30,15 @@ class AimdLimit:
 
     @property
     def value(self) -> int:
-        """From 1 to `most`."""
+        """Number of calls that may be under way, from 1 to `most`."""
         return int(self._limit)
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Note that a call was answered."""
         self._limit = min(float(self.most), self._limit + 1 / self._limit)
 
     def overloaded(self, began: int) -> None:
-        """A call that began in round `began` was refused because of too many calls."""
+        """Note that a call that began in round `began` was refused because of too many calls."""
         if began == self.round:
             self._limit = max(1.0, self._limit * _SHRINK)
             self.round += 1
@@ -46,27 +46,27 @@ class AimdLimit:
 
 @dataclass(slots=True, eq=False)
 class _Owner:
-    """Whose calls are inside, or wait."""
+    """An owner with calls that are inside or waiting."""
 
     name: Hashable
     weight: float
     inside: int = 0
     waiting: list[tuple[int, int, asyncio.Future[None]]] = field(default_factory=list)
-    """A heap by priority, then as they came."""
+    """Heap of waiting calls, by priority, then by arrival."""
 
 
 class Gate:
-    """Lets in as many calls as the limit allows.
+    """Admits as many calls at once as the limit allows.
 
-    Of those that wait, online ones go first; then those of the best priority; then those of the owner with the fewest
-    calls inside in proportion to its weight; then as they came.
+    Of the waiting calls, online ones go first; then those of the best priority; then those of the owner with the fewest
+    calls inside in proportion to its weight; then in the order of arrival.
     """
 
     def __init__(self, limit: AimdLimit) -> None:
         self.limit = limit
         self.inside = 0
         self.waiting_online = 0
-        """Online calls that are not let in yet."""
+        """Number of online calls that are waiting."""
         self._came = 0
         self._owners: dict[tuple[Traffic, Hashable], _Owner] = {}
         self._turns: dict[Traffic, Turns[_Owner]] = {"online": Turns(_turn), "batch": Turns(_turn)}
@@ -75,7 +75,7 @@ class Gate:
     async def enter(
         self, traffic: Traffic, owner: Hashable = None, *, weight: float = 1.0, priority: int = 0
     ) -> AsyncIterator[int]:
-        """Inside for as long as the block lasts; gives the round in which it was let in."""
+        """Wait for admission and hold a place for the duration of the block. Yields the round of the limit."""
         whose = self._owners.setdefault((traffic, owner), _Owner(owner, weight))
         whose.weight = weight
         await self._let_in(traffic, whose, priority)
@@ -95,7 +95,7 @@ class Gate:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled():
-                # Let in at the moment at which it was cancelled.
+                # It was admitted at the moment at which it was cancelled.
                 self._leave(traffic, owner)
             else:
                 self.waiting_online -= traffic == "online"
@@ -109,14 +109,14 @@ class Gate:
         self._admit()
 
     def _settle(self, traffic: Traffic, owner: _Owner) -> None:
-        """Its turn comes sooner, or it has nothing any more for which it could have one."""
+        """Update the turn of `owner` after a change, and remove an owner without waiting calls from the turns."""
         while owner.waiting and owner.waiting[0][2].done():
             heapq.heappop(owner.waiting)
         if owner.waiting:
             self._turns[traffic].offer(owner)
             return
         self._turns[traffic].remove(owner)
-        # Its name may belong to a successor already, where it was let go of before its cancelled call noticed.
+        # Its name may belong to a successor already, if it was removed before its cancelled call noticed.
         if not owner.inside and self._owners.get((traffic, owner.name)) is owner:
             del self._owners[traffic, owner.name]
 

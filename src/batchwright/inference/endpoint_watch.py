@@ -1,4 +1,4 @@
-"""`EndpointWatch`: notices that an endpoint elsewhere does not answer, and when it answers again."""
+"""`EndpointWatch`: notices when an endpoint elsewhere stops answering, and when it answers again."""
 
 from __future__ import annotations
 
@@ -7,26 +7,57 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
+from batchwright.backoff import Backoff
 from batchwright.errors import EndpointDown, EndpointError
-from batchwright.inference.endpoint_availability import Availability
 
 _log = logging.getLogger(__name__)
 
 SILENCE = "the endpoint does not answer"
-"""What callers are told. Its address, and what went wrong, are for the log."""
+"""Message for callers. The address and the error are only for the log."""
 _LEAST_WAIT = 1.0
 
 
-class EndpointWatch:
-    """Probes an endpoint after a call to it failed, and then again and again until it answers.
+class Availability:
+    """Decides whether an endpoint counts as down, and when to probe it again. Pure: time comes in as an argument.
 
-    `probe` asks something that costs the endpoint little, and raises `EndpointError` when it is not answered. There is
-    one probe at a time, and none while calls succeed.
+    An endpoint counts as answering until a probe fails. While it is down, each pause before the next probe is twice as
+    long as the one before, up to `longest_pause`. All times are in seconds.
     """
 
-    def __init__(self, probe: Callable[[], Awaitable[None]], availability: Availability | None = None) -> None:
+    def __init__(self, *, first_pause: float = 1.0, longest_pause: float = 5.0) -> None:
+        self.down = False
+        self._backoff = Backoff(first_pause, longest_pause)
+        self._silences = 0
+        """Number of failed probes in a row."""
+        self._probe_at = float("-inf")
+
+    def answered(self, now: float) -> None:
+        """Note that a probe or a call was answered."""
+        self.down = False
+        self._silences = 0
+        self._probe_at = now + self._backoff.first
+
+    def silent(self, now: float) -> None:
+        """Note that a probe was not answered."""
+        self.down = True
+        self._silences += 1
+        self._probe_at = now + self._backoff.pause(self._silences)
+
+    def until_probe(self, now: float) -> float:
+        """Return the seconds until the endpoint may be probed again."""
+        return max(0.0, self._probe_at - now)
+
+
+class EndpointWatch:
+    """Probes an endpoint after a call to it failed, and then repeatedly until it answers.
+
+    `probe` makes a cheap request, and raises `EndpointError` when it is not answered. There is one probe at a time, and
+    none while calls succeed.
+    """
+
+    def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
         self._probe = probe
-        self._availability = availability or Availability()
+        self._availability = Availability()
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -42,7 +73,7 @@ class EndpointWatch:
             raise EndpointDown(f"{SILENCE}: try again later", retry_after=max(_LEAST_WAIT, wait))
 
     async def look(self) -> None:
-        """Probe once. Raises `EndpointError` when the endpoint does not answer, which is then known."""
+        """Probe once. When the endpoint does not answer, note that it is down and raise `EndpointError`."""
         now = asyncio.get_running_loop().time
         try:
             await self._probe()
@@ -63,11 +94,11 @@ class EndpointWatch:
     def suspect(self) -> None:
         """Probe in the background until the endpoint answers. Returns at once."""
         if not self._closed and (self._looking is None or self._looking.done()):
-            # In a context of its own: its lines in the log belong to no request.
+            # In a context of its own, since its log lines belong to no request.
             self._looking = asyncio.create_task(self._look_until_answered(), context=Context())
 
     async def close(self) -> None:
-        """Probe no more."""
+        """Stop probing."""
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
@@ -77,11 +108,9 @@ class EndpointWatch:
         while True:
             await asyncio.sleep(self._availability.until_probe(asyncio.get_running_loop().time()))
             try:
-                await self.look()
+                return await self.look()
             except EndpointError:
                 continue
-            except Exception:  # whatever it is, it must not be the last look
+            except Exception:  # whatever it is, probing must go on
                 _log.exception("a look at the endpoint failed")
                 self._availability.silent(asyncio.get_running_loop().time())
-                continue
-            return

@@ -1,4 +1,4 @@
-"""`EngineInference`: chats and completions, computed by the engine in this process."""
+"""`EngineInference`: chats and completions, computed by an engine in this process."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any, Protocol
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
-from batchwright.inference.calls import InFlight, all_of, chosen_model, merged, time_left
-from batchwright.inference.inference import Call
-from batchwright.inference.traffic_threads import TrafficThreads
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Traffic, Usage
+from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
+from batchwright.inference.inference import Call, Route
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
 
 _WANTED = 2
-"""Sequences held for each place in the engine, so that none stays empty while the next lines are fetched."""
+"""Sequences to hold per slot of the engine, so that no slot stays empty while the next lines are fetched."""
 
 
 class GeneratingEngine(Protocol):
-    """What `EngineInference` needs of an engine: an `AsyncEngine` or a `SteppedEngine`."""
+    """The interface of an engine for `EngineInference`: an `AsyncEngine` or a `SteppedEngine`."""
 
     model_name: str
     max_model_len: int
     tokenizer: Tokenizer
     blocking: bool
-    """Whether the event loop computes: nothing is gained then by tokenizing elsewhere."""
+    """Whether the engine computes on the event loop, so that tokenizing in another thread gains nothing."""
 
     @property
     def stats(self) -> EngineStats: ...
@@ -41,12 +40,11 @@ class GeneratingEngine(Protocol):
     async def close(self) -> None: ...
 
 
-class EngineInference:
+class EngineInference(Route):
     """Serves one generating model.
 
-    The engine is taken over: it is closed with this one. `names` are those under which the model is asked for; the
-    first stands in answers to bodies that name none (default: the engine's own name).
-    `system_fingerprint` stands in answers.
+    Closing it closes the engine. `names` are the names of the model in requests (default: the engine's own name); the
+    first one is used in answers to bodies that name no model. `system_fingerprint` is part of every answer.
     """
 
     endpoints = frozenset({CHAT_URL, COMPLETION_URL})
@@ -63,7 +61,7 @@ class EngineInference:
         self._fingerprint = system_fingerprint
         self._names = tuple(names) or (engine.model_name,)
         self._unix_time = unix_time
-        self._places = engine.stats.max_num_seqs
+        self._slots = engine.stats.max_num_seqs
         self._context = min(engine.max_model_len, engine.stats.kv_blocks * engine.stats.block_size)
         self._threads = None if engine.blocking else TrafficThreads()
         self._serial = count()
@@ -75,27 +73,18 @@ class EngineInference:
 
     @property
     def room(self) -> int:
-        """`wants`, and below zero where it holds more batch lines than it would like to.
-
-        Online requests lower it, but not below a line for each place: they may not keep out what batches are owed.
-        """
-        return max(_WANTED * self._places - self._held.total, self._places - self._held.batch)
-
-    @property
-    def wants(self) -> int:
-        return max(0, self.room)
+        # Online requests leave batches at least one line for each slot, or they would take the share of the batches.
+        return max(_WANTED * self._slots - self._held.total(), self._slots - self._held["batch"])
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
-        head = self._head(call, body)
+        body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
             requests = await self._requests(call, body)
             responses = await all_of([self._computed(request) for request in requests])
         return completion_body(head, responses)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
-        head = self._head(call, body)
+        body, head = self._read(call)
         chunks = Chunks(head, include_usage=body.include_usage)
         usages: list[Usage] = []
         with self._held.hold(call.traffic, len(body.prompts) * body.n):
@@ -117,15 +106,20 @@ class EngineInference:
             self._threads.close()
         await self.engine.close()
 
-    def _head(self, call: Call, body: GenerationBody) -> Head:
+    def _read(self, call: Call) -> tuple[GenerationBody, Head]:
+        body = read_generation(call.body, chat=call.endpoint == CHAT_URL, defaults=call.defaults)
         model = chosen_model(body.model, self._names)
         key, created = call.request_id.removeprefix("req_"), int(self._unix_time())
-        return Head(key, created, model, body.chat, body.n, self._fingerprint)
+        return body, Head(key, created, model, body.chat, body.n, self._fingerprint)
 
     async def _requests(self, call: Call, body: GenerationBody) -> list[InferenceRequest]:
-        """With ids of their own, since a line may be computed anew before its first try has left the engine."""
+        """Make the requests, with unique ids: a line may be retried before its first try has left the engine."""
         left = time_left(call, body.deadline)
-        encoded = [await self._encode(call.traffic, prompt) for prompt in body.prompts]
+        # One prompt at a time, so that prompts of other requests get their turn on the thread in between.
+        encoded = [
+            await self._threads.run(call.traffic, self._encoded, prompt) if self._threads else self._encoded(prompt)
+            for prompt in body.prompts
+        ]
         return [
             InferenceRequest.of(
                 ids,
@@ -139,18 +133,12 @@ class EngineInference:
             for ids in encoded
         ]
 
-    async def _encode(self, traffic: Traffic, prompt: Prompt) -> list[int]:
-        # One at a time: between them prompts of other requests have their turn on the thread.
-        return (
-            self._encoded(prompt) if self._threads is None else await self._threads.run(traffic, self._encoded, prompt)
-        )
-
     def _encoded(self, prompt: Prompt) -> list[int]:
         try:
             return self.engine.tokenizer.encode(prompt)
         except BatchwrightError:
             raise
-        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+        except Exception as error:  # a tokenizer is foreign code, and its errors concern this request alone
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
 
     async def _computed(self, request: InferenceRequest) -> InferenceResponse:
@@ -164,7 +152,7 @@ class EngineInference:
                 yield event
 
     def _accepted(self, response: InferenceResponse) -> InferenceResponse:
-        """Raises its error, if it has one."""
+        """Return `response`. Raises its error, if it has one."""
         if response.error is not None:
             raise response.error
         return response

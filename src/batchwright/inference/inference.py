@@ -1,8 +1,8 @@
-"""What lines and services need of whatever computes: bodies of OpenAI requests in, bodies of OpenAI responses out."""
+"""`Inference`, the interface of everything that computes: OpenAI request bodies in, OpenAI response bodies out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,16 +19,17 @@ class Call:
     request_id: str
     traffic: Traffic = "online"
     timeout: float | None = None
-    """Seconds after which the answer is of no use; None: what the body says (`deadline_ms`), or none."""
+    """Seconds after which the answer is of no use. None: as the body says (`deadline_ms`), else no limit."""
     pauses: Callable[[bool], None] | None = None
-    """Told that the call failed and waits to be tried again (true), and that it is (false): nothing is lost by giving
-    it up in between. Only where what computes tries again by itself."""
+    """Called with true when the call failed and waits for a retry, and with false when the retry begins.
+
+    Nothing is lost by giving the call up in between. Only used by an `Inference` that retries by itself."""
     flow: Flow | None = None
-    """Whose share of what computes it takes; None: one that all who say nothing have together."""
+    """Owner and request whose fair share the call uses. None: one share for all calls without a flow."""
     used: Callable[[int], None] | None = None
-    """Told how many tokens the prompts and the answers have, where that comes to be known."""
+    """Called with the number of tokens of prompts and answers, once it is known."""
     defaults: SamplingParams | None = None
-    """For what the body leaves out; None: OpenAI's defaults."""
+    """Values of parameters that the body leaves out. None: OpenAI's defaults."""
 
 
 class Inference(Protocol):
@@ -37,42 +38,53 @@ class Inference(Protocol):
     @property
     def models(self) -> Sequence[str]:
         """Names that bodies may give as `model`."""
-        ...
 
     @property
     def wants(self) -> int:
-        """How many more batch lines it would like to hold now, so that its batches are full."""
-        ...
+        """Number of batch lines that it can take now to keep its batches full."""
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        """The body of the response, `stream` being off.
+        """Return the body of the response, without streaming.
 
-        Raises `BatchwrightError`: `InvalidRequest` for what can never be served as written, `ModelNotFound`,
-        `Overloaded`, `DeadlineExceeded`, `EndpointError` for what an endpoint elsewhere answered, and others.
+        Raises `BatchwrightError`: `InvalidRequest` for a call that can never be served as written, `ModelNotFound`,
+        `Overloaded`, `DeadlineExceeded`, `EndpointError` for an error of an endpoint elsewhere, and others.
         """
-        ...
 
     def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        """The bodies of the chunks, the last with `usage` where `stream_options` asks for it. Raises as `answer`,
-        before the first chunk where it can; leaving the iterator early frees what it holds.
+        """Yield the bodies of the chunks, the last with `usage` if `stream_options` asks for it.
+
+        Raises as `answer` does, before the first chunk if possible. Closing the iterator early frees what it holds.
         """
-        ...
 
     async def close(self) -> None:
-        """Answer what is being computed with an error, and give the memory back."""
-        ...
+        """Answer the calls under way with an error, and release the memory."""
+
+
+class Route(Inference, Protocol):
+    """An `Inference` that can be one of several: it knows its endpoints, and by how much it is overfull."""
+
+    @property
+    def endpoints(self) -> Collection[str]:
+        """Endpoints whose calls it answers."""
+
+    @property
+    def room(self) -> int:
+        """Number of batch lines that it can take now, negative when it holds more than it wants."""
+
+    @property
+    def wants(self) -> int:
+        return max(0, self.room)
 
 
 @runtime_checkable
 class MayBeAway(Protocol):
-    """An `Inference` that has calls computed where they may not be answered for a while."""
+    """An `Inference` whose calls are computed elsewhere, where they may go unanswered for a while."""
 
     @property
     def why_not_ready(self) -> str | None:
-        """Why no call can be computed now, fit to be told to callers; None when it can."""
-        ...
+        """Reason why no call can be computed now, fit to be shown to callers; None when calls can be computed."""
 
 
 def why_not_ready(inference: Inference) -> str | None:
-    """Why `inference` can compute no call now; None when it can."""
+    """Return why `inference` can compute no call now; None when it can."""
     return inference.why_not_ready if isinstance(inference, MayBeAway) else None

@@ -1,4 +1,4 @@
-"""What computes, loaded: models in this process, or an endpoint elsewhere."""
+"""Opening what computes: models in this process, or an endpoint elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
-from batchwright.inference.routing import Route, RoutedInference
+from batchwright.inference.inference import Route
+from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
 from batchwright.version import __version__
 
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from batchwright.inference.engine_inference import GeneratingEngine
 
 _OTHER_DESCRIPTORS = 64
-"""Of the database, of files, of listening."""
+"""File descriptors reserved for the database, files and listening sockets."""
 
 
 def load_models(
     model: str | None, embedding_model: str | None, config: EngineConfig
 ) -> tuple[Engine | None, Encoder | None]:
-    """Load a model that generates, one that embeds, or both. Takes seconds; this is where torch is imported.
+    """Load a generating model, an embedding model, or both. Takes seconds, since it imports torch.
 
-    Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and what loading a
-    model raises.
+    Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
+    loading a model.
     """
-    # Before torch is imported, which takes seconds: a wrong name is told at once.
+    # Importing torch takes seconds, so a wrong name is reported before.
     for name in filter(None, (model, embedding_model)):
         resolve(name)
     try:
@@ -53,9 +54,9 @@ def load_models(
 
 
 def system_fingerprint(engine: Engine) -> str | None:
-    """Of the weights, of what computes with them in which precision, and of this version. Reads files that are new.
+    """Return a fingerprint of the weights, of the implementation and its precision, and of this version.
 
-    None where the files of the model are not there any more.
+    Reads model files that have changed. None if the files of the model no longer exist.
     """
     try:
         weights = fingerprint(engine.model_name)
@@ -72,7 +73,7 @@ def local_inference(
     *,
     fingerprint: str | None = None,
 ) -> RoutedInference:
-    """An `Inference` of loaded models, which are closed with it. `fingerprint` is that of the engine."""
+    """Return an `Inference` of loaded models, which are closed with it. `fingerprint` is that of the engine."""
     from batchwright.inference.embedding_inference import EmbeddingInference
     from batchwright.inference.engine_inference import EngineInference
 
@@ -93,10 +94,10 @@ async def open_endpoint(
     max_waiting: int,
     waits: bool = True,
 ) -> EndpointInference:
-    """Look at an endpoint, which with `waits` need not answer yet.
+    """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
 
-    Raises `InputError` for what cannot be an endpoint, `MissingExtra`, and `EndpointError` for an answer that is not
-    one of an endpoint.
+    Raises `InputError` for an address or setting that cannot be used, `MissingExtra`, and `EndpointError` for an answer
+    that no endpoint gives.
     """
     try:
         from batchwright.inference.endpoint import EndpointInference
@@ -111,9 +112,7 @@ async def open_endpoint(
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
-        if not waits:
-            await endpoint.check()
-        await endpoint.discover()
+        await endpoint.discover(waits=waits)
     except BaseException:
         await endpoint.close()
         raise
@@ -121,7 +120,7 @@ async def open_endpoint(
 
 
 def _require_descriptors(connections: int) -> None:
-    """Raise `InputError` where the process may not have that many connections open."""
+    """Raise `InputError` if the process may not have that many connections open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and connections > most - _OTHER_DESCRIPTORS:
         raise InputError(

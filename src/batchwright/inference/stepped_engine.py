@@ -1,4 +1,4 @@
-"""`SteppedEngine`: an engine that is stepped by the event loop of those who wait for it."""
+"""`SteppedEngine`: an engine whose steps run on the event loop of its callers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
 
 
 class SteppedEngine:
-    """An engine for a program that has nothing else to do than to wait for its answers.
+    """An engine for a program that does nothing but wait for its answers.
 
-    It has no thread: while a step is computed nothing else runs on the event loop, and between steps everybody who got
-    an answer goes on until it waits again, most with the next request. So a request costs no switch of threads, which
-    is what `AsyncEngine` pays for an event loop that is always free. Requests that others submitted to the engine are
-    computed along, and their responses are dropped.
+    It has no thread: while a step is computed nothing else runs on the event loop, and between steps every task that
+    got an answer runs until it waits again, usually for its next request. So a request costs no thread switch, unlike
+    with `AsyncEngine`, which keeps the event loop free. Requests that were submitted to the engine directly are
+    computed too, and their responses are dropped.
     """
 
     blocking = True
 
     def __init__(self, engine: Engine, *, owned: bool = True) -> None:
-        """`owned`: whether the engine is closed with this one."""
+        """`owned`: whether `close` closes the engine."""
         self._engine = engine
         self._owned = owned
         self.model_name = engine.model_name
@@ -36,14 +36,14 @@ class SteppedEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Figures since the engine was made."""
+        """Statistics since the engine was made."""
         return self._engine.stats
 
     async def generate(self, request: InferenceRequest) -> InferenceResponse:
         """Compute one request. Cancelling the awaiting task cancels it in the engine.
 
-        Raises `InvalidRequest` when it is refused, `EngineClosed` when the engine failed or is closed; a request that
-        fails later, or whose deadline passes, is answered with `error` set.
+        Raises `InvalidRequest` when the request is refused, `EngineClosed` when the engine failed or is closed. A
+        request that fails later, or misses its deadline, is answered with `error` set.
         """
         self._engine.submit(request)
         loop = asyncio.get_running_loop()
@@ -59,11 +59,11 @@ class SteppedEngine:
             raise
 
     def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
-        """Raises NotImplementedError: nobody reads a stream while the step that makes it holds the event loop."""
+        """Raise NotImplementedError: no stream can be read while a step holds the event loop."""
         raise NotImplementedError("a stepped engine has no streams: use AsyncEngine")
 
     async def close(self) -> None:
-        """Let go of the engine. What is not finished is cancelled."""
+        """Cancel all unfinished requests, and close the engine if it is owned."""
         if self._stepping is not None:
             self._stepping.cancel()
             await asyncio.gather(self._stepping, return_exceptions=True)
@@ -77,25 +77,22 @@ class SteppedEngine:
     async def _step(self) -> None:
         try:
             while self._waiting:
-                # Those that were answered by the step before ask for more before the next.
+                # Let the tasks that the last step answered submit their next requests.
                 await asyncio.sleep(0)
                 for response in self._engine.step():
                     answer = self._waiting.pop(response.request_id, None)
-                    # Cancelled: its task has not run since.
+                    # It is done if it was cancelled and its task has not run since.
                     if answer is not None and not answer.done():
                         answer.set_result(response)
         except Exception as error:
-            self._fail(error)
+            # The engine cannot continue, through no fault of any request.
+            for request_id, answer in self._waiting.items():
+                with suppress(Exception):
+                    self._engine.cancel(request_id)
+                if not answer.done():
+                    closed = EngineClosed(f"the engine failed: {type(error).__name__}: {error}")
+                    closed.__cause__ = error
+                    answer.set_exception(closed)
+            self._waiting.clear()
         finally:
             self._stepping = None
-
-    def _fail(self, error: Exception) -> None:
-        """The engine cannot go on, which is no fault of any request."""
-        for request_id, answer in self._waiting.items():
-            with suppress(Exception):
-                self._engine.cancel(request_id)
-            if not answer.done():
-                closed = EngineClosed(f"the engine failed: {type(error).__name__}: {error}")
-                closed.__cause__ = error
-                answer.set_exception(closed)
-        self._waiting.clear()

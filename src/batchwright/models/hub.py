@@ -1,9 +1,8 @@
-"""Models from the model hub, through huggingface_hub and its own cache."""
+"""Models from the model hub, through huggingface_hub and its cache."""
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 
 from batchwright.errors import BatchwrightError, DownloadError, MissingExtra, ModelNotFound, UnsupportedModel
 from batchwright.models.cache import Progress
-from batchwright.models.folders import missing_files
+from batchwright.models.model_files import missing_files
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
@@ -22,12 +21,12 @@ _REACH_TIMEOUT_S = 10.0
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` is written as a hub id is: `org/name`."""
+    """Return whether `name` has the form of a hub id, `org/name`."""
     return _ID.fullmatch(name) is not None and ".." not in name
 
 
 def cached_snapshot(model_id: str) -> Path | None:
-    """The folder of `model_id` in the hub cache with all that `download` would fetch, or None.
+    """Return the folder of `model_id` in the hub cache if it has all that `download` would fetch, else None.
 
     Never uses the network.
     """
@@ -36,14 +35,15 @@ def cached_snapshot(model_id: str) -> Path | None:
         folder = Path(
             hub.snapshot_download(model_id, local_files_only=True, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
         )
-    except (OSError, ValueError):  # the hub's errors for "not there" and "not all there" are OSErrors
+    except (OSError, ValueError):  # the hub's errors for "absent" and "incomplete" are OSErrors
         return None
     return None if missing_files(folder) else folder
 
 
 def loadable_snapshot(model_id: str) -> Path | None:
-    """The folder of `model_id` in the hub cache when it can be loaded, even if other programs fetched less
-    of it than `download` would: for when the hub cannot be asked. None where there is none.
+    """Return the folder of `model_id` in the hub cache if it can be loaded, else None.
+
+    Other programs may have fetched fewer files than `download` does. For use when the hub cannot be reached.
     """
     config = _import_hub().try_to_load_from_cache(model_id, "config.json")
     if not isinstance(config, str):
@@ -56,42 +56,29 @@ def loadable_snapshot(model_id: str) -> Path | None:
 def download(model_id: str, progress: Progress) -> Path:
     """Fetch `model_id` into the hub cache and return the folder of its snapshot.
 
-    The hub is asked once whether it has the model, with a short timeout, before anything is fetched.
+    Before anything is fetched, the hub is asked once, with a short timeout, whether it has the model.
 
-    Raises ModelNotFound when the hub does not know it, UnsupportedModel when it has no safetensors
+    Raises ModelNotFound when the hub does not have the model, UnsupportedModel when the model has no safetensors
     weights, DownloadError when the hub cannot be reached or refuses.
     """
     hub = _import_hub()
     try:
-        size = _size_on_hub(model_id)
+        info = hub.HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
+        files = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        wanted = list(hub.utils.filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        if not any(name.endswith(".safetensors") for name in wanted):
+            raise UnsupportedModel(f"{model_id} has no safetensors weights on the hub, only {', '.join(sorted(files))}")
+        size = sum(files[name] for name in wanted)
         progress(f"downloading {model_id} from the model hub ({size / 1e6:.0f} MB)")
         with _no_progress_bars():
             folder = Path(hub.snapshot_download(model_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except BatchwrightError:
         raise
-    except Exception as error:  # the hub client lets errors of whatever HTTP library it uses through
+    except Exception as error:  # the hub client passes on the errors of its HTTP library
         raise _explained(model_id, error) from error
     if missing := missing_files(folder):
         raise DownloadError(f"the download of {model_id} is not complete: {', '.join(missing)} not there; try again")
     return folder
-
-
-def _size_on_hub(model_id: str) -> int:
-    """Bytes that `download` fetches at most."""
-    hub = _import_hub()
-    info = hub.HfApi().model_info(model_id, timeout=_REACH_TIMEOUT_S, files_metadata=True)
-    files = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    wanted = {name: size for name, size in files.items() if _is_wanted(name)}
-    if not any(name.endswith(".safetensors") for name in wanted):
-        raise UnsupportedModel(f"{model_id} has no safetensors weights on the hub, only {', '.join(sorted(files))}")
-    return sum(wanted.values())
-
-
-def _is_wanted(name: str) -> bool:
-    def matches(patterns: list[str]) -> bool:
-        return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-    return matches(_WANTED) and not matches(_UNWANTED)
 
 
 def _explained(model_id: str, error: Exception) -> BatchwrightError:

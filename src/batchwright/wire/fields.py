@@ -1,4 +1,4 @@
-"""Fields of a request body in OpenAI's names: which are taken, which are ignored, which are refused by name."""
+"""Fields of a request body by their OpenAI names: those that are used, ignored or refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IGNORED: Mapping[str, type] = {
     "stream_options": dict,
     "user": str,
 }
-"""Change nothing in the result, and their types. `model` is here because whoever chooses the model reads it first."""
+"""Fields that do not change the result, and their types. `model` is read before, to choose what computes."""
 _TYPES = {str: "a text", bool: "true or false", dict: "an object", list: "a list"}
 
 _NO_TOOLS: tuple[object, ...] = ([], "none", "auto")
@@ -68,14 +68,12 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Would change the result and are not supported. The values listed mean, as null does, that nothing is asked for."""
-
-_EMBEDDING_TAKEN = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
+"""Fields that would change the result but are not supported, and their values that, like null, ask for nothing."""
 
 DEFAULT_PRIORITY = 5
 
 MAX_TEMPERATURE = 2.0
-"""OpenAI's. `SamplingParams` takes more."""
+"""OpenAI's limit. `SamplingParams` takes more."""
 MAX_TOKENS = 2**31 - 1
 RANGES: Mapping[str, tuple[int, int]] = {
     "best_of": (1, MAX_COMPLETIONS),
@@ -87,32 +85,38 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
 }
-"""Of whole numbers whose range here is not simply that of `SamplingParams`."""
+"""Ranges of integer fields, if they are not simply those of `SamplingParams`."""
 
 _LONGEST_NAME = 40
 
 
-def check_names(body: Mapping[str, object], reserved: frozenset[str]) -> None:
-    """Raises `InvalidRequest` naming the first field that cannot be honoured, or is too large.
+def check_names(
+    body: Mapping[str, object],
+    reserved: frozenset[str],
+    taken: frozenset[str] = _TAKEN,
+    refused: Mapping[str, tuple[object, ...]] = REFUSED,
+) -> None:
+    """Raise `InvalidRequest` naming the first field that cannot be honoured, or is too large.
 
-    `reserved` are the names that the form of the body itself uses.
+    `reserved` are the names that the form of the body uses, `taken` those of parameters; `refused` as in `REFUSED`.
     """
     require_few_fields(body)
     for name, value in body.items():
         if value is None:
             continue
-        if name in reserved or name in _TAKEN:
+        if name in reserved or name in taken:
             require_size(name, value)
         elif name in IGNORED:
             _require_ignorable(name, value)
-        elif name not in REFUSED:
-            raise _unknown(name, _TAKEN)
-        elif not any(_is_same(value, neutral) for neutral in REFUSED[name]):
+        elif name not in refused:
+            raise _unknown(name, taken)
+        # In Python, unlike in JSON, False equals 0.
+        elif not any(value == no and isinstance(value, bool) == isinstance(no, bool) for no in refused[name]):
             raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
 
 
 def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[str, object]:
-    """The fields of `line` that are those of a body. Others are columns of its own, which mean nothing here.
+    """Return the fields of `line` that belong to a body. The others are columns of the user, which are left out.
 
     `reserved` as for `check_names`. Raises `InvalidRequest` for a column that looks like a misspelled field.
     """
@@ -125,22 +129,8 @@ def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[s
     return body
 
 
-def check_embedding_names(body: Mapping[str, object]) -> None:
-    """As `check_names`, strictly, for a body for `/v1/embeddings`."""
-    require_few_fields(body)
-    for name, value in body.items():
-        if value is None:
-            continue
-        if name in _EMBEDDING_TAKEN:
-            require_size(name, value)
-        elif name in IGNORED:
-            _require_ignorable(name, value)
-        else:
-            raise _unknown(name, _EMBEDDING_TAKEN)
-
-
 def require_type(name: str, value: object, kind: type) -> None:
-    """Raises `InvalidRequest` unless `value` is of a type that JSON has: str, bool, dict or list."""
+    """Raise `InvalidRequest` unless `value` is a `kind`: str, bool, dict or list."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{name}={shown(value)}: must be {_TYPES[kind]}", param=name)
 
@@ -153,15 +143,10 @@ def _require_ignorable(name: str, value: object) -> None:
             require_type(f"metadata.{key}", text, str)
 
 
-def _is_same(value: object, other: object) -> bool:
-    """As JSON has it: Python takes false for 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
 def _unknown(name: str, known: frozenset[str]) -> InvalidRequest:
     meant = _meant(name, known)
     hint = f"did you mean {meant}?" if meant else "leave it out"
-    # Python's own JSON reader lets half a surrogate pair through, which no answer could carry back.
+    # Python's own JSON reader lets lone surrogates through, which no answer could contain.
     short = name[:_LONGEST_NAME].encode(errors="replace").decode()
     return InvalidRequest(f"{short} is unknown: {hint}", param=short, code="unknown_parameter")
 
@@ -173,35 +158,37 @@ def _meant(name: str, known: frozenset[str]) -> str | None:
 
 
 def sampling_overrides(body: Mapping[str, object], *, chat: bool) -> dict[str, object]:
-    """The fields of `SamplingParams` that `body` sets; a field that is null is not set.
+    """Return the fields of `SamplingParams` that `body` sets; a field that is null is not set.
 
-    Values are translated, not judged, except where judging them is part of the translation: `SamplingParams` does
-    that. Raises `InvalidRequest`.
+    Values are translated, and checked only where the translation needs it: `SamplingParams` checks the rest. Raises
+    `InvalidRequest`.
     """
     given = {name: body[name] for name in _TAKEN & body.keys() if body[name] is not None}
     for name in RANGES.keys() & given.keys():
         _require_whole(name, given[name])
-    _require_temperature(given.get("temperature"))
+    temperature = given.get("temperature")
+    if isinstance(temperature, (int, float)) and not 0 <= temperature <= MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature={shown(temperature)}: must be ≥ 0 and ≤ {MAX_TEMPERATURE:g}", param="temperature"
+        )
     overrides = {name: given[name] for name in _AS_THEY_ARE & given.keys()}
     for name in ("max_tokens", "max_completion_tokens"):
         if name in given:
             overrides["max_tokens"] = given[name]
     if "stop" in given:
-        overrides["stop"] = _stop(given["stop"])
+        stop = given["stop"]
+        overrides["stop"] = (stop,) if isinstance(stop, str) else _list("stop", stop)
     if "stop_token_ids" in given:
         overrides["stop_token_ids"] = _list("stop_token_ids", given["stop_token_ids"])
     if "logit_bias" in given:
         overrides["logit_bias"] = _logit_bias(given["logit_bias"])
     if "logprobs" in given or "top_logprobs" in given:
-        overrides["logprobs"] = _chat_logprobs(given) if chat else _completion_logprobs(given)
+        overrides["logprobs"] = _logprobs(given, chat=chat)
     return overrides
 
 
 def deadline_seconds(body: Mapping[str, object]) -> float | None:
-    """`deadline` (in seconds) or `deadline_ms` of `body`, as seconds; None when neither is set.
-
-    Raises `InvalidRequest`.
-    """
+    """Return `deadline` or `deadline_ms` of `body` in seconds, None when neither is set. Raises `InvalidRequest`."""
     given = [name for name in ("deadline", "deadline_ms") if body.get(name) is not None]
     if not given:
         return None
@@ -210,25 +197,20 @@ def deadline_seconds(body: Mapping[str, object]) -> float | None:
     name, value = given[0], body[given[0]]
     unit, a_second = ("milliseconds", 1000) if name == "deadline_ms" else ("seconds", 1)
     most = MAX_DEADLINE * a_second
-    # Written so that NaN, which Python's own JSON reader lets in, is refused too.
+    # This form of the comparison also refuses NaN, which Python's own JSON reader lets in.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
         raise InvalidRequest(f"{name} must be a number of {unit} above 0 and ≤ {most:.0e}", param=name)
     return value / a_second
 
 
 def priority_of(body: Mapping[str, object]) -> int:
-    """`priority` of `body`, lower being sooner; the default where it is not set. Raises `InvalidRequest`."""
+    """Return the priority of `body` (lower is sooner), by default `DEFAULT_PRIORITY`. Raises `InvalidRequest`."""
     priority = body.get("priority")
-    if priority is None:
-        return DEFAULT_PRIORITY
-    return _require_whole("priority", priority)
+    return DEFAULT_PRIORITY if priority is None else _require_whole("priority", priority)
 
 
 def completions_of(body: Mapping[str, object]) -> int:
-    """Completions of each prompt that `body` asks for: `n`, or `best_of`, of which `n` are given out.
-
-    Raises `InvalidRequest`.
-    """
+    """Return the number of completions to compute per prompt: `n`, or `best_of`. Raises `InvalidRequest`."""
     return max((_require_whole(name, body[name]) for name in ("n", "best_of") if body.get(name) is not None), default=1)
 
 
@@ -239,17 +221,6 @@ def _require_whole(name: str, value: object) -> int:
     if not low <= value <= high:
         raise InvalidRequest(f"{name}={shown(value)}: must be ≥ {low} and ≤ {high}", param=name)
     return value
-
-
-def _require_temperature(temperature: object) -> None:
-    if isinstance(temperature, (int, float)) and not 0 <= temperature <= MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature={shown(temperature)}: must be ≥ 0 and ≤ {MAX_TEMPERATURE:g}", param="temperature"
-        )
-
-
-def _stop(value: object) -> tuple[object, ...]:
-    return (value,) if isinstance(value, str) else _list("stop", value)
 
 
 def _list(name: str, value: object) -> tuple[object, ...]:
@@ -267,21 +238,16 @@ def _logit_bias(value: object) -> dict[int, object]:
     return {int(token): bias for token, bias in value.items()}
 
 
-def _chat_logprobs(given: Mapping[str, object]) -> object:
+def _logprobs(given: Mapping[str, object], *, chat: bool) -> object:
     wanted, top = given.get("logprobs", False), given.get("top_logprobs", 0)
+    if not chat:
+        if "top_logprobs" in given:
+            raise InvalidRequest(
+                "top_logprobs belongs to chats; in a completion logprobs is the number", param="top_logprobs"
+            )
+        return wanted if not isinstance(wanted, bool) else 0 if wanted else None
     if not isinstance(wanted, bool):
         raise InvalidRequest("logprobs must be true or false in a chat; their number is top_logprobs", param="logprobs")
     if not wanted and top:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     return top if wanted else None
-
-
-def _completion_logprobs(given: Mapping[str, object]) -> object:
-    if "top_logprobs" in given:
-        raise InvalidRequest(
-            "top_logprobs belongs to chats; in a completion logprobs is the number", param="top_logprobs"
-        )
-    wanted = given["logprobs"]
-    if isinstance(wanted, bool):
-        return 0 if wanted else None
-    return wanted

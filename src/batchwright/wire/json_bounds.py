@@ -1,7 +1,7 @@
-"""Bounds on the shape of a JSON text, checked before it is parsed, while it arrives.
+"""Bounds on the shape of a JSON text, checked while it arrives, before it is parsed.
 
-Parsing makes up to seventy bytes of memory, and work for the garbage collector, of each byte: fifteen megabytes of
-`[],` become five million lists. What a text would become is counted in pieces, without making any of it.
+Parsing turns each byte into up to seventy bytes of memory, and into work for the garbage collector: fifteen megabytes
+of `[],` become five million lists. So the values of a text are counted, piece by piece, without creating any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DEPTH = 64
 MAX_CONTAINERS = 32_768
 """Most arrays and objects."""
 MAX_FIELDS = 65_536
-"""Most names of values in all objects together. Each takes as long as ten numbers."""
+"""Most members of all objects together. Each takes as long to parse as ten numbers."""
 MAX_VALUES = 524_288
 """Most values of any kind: as many as the token ids of 2,048 texts of 256 tokens."""
 
@@ -29,35 +29,35 @@ _STEP[list(b"]}")] = -1
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """What a JSON text, or its beginning, consists of."""
+    """Numbers of values in a JSON text, or in its beginning."""
 
     values: int = 1
-    """One more for each empty array or object."""
+    """Number of values of any kind. Each empty array or object counts twice."""
     containers: int = 0
     fields: int = 0
     depth: int = 0
-    """That of the deepest value."""
+    """Nesting depth of the deepest value."""
 
 
 class JsonScan:
-    """Looks at a JSON text as it arrives, wherever it is cut, and refuses it as soon as there is too much of anything.
+    """Scans a JSON text as it arrives, cut anywhere, and refuses it as soon as it has too much of anything.
 
-    Of a text that is not JSON it says nothing else: parsing finds that.
+    It does not check whether the text is JSON: parsing does.
     """
 
     def __init__(self) -> None:
         self.shape = JsonShape()
-        """Of what has come so far."""
+        """Shape of the text so far."""
         self._in_string = False
         self._escape = False
-        """The last piece ended with a backslash that escapes the first character of the next."""
+        """Whether the last piece ended with a backslash that escapes the first character of the next."""
         self._depth = 0
 
     def feed(self, text: bytes) -> None:
-        """Look at what comes next.
+        """Scan the next part of the text.
 
-        Raises `InvalidRequest` (code `json_too_complex`) when there are too many values, containers or fields by now,
-        or they are nested too deeply.
+        Raises `InvalidRequest` (code `json_too_complex`) when the text now has too many values, containers or fields,
+        or is nested too deeply.
         """
         for start in range(0, len(text), _PIECE):
             self._scan(text[start : start + _PIECE])
@@ -76,7 +76,7 @@ class JsonScan:
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
         self._escape = backslashes % 2 == 1
         if b"\\" in piece:
-            # From the left, so that of a run of backslashes each one is taken with what it escapes.
+            # From the left, so that in a run of backslashes each one is taken together with what it escapes.
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         parts = piece.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])

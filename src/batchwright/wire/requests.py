@@ -1,7 +1,7 @@
-"""Bodies of OpenAI requests, read: what is to be computed, how, and how soon.
+"""Reading of OpenAI request bodies: what to compute, how, and how soon.
 
-What a body leaves out has OpenAI's own default: temperature 1; in a chat as many tokens as the context still holds, in
-a completion 16. A value that is null is left out.
+A field that a body leaves out, or that is null, has OpenAI's default: temperature 1; in a chat as many tokens as the
+context still holds, in a completion 16.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.bounds import MAX_INPUTS, MAX_LOGPROBS, require_size
 from batchwright.wire.fields import (
     MAX_TOKENS,
-    check_embedding_names,
     check_names,
     completions_of,
     deadline_seconds,
@@ -29,21 +28,22 @@ COMPLETION_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""Of messages, as OpenAI has them."""
+"""Roles of messages, as in OpenAI's API."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
 _TOKENS_COUNTED = 4096
-"""Of a completion, when its log-probabilities are counted: a body without a limit means all that the context holds."""
+"""Most tokens of a completion that count towards `MAX_LOGPROBS`: a body without a limit means the whole context."""
 OPENAI_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
-"""What a chat leaves out; a completion without a limit of its own gets 16 tokens."""
+"""Defaults of a chat. The default limit of a completion is 16 tokens."""
 _COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=16)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
-"""Of a message, beside its role and content; whatever else it has is the chat template's."""
+"""Types of a message's fields beside its role and content. Any other fields are for the chat template."""
 _FIELDS_OF = {"max_tokens": {"max_tokens", "max_completion_tokens"}, "logprobs": {"logprobs", "top_logprobs"}}
-"""Names in a body of a field of `SamplingParams`, where they are others than its own."""
+"""Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
+_EMBEDDING_NAMES = frozenset({"dimensions", "encoding_format", "input", "priority", "deadline", "deadline_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class GenerationBody:
 
     chat: bool
     model: str | None
-    """None: it names none."""
+    """Name of the model. None: the body names none."""
     prompts: tuple[Prompt, ...]
-    """One; of a completion also several, each of which gets its `n` choices."""
+    """The prompts, each of which gets `n` choices. A chat has one."""
     priority: int
     deadline: float | None
-    """Seconds after which the answer is of no use."""
+    """Seconds after which the answer is of no use. None: no limit."""
     stream: bool
     include_usage: bool
     """Whether a stream ends with its token counts."""
@@ -65,16 +65,16 @@ class GenerationBody:
 
     @property
     def n(self) -> int:
-        """Completions of each prompt."""
+        """Number of completions of each prompt."""
         return self._params.n
 
     def params(self, room: int) -> SamplingParams:
-        """How to choose the tokens. `room`: how many the context holds beside the prompt, for a body without a limit of
-        its own. Raises `InvalidRequest` when `min_tokens` are more.
+        """Return the sampling parameters. `room`, the tokens left in the context, limits a body without `max_tokens`.
+
+        Raises `InvalidRequest` when `min_tokens` is larger.
         """
-        if self._params.max_tokens != MAX_TOKENS:
-            return self._params
-        return replace(self._params, max_tokens=max(1, room))
+        limited = self._params.max_tokens != MAX_TOKENS
+        return self._params if limited else replace(self._params, max_tokens=max(1, room))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class EmbeddingsBody:
 
     model: str | None
     inputs: tuple[str | list[int], ...]
-    """Texts, or token ids, which are used as they are. At least one."""
+    """Texts, or lists of token ids, which are used as they are. At least one."""
     encoding_format: EncodingFormat
     dimensions: int | None
     priority: int
@@ -93,23 +93,39 @@ class EmbeddingsBody:
 def read_generation(body: Mapping[str, Any], *, chat: bool, defaults: SamplingParams | None = None) -> GenerationBody:
     """Read a body for `/v1/chat/completions`, or without `chat` for `/v1/completions`.
 
-    `defaults` stand for what the body leaves out; None: OpenAI's.
+    `defaults` are for fields that the body leaves out; None: OpenAI's.
 
-    Raises `InvalidRequest`, naming the field, and nothing else for whatever JSON holds.
+    Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
     """
+    defaults = defaults or (OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS)
     try:
-        return _generation(body, defaults or (OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS), chat=chat)
+        check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
+        given = _required("messages" if chat else "prompt", body)
+        overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
+        params = replace(defaults, **overrides) if overrides else defaults
+        prompts: tuple[Prompt, ...] = (_messages(given),) if chat else _texts_or_tokens("prompt", given)
+        _require_answer_size(prompts, params, chat=chat)
+        return GenerationBody(
+            chat=chat,
+            model=read_model(body),
+            prompts=prompts,
+            priority=priority_of(body),
+            deadline=deadline_seconds(body),
+            stream=wants_stream(body),
+            include_usage=_include_usage(body.get("stream_options")),
+            _params=params,
+        )
     except InvalidRequest:
         raise
     except (ValueError, OverflowError, TypeError) as error:
-        raise out_of_range(error) from error
+        # A value that passed every check by name and still cannot be converted, such as thousands of digits.
+        raise InvalidRequest(f"a value is out of range: {error}") from error
 
 
 def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
-    """Read a body for `/v1/embeddings`. Raises as `read_generation`."""
-    check_embedding_names(body)
-    if body.get("input") is None:
-        raise _missing("input")
+    """Read a body for `/v1/embeddings`. Raises like `read_generation`."""
+    check_names(body, frozenset(), _EMBEDDING_NAMES, {})
+    given = _required("input", body)
     encoding_format = body.get("encoding_format")
     if encoding_format not in (None, "float", "base64"):
         raise InvalidRequest(
@@ -118,9 +134,12 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or not 0 < dimensions < 2**31):
         raise InvalidRequest(f"dimensions={shown(dimensions)}: must be a whole number above 0", param="dimensions")
+    model, inputs = read_model(body), _texts_or_tokens("input", given)
+    if "" in inputs:
+        raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
     return EmbeddingsBody(
-        model=read_model(body),
-        inputs=_inputs(body["input"]),
+        model=model,
+        inputs=inputs,
         encoding_format=encoding_format or "float",
         dimensions=dimensions,
         priority=priority_of(body),
@@ -129,7 +148,7 @@ def read_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
 
 
 def read_model(body: Mapping[str, Any]) -> str | None:
-    """The name of the model; None where the body names none. Raises `InvalidRequest`."""
+    """Return the name of the model, None if the body names none. Raises `InvalidRequest`."""
     model = body.get("model")
     require_size("model", model)
     if model is None or (isinstance(model, str) and model and "\0" not in model):
@@ -138,37 +157,17 @@ def read_model(body: Mapping[str, Any]) -> str | None:
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
-    """Whether the answer is to come as a stream. Raises `InvalidRequest`."""
+    """Return whether the answer is to be streamed. Raises `InvalidRequest`."""
     return _flag("stream", body.get("stream"))
 
 
-def _read_params(body: Mapping[str, object], defaults: SamplingParams, *, chat: bool) -> SamplingParams:
-    """`defaults` with the fields that `body` sets. Raises `InvalidRequest`."""
-    overrides = cast("dict[str, Any]", sampling_overrides(body, chat=chat))
-    return replace(defaults, **overrides) if overrides else defaults
-
-
-def read_prompts(prompt: object) -> tuple[Prompt, ...]:
-    """One prompt, or as many as are in a list of texts or of lists of token ids. Raises `InvalidRequest`."""
-    prompts = _texts_or_tokens(prompt)
-    if prompts is None:
-        raise InvalidRequest(
-            "prompt must be a text, a list of token ids, or a list of either that is not empty", param="prompt"
-        )
-    return prompts
-
-
-def read_messages(messages: object) -> list[Mapping[str, Any]]:
-    """Messages of a chat, each with its content as one text. Raises `InvalidRequest`."""
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest("messages must be a list of at least one message", param="messages")
-    return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
-
-
 def with_defaults(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> dict[str, Any]:
-    """`body` with those fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`."""
+    """Return `body` with the fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`.
+
+    Their values are for msgspec, which also writes tuples and integer keys as JSON.
+    """
     filled = {
-        name: _as_json(name, value)
+        name: value
         for name, value in vars(defaults).items()
         if value != getattr(OPENAI_DEFAULTS, name) and not _FIELDS_OF.get(name, {name}) & body.keys()
     }
@@ -177,19 +176,16 @@ def with_defaults(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bo
     return {**filled, **body}
 
 
-def _as_json(name: str, value: Any) -> Any:
-    if name == "logit_bias":
-        return {str(token): bias for token, bias in value.items()}
-    return [*value] if isinstance(value, tuple) else value
-
-
 def require_few_completions(body: Mapping[str, Any]) -> None:
-    """Raises `InvalidRequest` when a body asks for more completions than it may, whoever computes them."""
-    _require_few(_num_prompts(body.get("prompt")), completions_of(body))
+    """Raise `InvalidRequest` if a body that is passed on asks for too many completions."""
+    prompt = body.get("prompt")
+    # The prompt is judged by its form alone: a list of numbers is one prompt.
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    _require_few(len(cast("list[object]", prompt)) if several else 1, completions_of(body))
 
 
-def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> None:
-    """Raises `InvalidRequest` when one body asks for more completions, or more log-probabilities, than it may."""
+def _require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, chat: bool) -> None:
+    """Raise `InvalidRequest` if one body asks for too many completions or log-probabilities."""
     completions = _require_few(len(prompts), params.n)
     if params.logprobs is None:
         return
@@ -203,7 +199,7 @@ def require_answer_size(prompts: Sequence[Prompt], params: SamplingParams, *, ch
 
 
 def _require_few(prompts: int, n: int) -> int:
-    """How many completions these are."""
+    """Return the number of completions. Raises `InvalidRequest` if they are too many for one body."""
     if prompts * n > MAX_INPUTS:
         raise InvalidRequest(
             f"{prompts} prompts with n={n} are more than {MAX_INPUTS} completions: send several requests",
@@ -212,39 +208,10 @@ def _require_few(prompts: int, n: int) -> int:
     return prompts * n
 
 
-def _num_prompts(prompt: object) -> int:
-    """As far as the form says it: a list of numbers is one prompt."""
-    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return len(cast("list[object]", prompt)) if several else 1
-
-
-def out_of_range(error: Exception) -> InvalidRequest:
-    """Of a value that passed every check by name and still cannot be converted: numbers of thousands of digits."""
-    return InvalidRequest(f"a value is out of range: {error}")
-
-
-def _generation(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> GenerationBody:
-    check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
-    needed = "messages" if chat else "prompt"
-    if body.get(needed) is None:
-        raise _missing(needed)
-    params = _read_params(body, defaults, chat=chat)
-    prompts = (read_messages(body["messages"]),) if chat else read_prompts(body["prompt"])
-    require_answer_size(prompts, params, chat=chat)
-    return GenerationBody(
-        chat=chat,
-        model=read_model(body),
-        prompts=prompts,
-        priority=priority_of(body),
-        deadline=deadline_seconds(body),
-        stream=wants_stream(body),
-        include_usage=_include_usage(body.get("stream_options")),
-        _params=params,
-    )
-
-
-def _missing(name: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
+def _required(name: str, body: Mapping[str, Any]) -> Any:
+    if body.get(name) is None:
+        raise InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
+    return body[name]
 
 
 def _include_usage(options: object) -> bool:
@@ -261,18 +228,7 @@ def _flag(name: str, value: object) -> bool:
     raise InvalidRequest(f"{name}={shown(value)}: must be true or false", param=name)
 
 
-def _inputs(value: object) -> tuple[str | list[int], ...]:
-    inputs = _texts_or_tokens(value)
-    if inputs is None:
-        raise InvalidRequest(
-            "input must be a text, a list of token ids, or a list of either that is not empty", param="input"
-        )
-    if "" in inputs:
-        raise InvalidRequest(f"input[{inputs.index('')}] is an empty text", param="input")
-    return inputs
-
-
-def _texts_or_tokens(value: object) -> tuple[str | list[int], ...] | None:
+def _texts_or_tokens(name: str, value: object) -> tuple[str | list[int], ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value:
@@ -280,7 +236,9 @@ def _texts_or_tokens(value: object) -> tuple[str | list[int], ...] | None:
             return (value,)
         if all(isinstance(item, str) for item in value) or all(_are_token_ids(item) for item in value):
             return tuple(value)
-    return None
+    raise InvalidRequest(
+        f"{name} must be a text, a list of token ids, or a list of either that is not empty", param=name
+    )
 
 
 def _are_token_ids(value: object) -> bool:
@@ -289,7 +247,14 @@ def _are_token_ids(value: object) -> bool:
     return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**31 for item in value)
 
 
+def _messages(messages: object) -> list[Mapping[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    return [_message(f"messages[{position}]", message) for position, message in enumerate(messages)]
+
+
 def _message(where: str, message: object) -> Mapping[str, Any]:
+    """Return the message with its content as one text."""
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role and content", param=where)
     if role not in ROLES:

@@ -5,41 +5,46 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from batchwright.request import Choice, FinishReason, InferenceResponse, TokenLogprob, Usage
-from batchwright.wire.digits import short_floats
+from batchwright.request import FinishReason, InferenceResponse, TokenLogprob, Usage
 from batchwright.wire.requests import EncodingFormat
 
 Body = dict[str, Any]
 Embedding: TypeAlias = str | list[float]
-"""A vector in an answer: base64, or its numbers."""
+"""A vector in an answer: base64, or a list of numbers."""
 
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON does not have; OpenAI uses the same."""
+"""Stands for minus infinity, which JSON does not have, as in OpenAI's API."""
+_POWERS = np.array([float(f"1e{power}") for power in range(64)])
+_FIRST_DIGITS, _LAST_DIGITS = 6, 10
+"""Numbers of digits to try for a float32: all decimals of 6 digits survive the conversion to float32 and back, and 9
+digits restore every float32. One more, since the place of the first digit is taken from a logarithm, which may be off
+by one near a power of ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands in a response whatever came of it, and in each of its chunks."""
+    """The fields that a response and all its chunks have in common."""
 
     key: str
-    """Tells this response from all others; its `id` is made of it."""
+    """Unique key of the response, from which its `id` is made."""
     created: int
-    """Unix seconds."""
+    """Time of creation in Unix seconds."""
     model: str
     chat: bool
     """Whether it is a chat completion (else a text completion)."""
     n: int = 1
-    """Completions of each prompt: choice `i` of prompt `p` has the index `p·n + i`."""
+    """Number of completions of each prompt: choice `i` of prompt `p` has the index `p·n + i`."""
     system_fingerprint: str | None = None
-    """Tells what computes: as long as it is the same, so is the answer to a request with the same seed."""
+    """Fingerprint of what computes: while it stays the same, so do the answers to requests with the same seed."""
 
     def body(self, choices: list[Body], *, chunk: bool = False) -> Body:
-        """A body with these choices."""
+        """Return a body with these choices."""
         kind = "chat.completion" if self.chat else "text_completion"
         return {
             "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.key}",
@@ -52,24 +57,29 @@ class Head:
 
 
 def completion_body(head: Head, responses: Sequence[InferenceResponse]) -> Body:
-    """The whole answer, given the response to each prompt, in order."""
-    choices = []
+    """Return the whole answer, given the response to each prompt, in order."""
+    choices: list[Body] = []
     for position, response in enumerate(responses):
         for choice in response.choices:
-            index = position * head.n + choice.index
-            choices.append(_chat_choice(index, choice) if head.chat else _text_choice(index, choice))
+            index, reason = position * head.n + choice.index, choice.finish_reason
+            if head.chat:
+                message = {"role": "assistant", "content": choice.text, "refusal": None}
+                logprobs = _chat_logprobs(choice.logprobs)
+                choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+            else:
+                choices.append(_text_choice(index, choice.text, choice.logprobs, reason))
     return head.body(choices) | {"usage": _usage([response.usage for response in responses])}
 
 
 class Chunks:
-    """Makes the chunks of one stream, whose choices may come in any mixture."""
+    """Makes the chunks of one stream, whose choices may be interleaved in any order."""
 
     def __init__(self, head: Head, *, include_usage: bool) -> None:
-        """`include_usage`: a last chunk without choices has the token counts, and all others a null for them."""
+        """With `include_usage`, a last chunk without choices has the token counts, and all others have null instead."""
         self._head = head
         self._include_usage = include_usage
         self._offsets: dict[int, int] = {}
-        """Of each choice that has begun: characters of the tokens that came, for `text_offset`."""
+        """Number of characters of the tokens so far, by the index of each choice that has begun."""
 
     def text(
         self,
@@ -79,17 +89,19 @@ class Chunks:
         logprobs: Sequence[TokenLogprob] | None = None,
         finish_reason: FinishReason | None = None,
     ) -> list[Body]:
-        """New text of choice `index`, perhaps none, perhaps its last; in a chat the role goes before the first."""
+        """Return the chunks for new text of choice `index`, which may be empty. In a chat the role comes first."""
         if not self._head.chat:
             if not (text or logprobs or finish_reason):
                 return []
-            return [self._chunk([self._text_choice(index, text, logprobs, finish_reason)])]
+            offset = self._offsets.get(index, 0)
+            self._offsets[index] = offset + sum(len(entry.token) for entry in logprobs or ())
+            return [self._chunk([_text_choice(index, text, logprobs, finish_reason, offset)])]
         deltas: list[tuple[Body, Body | None, FinishReason | None]] = []
         if index not in self._offsets:
             self._offsets[index] = 0
             deltas.append(({"role": "assistant", "content": "", "refusal": None}, None, None))
         if text or logprobs:
-            deltas.append(({"content": text}, None if logprobs is None else _chat_logprobs(logprobs), None))
+            deltas.append(({"content": text}, _chat_logprobs(logprobs), None))
         if finish_reason is not None:
             deltas.append(({}, None, finish_reason))
         return [
@@ -98,16 +110,8 @@ class Chunks:
         ]
 
     def usage(self, usages: Sequence[Usage]) -> list[Body]:
-        """What ends the stream, given the token counts of each prompt."""
+        """Return the chunk that ends the stream, if there is one, given the token counts of each prompt."""
         return [self._head.body([], chunk=True) | {"usage": _usage(usages)}] if self._include_usage else []
-
-    def _text_choice(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish_reason: FinishReason | None
-    ) -> Body:
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + sum(len(entry.token) for entry in logprobs or ())
-        named = None if logprobs is None else _text_logprobs(logprobs, offset)
-        return {"index": index, "text": text, "logprobs": named, "finish_reason": finish_reason}
 
     def _chunk(self, choices: list[Body]) -> Body:
         body = self._head.body(choices, chunk=True)
@@ -115,23 +119,52 @@ class Chunks:
 
 
 def embeddings_body(model: str, embeddings: Sequence[Embedding], prompt_tokens: int) -> Body:
-    """The answer with the embedding of each input, in order."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": embedding} for index, embedding in enumerate(embeddings)
-    ]
+    """Return the answer with the embedding of each input, in order."""
+    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(embeddings)]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def encode_vectors(vectors: Sequence[npt.NDArray[np.float32]], encoding_format: EncodingFormat) -> Sequence[Embedding]:
-    """Vectors [dim] as they stand in an answer; there must be one. Base64 is that of little-endian float32.
+    """Encode vectors [dim], of which there must be at least one, for an answer.
 
-    Numbers have no more digits than give the float32 back.
+    Base64 encodes little-endian float32. Numbers have only as many digits as restore the float32.
     """
     if encoding_format == "base64":
         return [base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode() for vector in vectors]
     size, floats = len(vectors[0]), short_floats(np.concatenate(vectors))
     return [floats[start : start + size] for start in range(0, len(floats), size)]
+
+
+def short_floats(values: npt.NDArray[np.float32]) -> list[float]:
+    """Convert the values [n] to those floats that have the fewest digits and become the same float32 again.
+
+    Written exactly, a float32 takes up to 17 digits. Below 1e-13 and above 1e22 the result may have as many.
+    """
+    exact = values.astype(np.float64)
+    short = exact.copy()
+    left = np.flatnonzero(np.isfinite(exact) & (exact != 0.0))
+    first = np.floor(np.log10(np.abs(exact[left]))).astype(np.int64)
+    with np.errstate(over="ignore"):
+        for digits in range(_FIRST_DIGITS, _LAST_DIGITS + 1):
+            found = _rounded(exact[left], digits - 1 - first)
+            same = found.astype(np.float32) == values[left]
+            short[left[same]] = found[same]
+            left, first = left[~same], first[~same]
+    result: list[float] = short.tolist()
+    return result
+
+
+def _rounded(values: npt.NDArray[np.float64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Round to the floats nearest to the decimals with `places` places; negative places are tens, hundreds, ...
+
+    Integers and powers of ten up to 1e22 are exact, so that their quotients and products are rounded only once.
+    """
+    powers = _POWERS[np.abs(places)]
+    found: npt.NDArray[np.float64] = np.where(
+        places >= 0, np.rint(values * powers) / powers, np.rint(values / powers) * powers
+    )
+    return found
 
 
 def _usage(usages: Sequence[Usage]) -> Body:
@@ -145,16 +178,9 @@ def _usage(usages: Sequence[Usage]) -> Body:
     }
 
 
-def _chat_choice(index: int, choice: Choice) -> Body:
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": None if choice.logprobs is None else _chat_logprobs(choice.logprobs),
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _chat_logprobs(entries: Sequence[TokenLogprob]) -> Body:
+def _chat_logprobs(entries: Sequence[TokenLogprob] | None) -> Body | None:
+    if entries is None:
+        return None
     content = [
         {
             **_chat_token(entry.token, entry.logprob),
@@ -166,33 +192,22 @@ def _chat_logprobs(entries: Sequence[TokenLogprob]) -> Body:
 
 
 def _chat_token(token: str, logprob: float) -> Body:
-    # A token that holds a part of a character only has no text of its own, so its bytes are not known from it.
-    known = "�" not in token
-    return {
-        "token": token,
-        "logprob": max(logprob, _LEAST_LOGPROB),
-        "bytes": list(token.encode()) if known else None,
-    }
+    # A token that is only a part of a character has no text of its own, so its bytes are unknown.
+    known = None if "�" in token else list(token.encode())
+    return {"token": token, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": known}
 
 
-def _text_choice(index: int, choice: Choice) -> Body:
-    return {
-        "index": index,
-        "text": choice.text,
-        "logprobs": None if choice.logprobs is None else _text_logprobs(choice.logprobs, 0),
-        "finish_reason": choice.finish_reason,
-    }
-
-
-def _text_logprobs(entries: Sequence[TokenLogprob], offset: int) -> Body:
-    """`offset`: characters of the tokens before these."""
-    offsets = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry.token)
-    return {
-        "tokens": [entry.token for entry in entries],
-        "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
-        "top_logprobs": [{token: max(logprob, _LEAST_LOGPROB) for _, token, logprob in entry.top} for entry in entries],
-        "text_offset": offsets,
-    }
+def _text_choice(
+    index: int, text: str, entries: Sequence[TokenLogprob] | None, reason: FinishReason | None, offset: int = 0
+) -> Body:
+    """Return a choice of a text completion. `offset`: characters of the tokens before these."""
+    logprobs = None
+    if entries is not None:
+        top = [{token: max(logprob, _LEAST_LOGPROB) for _, token, logprob in entry.top} for entry in entries]
+        logprobs = {
+            "tokens": [entry.token for entry in entries],
+            "token_logprobs": [max(entry.logprob, _LEAST_LOGPROB) for entry in entries],
+            "top_logprobs": top,
+            "text_offset": [*accumulate((len(entry.token) for entry in entries), initial=offset)][:-1],
+        }
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from batchwright.inference.closing import close
+from batchwright.inference.calls import close
 from batchwright.server.http.error_answers import as_http, log_failure
 
 _T = TypeVar("_T")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.errors import ModelNotFound
-from batchwright.inference.closing import closing
+from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call
 from batchwright.request import Flow
 from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs, within_quotas

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchwright.clock import Clock
 from batchwright.errors import ServiceStopping
-from batchwright.inference.closing import closing
+from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call
 from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.limiting.estimates import completions_of_request, prompt_tokens_of_request, sequences_of_request

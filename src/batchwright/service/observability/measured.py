@@ -10,7 +10,7 @@ from typing import Any
 
 from batchwright.clock import Clock
 from batchwright.histograms import Histogram, Recent
-from batchwright.inference.closing import closing
+from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.request import Traffic
 from batchwright.service.observability.figures import CallFigures
