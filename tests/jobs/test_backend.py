@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,6 +101,38 @@ def test_lines_are_sent_as_they_are(tmp_path: Path, endpoint: Endpoint) -> None:
         {"prompt": "a", "tools": [], "suffix": "z", "model": "far"},
     ]
     assert (report.succeeded, report.prompt_tokens, report.generated_tokens, report.steps) == (2, 1, 2, 0)
+
+
+_ONLY_REMOTE = """
+import re, sys
+from importlib import metadata
+
+def closure(name, extra, found):
+    for line in metadata.requires(name) or ():
+        wanted = re.search(r"extra == .(\\w+)", line)
+        other = re.match(r"[\\w.-]+", line)[0].lower().replace("_", "-")
+        if other not in found and (wanted is None or wanted[1] == extra) and other in installed:
+            found.add(other)
+            closure(other, None, found)
+    return found
+
+modules = metadata.packages_distributions()
+installed = {name.lower().replace("_", "-") for names in modules.values() for name in names}
+kept = closure("batchwright", "remote", {"batchwright"})
+missing = [name for name, owners in modules.items() if not kept & {owner.lower().replace("_", "-") for owner in owners}]
+assert {"torch", "fastapi", "apsw", "psutil"} <= {*missing} and not {"typer", "aiohttp"} & {*missing}
+sys.modules.update(dict.fromkeys(name for name in missing if name.isidentifier()))
+from batchwright.cli.main import main
+main()
+"""
+
+
+def test_the_extra_remote_is_all_that_it_needs(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "id": "p"})
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--backend", endpoint.url]
+    done = subprocess.run([sys.executable, "-c", _ONLY_REMOTE, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert text_of(by_id(tmp_path / "out.jsonl")["p"]) == "A"
 
 
 def test_defaults_are_sent_where_they_were_asked_for(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -103,7 +103,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
 
     @abstractmethod
     def _waiting(self) -> int:
-        """Number of waiting requests."""
+        """Return the number of waiting requests."""
 
     @abstractmethod
     async def _release(self) -> None:
@@ -157,7 +157,7 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
         self._settled(asyncio.get_running_loop())
 
     def stats(self) -> _StatsT:
-        """Copy of the figures since the batcher was made."""
+        """Return a copy of the figures since the batcher was made."""
         while True:
             try:
                 stats = copy.deepcopy(self._stats)

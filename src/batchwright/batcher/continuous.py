@@ -172,7 +172,7 @@ class ContinuousBatcher(
         return future
 
     def stats(self) -> ContinuousStats:
-        """Copy of the figures since the batcher was made. Over an engine, batches are the engine's steps."""
+        """Return a copy of the figures since the batcher was made. Over an engine, batches are the engine's steps."""
         stats = super().stats()
         if self._engine is not None:
             now, before = self._engine.stats, self._before

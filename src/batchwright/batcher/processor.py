@@ -75,7 +75,7 @@ class Processor(Generic[_BatcherT]):
         return self.batcher.submit(request, priority=priority, deadline=self._nearest(deadline), tenant=tenant)
 
     def stats(self) -> BatcherStats:
-        """Copy of the figures since the processor was made."""
+        """Return a copy of the figures since the processor was made."""
         stats: BatcherStats = self.batcher.stats()
         return stats
 

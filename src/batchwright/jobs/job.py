@@ -89,7 +89,7 @@ class Job:
 
     @property
     def _held(self) -> Path:
-        """Return where the results of earlier runs are: complete ordered ones have left the working file."""
+        """Path of the results of earlier runs: complete ordered ones have left the working file."""
         return self._working if self._working.exists() else self._output
 
     def endpoints(self) -> set[str]:
@@ -145,7 +145,7 @@ class Job:
 
     @property
     def kept_input(self) -> Path | None:
-        """Return where the content of a stream can be read again, when the job is not complete."""
+        """Path at which the content of a stream can be read again, when the job is not complete."""
         return self._spool.path if self._spool is not None and not self.spec.to_stream else None
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class LoadedModels:
     """Whether the engine is closed with the job."""
 
     def inference(self) -> Inference:
-        """Function that makes the inference, on the event loop on which it is to be used."""
+        """Make the inference, on the event loop on which it is to be used."""
         if self.engine is None:
             return local_inference(None, self.encoder)
         from batchwright.inference.stepped_engine import SteppedEngine

@@ -99,7 +99,7 @@ class JobLoop:
 
     @property
     def why_waiting(self) -> str | None:
-        """Return why no line can be computed now; None when they can."""
+        """Reason why no line can be computed now; None when they can."""
         return why_not_ready(self._inference)
 
     async def run(self) -> None:

@@ -245,7 +245,7 @@ class RateLimiter:
 
     @property
     def inside_here(self) -> dict[str, int]:
-        """Return the number of requests inside of this process by subject, for the other processes."""
+        """Number of requests inside of this process by subject, for the other processes."""
         return dict(self._inside)
 
     def standings(self, now: float) -> Iterator[tuple[str, int, int]]:

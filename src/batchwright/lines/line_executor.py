@@ -123,11 +123,11 @@ class LineExecutor(Generic[_Line]):
                 outcome = await self._outcome(line, task)
             finally:
                 self._pausing.discard(task)
-                # Not there any more: it was dropped.
-                if self._tasks.pop(task, None) is not None:
+                # Not there any more: it was dropped, and the task is being cancelled.
+                held = self._tasks.pop(task, None) is not None
+                if held:
                     self._done(line, outcome)
-            following = self._following()
-            if following is None:
+            if not held or (following := self._following()) is None:
                 return
             line = following
             self._tasks[task] = line

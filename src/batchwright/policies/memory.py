@@ -68,7 +68,7 @@ class Memory:
         return len(items)
 
     def admits(self, item: Item) -> bool:
-        """Whether `item` fits alone into the limit that was set."""
+        """Return whether `item` fits alone into the limit that was set."""
         return self.megabytes(item.length, item.max_tokens, 1) <= self.max_memory_mb
 
     def check(self, item: Item) -> None:

@@ -67,7 +67,7 @@ class Share:
         return self.places / self.weight
 
     def starves(self, now: float, patience: float) -> bool:
-        """Whether the share has no place, and got none for as long as `patience`."""
+        """Return whether the share has no place, and got none for as long as `patience`."""
         return not self.places and now - self.placed_at >= patience
 
 

@@ -291,7 +291,7 @@ class Scheduler:
 
     @property
     def _in_company(self) -> bool:
-        """Return whether another request may arrive in the middle of a step and have to wait for its end."""
+        """Whether another request may arrive in the middle of a step and have to wait for its end."""
         return self._places.shares["online"].named and self._steps_alone < _STEPS_IN_COMPANY
 
     def _most_of_prompts(self, decodes: int) -> int:

@@ -20,7 +20,7 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
 
 def default_config() -> Path:
-    """The file that is read when none is named; it need not exist."""
+    """Return the file that is read when none is named; it need not exist."""
     return user_config_path("batchwright", appauthor=False) / "batchwright.toml"
 
 

@@ -52,7 +52,7 @@ class BatchRate:
 
     @property
     def rate(self) -> float | None:
-        """Return lines a second; None while that is not known."""
+        """Lines a second; None while that is not known."""
         lines = self._lines
         return lines.events / lines.seconds if lines.seconds >= _LEAST_SECONDS and lines.events > 0 else None
 

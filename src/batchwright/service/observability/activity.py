@@ -91,7 +91,7 @@ class Live:
 
     @property
     def occupancy(self) -> float | None:
-        """Return the mean number of sequences in recent steps; None when there was none."""
+        """Mean number of sequences in recent steps; None when there was none."""
         first, last = self._window()
         steps = last.steps - first.steps
         return (last.occupancy_sum - first.occupancy_sum) / steps if steps > 0 else None

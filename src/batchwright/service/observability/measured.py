@@ -39,7 +39,7 @@ class MeasuredInference:
 
     @property
     def why_not_ready(self) -> str | None:
-        """Return why no call can be computed now; None when it can."""
+        """Reason why no call can be computed now; None when it can."""
         return why_not_ready(self.inner)
 
     async def answer(self, call: Call) -> dict[str, Any]:
