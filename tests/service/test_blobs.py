@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.service.support import TENANT, House, line, pieces, run
 
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
-from batchwright.service.batches.upload_meter import UploadMeter
-from batchwright.service.files.blobs import Blobs
+from batchwright.service.files.blobs import Blobs, UploadMeter
 from batchwright.service.limits import ServiceLimits
 
 

@@ -9,9 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.service.webhooks.addresses import is_global, parse_address, why_not_global
-from batchwright.service.webhooks.allowed import AllowList
-from batchwright.service.webhooks.hosts import UrlRefused
+from batchwright.service.webhooks.addresses import AllowList, UrlRefused, is_global, parse_address, why_not_global
 from batchwright.service.webhooks.urls import check_url
 
 # Global by the registry, refused all the same: protocol anycast, dead 6to4 relays, and a cloud's host agent.

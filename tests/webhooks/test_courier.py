@@ -24,7 +24,7 @@ from tests.webhooks.receiver import OK, Received, answer, listening
 
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
-from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.addresses import AllowList
 from batchwright.service.webhooks.courier import Courier
 from batchwright.service.webhooks.redelivery import GIVE_UP_AFTER, next_try
 from batchwright.service.webhooks.sender import Answer, Sender
@@ -325,7 +325,7 @@ def test_what_came_of_a_message_is_written_down_when_the_database_is_back(
 DELIVER = """
 import asyncio, sys
 from batchwright.store import open_store
-from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.addresses import AllowList
 from batchwright.service.webhooks.courier import Courier
 from batchwright.service.webhooks.sender import Sender
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.webhooks.receiver import Receiver, answer, listening
 
-from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.addresses import AllowList
 from batchwright.service.webhooks.sender import Answer, Sender
 
 TLS = ssl.create_default_context()

@@ -14,8 +14,7 @@ import pytest
 from tests.webhooks.receiver import OK, answer, listening
 
 from batchwright.clock import ManualClock
-from batchwright.service.webhooks.allowed import AllowList
-from batchwright.service.webhooks.hosts import UrlRefused
+from batchwright.service.webhooks.addresses import AllowList, UrlRefused
 from batchwright.service.webhooks.sender import Answer, Sender
 from batchwright.testing import play
 

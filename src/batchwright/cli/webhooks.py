@@ -135,7 +135,7 @@ def _with_webhooks(
     """Return what `work` returns; `create` and `audit` are those of `with_local_store`."""
     settings = settings_with(flags, webhook_allow=webhook_allow)
     # Imported only now: these need the extra `server`, without which the command line has to start.
-    from batchwright.service.webhooks.allowed import AllowList
+    from batchwright.service.webhooks.addresses import AllowList
     from batchwright.service.webhooks.sender import Sender
     from batchwright.service.webhooks.webhook_service import Webhooks
 

@@ -33,7 +33,7 @@ from batchwright.service.observability.timed_store import StoreFigures, timed_st
 from batchwright.service.observability.traces import Tracing, configured
 from batchwright.service.off_loop import off_loop
 from batchwright.service.settings import Settings, is_loopback, limits_of
-from batchwright.service.webhooks.allowed import AllowList
+from batchwright.service.webhooks.addresses import AllowList
 from batchwright.service.webhooks.courier import Courier
 from batchwright.service.webhooks.sender import Sender
 from batchwright.service.worker.worker import Worker, WorkerOptions

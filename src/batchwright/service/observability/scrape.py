@@ -15,9 +15,16 @@ from prometheus_client.registry import Collector
 
 from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.request import Traffic
-from batchwright.service.observability.engine_metrics import engine_families
-from batchwright.service.observability.families import counter, fill, gauge, histogram
 from batchwright.service.observability.figures import END_REASONS, CallFigures, ConnectionFigures, HttpFigures
+from batchwright.service.observability.metric_families import (
+    counter,
+    engine_families,
+    fill,
+    gauge,
+    histogram,
+    labelled,
+    single,
+)
 from batchwright.service.observability.timed_store import StoreFigures
 from batchwright.service.worker.worker import WorkerStats
 from batchwright.store.records import BatchStatus
@@ -87,21 +94,17 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         scrape = self._scrape
-        info = gauge("build_info", "1, with the version of the package as a label.", "version")
-        info.add_metric([scrape.version], 1)
-        yield info
-        ready = gauge("ready", "1 when the service takes work, as /ready says; else 0.")
-        ready.add_metric([], float(scrape.ready))
-        yield ready
+        yield labelled(
+            gauge("build_info", "1, with the version of the package as a label.", "version"), {scrape.version: 1}
+        )
+        yield single(gauge("ready", "1 when the service takes work, as /ready says; else 0."), float(scrape.ready))
         yield from _http(scrape.http)
         yield from _connections(scrape.connections)
         yield from _calls(scrape.calls)
         if scrape.engine is not None:
             yield from engine_families(scrape.engine)
         reasons = counter("dispatches", "Batches of embeddings by why they were dispatched when they were.", "reason")
-        for reason, count in sorted(scrape.reasons.items()):
-            reasons.add_metric([reason], count)
-        yield reasons
+        yield labelled(reasons, dict(sorted(scrape.reasons.items())))
         yield from _quotas(scrape.quotas)
         yield from _worker(scrape.worker, scrape.lines_in_flight)
         yield from _store(scrape.store, scrape.counts)
@@ -120,14 +123,10 @@ def _http(figures: HttpFigures) -> Iterator[Metric]:
 
 def _connections(figures: ConnectionFigures) -> Iterator[Metric]:
     accepted = counter("connections_accepted", "Connections of clients, those that were refused included.")
-    accepted.add_metric([], figures.accepted)
-    opened = gauge("connections", "Connections of clients that are open.")
-    opened.add_metric([], figures.open)
+    yield single(accepted, figures.accepted)
+    yield single(gauge("connections", "Connections of clients that are open."), figures.open)
     ended = counter("connections_ended", "Connections that the service refused or ended, by why.", "reason")
-    for reason in END_REASONS:
-        count = figures.ended.get(reason, 0)
-        ended.add_metric([reason], count)
-    yield from (accepted, opened, ended)
+    yield labelled(ended, {reason: figures.ended.get(reason, 0) for reason in END_REASONS})
 
 
 def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
@@ -156,42 +155,33 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
 
 def _quotas(figures: QuotaFigures) -> Iterator[Metric]:
     refused = counter("quota_refusals", "Requests refused with 429, by the quota that they met.", "quota")
-    for name in QUOTAS:
-        refused.add_metric([name], figures.refused.get(name, 0))
+    yield labelled(refused, {name: figures.refused.get(name, 0) for name in QUOTAS})
     limits = gauge(
         "quota_limit", "Limit on what is kept, or on online requests where there were some of late.", "quota"
     )
+    known = (*figures.online, *figures.kept)
+    yield labelled(limits, {name: limit for name, limit, _ in known})
     used = gauge("quota_used", "What is used of it, by all servers.", "quota")
-    for name, limit, amount in (*figures.online, *figures.kept):
-        limits.add_metric([name], limit)
-        used.add_metric([name], amount)
-    servers = gauge("servers", "Processes that work on this store.")
-    servers.add_metric([], figures.servers)
-    yield from (refused, limits, used, servers)
+    yield labelled(used, {name: amount for name, _, amount in known})
+    yield single(gauge("servers", "Processes that work on this store."), figures.servers)
 
 
 def _worker(stats: WorkerStats, in_flight: int) -> Iterator[Metric]:
     lines = counter("worker_lines", "Lines of batches that this process computed, by outcome.", "outcome")
-    for outcome in ("succeeded", "failed", "refused"):
-        lines.add_metric([outcome], getattr(stats, outcome))
-    commits = counter("worker_commits", "Transactions that committed results.")
-    commits.add_metric([], stats.commits)
-    crashed = counter("worker_crashed_lines", "Lines given up because their process died each time.")
-    crashed.add_metric([], stats.crashed)
-    leases = counter("worker_leases_lost", "Leases that ran out before they were renewed.")
-    leases.add_metric([], stats.leases_lost)
-    running = gauge("worker_lines_in_flight", "Lines being computed by this process now.")
-    running.add_metric([], in_flight)
-    yield from (lines, crashed, commits, leases, running)
+    yield labelled(lines, {outcome: getattr(stats, outcome) for outcome in ("succeeded", "failed", "refused")})
+    yield single(counter("worker_crashed_lines", "Lines given up because their process died each time."), stats.crashed)
+    yield single(counter("worker_commits", "Transactions that committed results."), stats.commits)
+    yield single(counter("worker_leases_lost", "Leases that ran out before they were renewed."), stats.leases_lost)
+    yield single(gauge("worker_lines_in_flight", "Lines being computed by this process now."), in_flight)
 
 
 def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric]:
     seconds = histogram("store_seconds", "Of operations of the store.", "operation")
     for name, latency in figures.latency_ms.copy().items():
         fill(seconds, [name], latency)
+    yield seconds
     unavailable = counter("store_unavailable", "Operations that found the database not answering.")
-    unavailable.add_metric([], figures.unavailable)
-    yield from (seconds, unavailable)
+    yield single(unavailable, figures.unavailable)
     if counts is None:
         return
     batches = dict.fromkeys(get_args(BatchStatus), 0) | counts.batches
@@ -201,7 +191,4 @@ def _store(figures: StoreFigures, counts: StoreCounts | None) -> Iterator[Metric
         ("deliveries", "Messages to webhooks: under way, and given up.", "state", counts.deliveries),
     )
     for name, told, label, values in shown:
-        family = gauge(name, told, label)
-        for value, count in values.items():
-            family.add_metric([value], count)
-        yield family
+        yield labelled(gauge(name, told, label), values)

@@ -8,7 +8,15 @@ special-purpose address registries, kept here since the standard library's knowl
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Self
+
+import idna
+
+from batchwright.errors import InvalidRequest, shown
 
 Address = IPv4Address | IPv6Address
 
@@ -85,3 +93,88 @@ def parse_address(text: str) -> Address | None:
         return ip_address(text)
     except ValueError:
         return None
+
+
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+class UrlRefused(InvalidRequest):
+    """A webhook URL that is invalid, or that leads where no webhook may go."""
+
+    code = "url_refused"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="url")
+
+
+class AddressRefused(UrlRefused):
+    """A webhook URL whose host is, or resolves to, an address where no webhook may go."""
+
+
+def parse_host(text: str) -> tuple[str, Address | None]:
+    """Return a host as ASCII in lower case, and as an address where it is one (IPv6 is not read here).
+
+    Raises `UrlRefused`. That includes every other spelling of an IPv4 address.
+    """
+    name = text.lower() if text.isascii() else _to_ascii(text)
+    labels = name.split(".")
+    # Resolvers read a name that ends in a number as an IPv4 address, in many spellings: 2130706433, 0x7f.1, 0177.0.1.
+    if _NUMBER.fullmatch(labels[-1]):
+        try:
+            return name, IPv4Address(text)
+        except AddressValueError:
+            raise UrlRefused(
+                f"url: host {shown(text)} ends in a number but is no IPv4 address; write four decimal numbers with dots"
+            ) from None
+    if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise UrlRefused(
+            f"url: host {shown(text)} is no host name; write letters, digits and hyphens with single dots between them"
+        )
+    return name, None
+
+
+def _to_ascii(text: str) -> str:
+    try:
+        return idna.encode(text, uts46=True, std3_rules=True).decode().lower()
+    except (idna.IDNAError, UnicodeError):
+        raise UrlRefused(f"url: host {shown(text)} is no international host name") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """Hosts and networks that the operator trusts: they need not be global, and plain http and any port will do."""
+
+    hosts: frozenset[str] = frozenset()
+    """Host names in lower case. Whatever they resolve to is accepted."""
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    @classmethod
+    def parse(cls, entries: Iterable[str]) -> Self:
+        """Parse entries such as `hooks.internal`, `10.1.0.0/16` and `::1`. Raises `InvalidRequest` naming a bad one."""
+        hosts: set[str] = set()
+        networks: list[IPv4Network | IPv6Network] = []
+        for entry in map(str.strip, entries):
+            try:
+                networks.append(ip_network(entry))
+            except ValueError as error:
+                hosts.add(_host(entry, error))
+        return cls(frozenset(hosts), tuple(networks))
+
+    def has(self, address: Address) -> bool:
+        """Return whether `address`, or the IPv4 address within it, lies in a network. None with a zone does."""
+        if isinstance(address, IPv6Address) and address.scope_id is not None:
+            return False
+        address = reached(address)
+        return any(address.version == network.version and address in network for network in self.networks)
+
+
+def _host(entry: str, not_a_network: ValueError) -> str:
+    try:
+        return parse_host(entry)[0]
+    except UrlRefused:
+        raise InvalidRequest(
+            f"webhook_allow: {entry!r} is neither a host name nor an address nor a network ({not_a_network}); "
+            "write hooks.internal, 10.1.2.3 or 10.1.0.0/16",
+            param="webhook_allow",
+        ) from None

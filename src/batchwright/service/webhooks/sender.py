@@ -22,9 +22,7 @@ from ipaddress import IPv6Address
 
 import httpx
 
-from batchwright.service.webhooks.addresses import Address, parse_address
-from batchwright.service.webhooks.allowed import AllowList
-from batchwright.service.webhooks.hosts import AddressRefused, UrlRefused
+from batchwright.service.webhooks.addresses import Address, AddressRefused, AllowList, UrlRefused, parse_address
 from batchwright.service.webhooks.urls import Target, check_addresses, check_url
 
 _log = logging.getLogger(__name__)

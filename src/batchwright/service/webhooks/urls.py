@@ -12,9 +12,14 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv6Address
 
 from batchwright.errors import shown
-from batchwright.service.webhooks.addresses import Address, why_not_global
-from batchwright.service.webhooks.allowed import AllowList
-from batchwright.service.webhooks.hosts import AddressRefused, UrlRefused, parse_host
+from batchwright.service.webhooks.addresses import (
+    Address,
+    AddressRefused,
+    AllowList,
+    UrlRefused,
+    parse_host,
+    why_not_global,
+)
 
 LONGEST = 2048
 """Most characters of a URL."""
