@@ -32,7 +32,7 @@ def _play(path: Path) -> Play:
 
 
 def _writer(world: World) -> apsw.Connection:
-    driver = world.store._driver
+    driver = world.store.driver
     assert isinstance(driver, SqliteDriver)
     return driver._writer
 

@@ -32,439 +32,146 @@ line is committed exactly once, though it may be computed more than once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Concatenate, Self
 
-from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import Change
-from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.store.operations import (
-    batches,
-    claims,
-    fair_claims,
-    files,
-    identity,
-    keys,
-    outbox,
-    quotas,
-    removal,
-    stages,
-    workers,
-)
-from batchwright.store.records import (
-    ApiKey,
-    BatchProblem,
-    BatchRecord,
-    BatchStatus,
-    ClaimedLine,
-    Delivery,
-    FileRecord,
-    LineResult,
-    NewLine,
-    Peer,
-    Purpose,
-    QuotaUse,
-    StoredLine,
-    StoreIdentity,
-    Webhook,
-)
-from batchwright.store.transaction import Driver
+from batchwright.store.operations import batches as batch_operations
+from batchwright.store.operations import claims as line_operations
+from batchwright.store.operations import fair_claims, removal, stages
+from batchwright.store.operations import files as file_operations
+from batchwright.store.operations import identity as identity_operations
+from batchwright.store.operations import keys as key_operations
+from batchwright.store.operations import outbox as outbox_operations
+from batchwright.store.operations import quotas as quota_operations
+from batchwright.store.operations import workers as worker_operations
+from batchwright.store.transaction import Driver, P, R, Tx
+
+
+def _write(operation: Callable[Concatenate[Tx, P], R]) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, R]]:
+    """Return the method of `Store` that does `operation` in a transaction, which is durable once it returns."""
+
+    @wraps(operation)
+    async def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.driver.write(operation, *args, **kwargs)
+
+    return method
+
+
+def _read(operation: Callable[Concatenate[Tx, P], R]) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, R]]:
+    """Return the method of `Store` that does `operation`, which changes nothing."""
+
+    @wraps(operation)
+    async def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.driver.read(operation, *args, **kwargs)
+
+    return method
 
 
 class Store:
-    """Files, batches, lines, the outbox and keys. Made by `open_store`; used from one event loop."""
+    """Files, batches, lines, the outbox and keys. Made by `open_store`; used from one event loop.
+
+    A method made of an operation takes its arguments, without the transaction, and keeps what its docstring promises.
+    """
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+        self.driver = driver
 
     # Files. The bytes are not here but in `service/files/blobs.py`.
 
-    async def add_file(self, file: FileRecord, *, defaults: Quotas = UNLIMITED) -> None:
-        """Make a file visible. Raises `QuotaExceeded` where its tenant or its key has no room for it.
-
-        `defaults`: the quotas of tenants that have none of their own, here and below. What is compared with a quota
-        does not change until the file or batch is added, whatever other processes add.
-        """
-        await self._driver.write(files.add_file, file, defaults)
-
-    async def file(self, tenant: str, file_id: str) -> FileRecord | None:
-        """Return a file; None: there is no such file, or it is another tenant's, deleted or expired."""
-        return await self._driver.read(files.file, tenant, file_id)
-
-    async def files(
-        self,
-        tenant: str,
-        *,
-        limit: int,
-        purpose: Purpose | None = None,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> list[FileRecord]:
-        """Return files by time of creation (then id). `after`: the id of the last one of the previous page.
-
-        Raises `NotFound` for an `after` that is unknown: an empty page would be taken for the end of the list.
-        """
-        return await self._driver.read(files.files, tenant, limit=limit, purpose=purpose, order=order, after=after)
-
-    async def delete_file(self, tenant: str, file_id: str) -> bool:
-        """Delete a file. False: no such file. Raises `Conflict` for the input of a batch that has not ended."""
-        return await self._driver.write(files.delete_file, tenant, file_id)
-
-    async def take_dead_files(self, limit: int) -> list[str]:
-        """Return ids of files, of all tenants, that are deleted or expired (and that no unfinished batch reads),
-        whose bytes can be removed. They stay on this list until `forget_files`, so that a crash between the two leaves
-        no bytes behind.
-        """
-        return await self._driver.read(files.take_dead_files, limit)
-
-    async def forget_files(self, file_ids: Sequence[str]) -> None:
-        """Forget files whose bytes are gone. A batch that has lost all its output files has no lines from now on."""
-        await self._driver.write(removal.forget_files, file_ids)
-
-    async def known_files(self, file_ids: Sequence[str]) -> set[str]:
-        """Return which of these have a record, of whatever tenant: the rest were left behind by a crash."""
-        return await self._driver.read(files.known_files, file_ids)
+    add_file = _write(file_operations.add_file)
+    file = _read(file_operations.file)
+    files = _read(file_operations.files)
+    delete_file = _write(file_operations.delete_file)
+    take_dead_files = _read(file_operations.take_dead_files)
+    forget_files = _write(removal.forget_files)
+    known_files = _read(file_operations.known_files)
 
     # Batches, as their owner sees them.
 
-    async def create_batch(self, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
-        """Make and return a batch, or return the one made before with the same tenant and idempotency key.
-
-        Raises `NotFound` when its input file is not there any more, and `QuotaExceeded` where too much is enqueued.
-        """
-        return await self._driver.write(batches.create_batch, batch, defaults)
-
-    async def batch(self, tenant: str, batch_id: str) -> BatchRecord | None:
-        return await self._driver.read(batches.batch, tenant, batch_id)
-
-    async def batches(
-        self,
-        tenant: str,
-        *,
-        limit: int,
-        after: str | None = None,
-        simple: bool = False,
-        status: BatchStatus | None = None,
-    ) -> list[BatchRecord]:
-        """Return batches, the newest first. `after`: the last id of the previous page. Raises `NotFound` as `files`."""
-        return await self._driver.read(batches.batches, tenant, limit=limit, after=after, simple=simple, status=status)
-
-    async def request_cancel(self, tenant: str, batch_id: str) -> BatchRecord | None:
-        """Cancel a batch that is validating or in progress without an ending. Otherwise nothing changes.
-
-        The batch as it is then; None: no such batch.
-        """
-        return await self._driver.write(batches.request_cancel, tenant, batch_id)
-
-    async def set_paused(self, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
-        """Pause or resume a batch. Lines of a paused batch are not claimed; those being computed end. Its time goes on.
-
-        Nothing changes once it has an ending. The batch as it is then; None: no such batch.
-        """
-        return await self._driver.write(batches.set_paused, tenant, batch_id, paused)
-
-    async def retry_batch(
-        self, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED
-    ) -> BatchRecord:
-        """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
-
-        Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
-        An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
-        `Conflict` when it has not ended, or has no such lines, or they were removed, and `QuotaExceeded` as
-        `create_batch`. The lines of the new batch are its own: they stay when those of the old one go.
-        """
-        return await self._driver.write(batches.retry_batch, tenant, batch_id, batch, defaults)
-
-    async def results(self, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
-        """Return finished lines in the order in which they were committed, those with `sequence` > `after`.
-
-        At most `limit`, and fewer where they are large; an empty page is the last one. No line appears later at a
-        place that was passed before. None: no such batch. Raises `NotFound` when they were removed.
-        """
-        return await self._driver.read(batches.results, tenant, batch_id, after=after, limit=limit)
-
-    async def count_batches(self, tenant: str | None = None, *, simple: bool | None = None) -> dict[BatchStatus, int]:
-        """Return numbers of batches by status; None: of all tenants, of both kinds."""
-        return await self._driver.read(batches.count_batches, tenant, simple=simple)
-
-    async def count_lines(self) -> dict[str, int]:
-        """Return `pending`, `suspect` and `claimed` lines of all batches in progress, for the metrics; paused ones
-        included.
-        """
-        return await self._driver.read(claims.count_lines)
+    create_batch = _write(batch_operations.create_batch)
+    batch = _read(batch_operations.batch)
+    batches = _read(batch_operations.batches)
+    request_cancel = _write(batch_operations.request_cancel)
+    set_paused = _write(batch_operations.set_paused)
+    retry_batch = _write(batch_operations.retry_batch)
+    results = _read(batch_operations.results)
+    count_batches = _read(batch_operations.count_batches)
+    count_lines = _read(line_operations.count_lines)
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
-    async def register_worker(
-        self, name: str, lease: float, process: str | None = None, *, former: str | None = None
-    ) -> str:
-        """Return the id of a new worker, whose lease runs out `lease` seconds from now. `name` is for people to read.
-
-        `process` is for `processes`: what others can tell from whether its process has ended. `former`: the worker that
-        this process was until its lease ran out. Nobody suspects its lines on that account any longer.
-        """
-        return await self._driver.write(workers.register_worker, name, lease, process, former)
-
-    async def processes(self) -> dict[str, str]:
-        """Return what workers said of their processes, by their ids; without those that said nothing."""
-        return await self._driver.read(workers.processes)
-
-    async def renew_lease(self, worker: str, lease: float) -> bool:
-        """Renew a lease. False: it had run out; what it claimed is lost to it, and it must register again."""
-        return await self._driver.write(workers.renew_lease, worker, lease)
-
-    async def retire_worker(self, worker: str) -> int:
-        """Give back at once all that a worker holds. Returns the number of lines."""
-        return await self._driver.write(workers.retire_worker, worker)
-
-    async def worker_died(self, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
-        """Take what a worker whose process has ended holds; its lines become suspects. Returns the number of lines.
-
-        A line that was in work alone, and has been in work at `max_crashes` such deaths, is to fail.
-        """
-        return await self._driver.write(workers.worker_died, worker, max_crashes)
-
-    async def reap(self, *, max_crashes: int = MAX_CRASHES) -> int:
-        """Do the same for all workers whose lease ran out. Returns the number of lines."""
-        return await self._driver.write(workers.reap, max_crashes)
-
-    async def take_validation(self, worker: str) -> BatchRecord | None:
-        """Take the oldest batch to validate that no worker validates. Lines that an earlier try added are removed.
-
-        A worker validates one batch at a time: one that it took before and neither began nor rejected is given again.
-        None: there is none. Raises `LeaseLost`.
-        """
-        return await self._driver.write(stages.take_validation, worker)
-
-    async def add_lines(self, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
-        """Add lines to a batch. False: the batch is not this worker's any more, or has an ending; nothing was added."""
-        return await self._driver.write(stages.add_lines, worker, batch_id, lines)
-
-    async def begin(self, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
-        """Begin a validated batch, or finalize it at once where `total`, the number of lines that were added, is 0.
-
-        False as in `add_lines`.
-        """
-        return await self._driver.write(stages.begin, worker, batch_id, total=total, model=model)
-
-    async def reject(self, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
-        """Fail a batch in validation, with a message to the outbox; added lines are removed. False as above."""
-        return await self._driver.write(stages.reject, worker, batch_id, problems)
-
-    async def claim(self, worker: str, limit: int) -> list[ClaimedLine]:
-        """Claim at most `limit` lines, shared between the tenants with lines (`limiting/shares.py`), in turn. Those
-        of a tenant are of the batches that expire first; within one by number.
-
-        Suspects go to a worker that holds nothing else, and it gets no others until they are done: as many at once as
-        `policies/suspects.py` says. A worker may get nothing although there are lines, so that it can take suspects
-        when it holds nothing any more. Lines that are `given_up` come with any others. Raises `LeaseLost`.
-        """
-        return await self._driver.write(claims.claim, worker, limit)
-
-    async def release(self, worker: str, lines: Sequence[ClaimedLine]) -> None:
-        """Give claimed lines back uncomputed. Those that are not this worker's any more are left alone."""
-        await self._driver.write(claims.release, worker, lines)
-
-    async def commit(self, worker: str, results: Sequence[LineResult]) -> list[bool]:
-        """Return which results were taken: those whose line is still at that attempt, in a batch without an ending.
-
-        A result that was taken before is taken again, and not counted again: a call may be repeated. In the same
-        transaction the counts and the usage of the batch rise, and a batch all of whose lines are finished goes to
-        `finalizing`. Raises `LeaseLost`, and then none is taken.
-        """
-        return await self._driver.write(claims.commit, worker, results)
-
-    async def expire_batches(self) -> list[str]:
-        """Set the ending of batches in progress, or validating, that have expired. Returns their ids."""
-        return await self._driver.write(stages.expire_batches)
-
-    async def ending_among(self, batch_ids: Sequence[str]) -> set[str]:
-        """Return which of these have an ending or are gone: a worker need not go on with their lines."""
-        return await self._driver.read(batches.ending_among, batch_ids)
-
-    async def take_finishing(self, worker: str) -> BatchRecord | None:
-        """Take a batch with an ending whose files no worker builds. None: there is none.
-
-        A worker finishes one batch at a time: one that it took before and did not finish is given again. Raises
-        `LeaseLost`.
-        """
-        return await self._driver.write(stages.take_finishing, worker)
-
-    async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
-        """Return lines by number, those with `number` > `after`, to build files from. Removed ones are missing."""
-        return await self._driver.read(claims.lines, batch_id, after=after, limit=limit)
-
-    async def finish(
-        self, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
-    ) -> bool:
-        """Give a batch its files and final status, and the outbox its messages. False: not this worker's any more.
-
-        `unfinished`: lines that had no result, which now count as failed.
-        """
-        return await self._driver.write(
-            stages.finish, worker, batch_id, output=output, errors=errors, unfinished=unfinished
-        )
-
-    async def remove_lines(self, limit: int, *, age: float) -> bool:
-        """Remove at most `limit` rows of lines and results that batches do not have any more, and fewer large ones.
-
-        Batches that ended without any file lose theirs, too, when their output would have expired: `age` seconds after
-        the end, unless they say otherwise. Whether there may be more to remove.
-        """
-        return await self._driver.write(removal.remove_lines, limit, age=age)
+    register_worker = _write(worker_operations.register_worker)
+    processes = _read(worker_operations.processes)
+    renew_lease = _write(worker_operations.renew_lease)
+    retire_worker = _write(worker_operations.retire_worker)
+    worker_died = _write(worker_operations.worker_died)
+    reap = _write(worker_operations.reap)
+    take_validation = _write(stages.take_validation)
+    add_lines = _write(stages.add_lines)
+    begin = _write(stages.begin)
+    reject = _write(stages.reject)
+    claim = _write(line_operations.claim)
+    release = _write(line_operations.release)
+    commit = _write(line_operations.commit)
+    expire_batches = _write(stages.expire_batches)
+    ending_among = _read(batch_operations.ending_among)
+    take_finishing = _write(stages.take_finishing)
+    lines = _read(line_operations.lines)
+    finish = _write(stages.finish)
+    remove_lines = _write(removal.remove_lines)
 
     # Shares of tenants.
 
-    async def set_tenant_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's share of the capacity, relative to others; 1 for those that were not named. Raises
-        `InvalidRequest` for a weight that is not 0.01 to 1000.
-        """
-        await self._driver.write(fair_claims.set_tenant_weight, tenant, weight)
-
-    async def tenant_weights(self) -> dict[str, float]:
-        """Return the weights that are not 1."""
-        return await self._driver.read(fair_claims.tenant_weights)
+    set_tenant_weight = _write(fair_claims.set_tenant_weight)
+    tenant_weights = _read(fair_claims.tenant_weights)
 
     # Webhooks and the outbox.
 
-    async def add_webhook(self, webhook: Webhook) -> None:
-        await self._driver.write(outbox.add_webhook, webhook)
-
-    async def webhooks(self, tenant: str) -> list[Webhook]:
-        return await self._driver.read(outbox.webhooks, tenant)
-
-    async def update_webhook(self, webhook: Webhook) -> bool:
-        """Replace the webhook with this id and tenant. False: no such webhook.
-
-        What is on its way to it goes to the new URL, or is given up where it is turned off.
-        """
-        return await self._driver.write(outbox.update_webhook, webhook)
-
-    async def delete_webhook(self, tenant: str, webhook_id: str) -> bool:
-        """Delete a webhook and what is on its way to it. False: no such webhook."""
-        return await self._driver.write(outbox.delete_webhook, tenant, webhook_id)
-
-    async def tenant_secrets(self, tenant: str, new: str) -> tuple[str, ...]:
-        """Return the secrets that sign callbacks of this tenant, the newest first: `new` where it has none yet."""
-        return await self._driver.write(outbox.tenant_secrets, tenant, new)
-
-    async def rotate_tenant_secret(self, tenant: str, new: str) -> None:
-        """Put `new` before the newest of a tenant's secrets; the one before that is forgotten."""
-        await self._driver.write(outbox.rotate_tenant_secret, tenant, new)
-
-    async def take_deliveries(self, worker: str, limit: int) -> list[Delivery]:
-        """Take messages that are due and that no worker delivers, the oldest first.
-
-        Each counts as a try, unless the worker is gone before it says what came of it. Raises `LeaseLost`.
-        """
-        return await self._driver.write(outbox.take_deliveries, worker, limit)
-
-    async def delivered(self, worker: str, delivery_id: str) -> bool:
-        """Remove a message that arrived from the outbox. False: not this worker's any more."""
-        return await self._driver.write(outbox.delivered, worker, delivery_id)
-
-    async def put_off(self, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
-        """Put a message off until `until`, or give it up (None) and keep it with its reason. False as above."""
-        return await self._driver.write(outbox.put_off, worker, delivery_id, until=until, reason=reason)
-
-    async def failed_deliveries(self, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
-        """Return messages that were given up, the newest first, with their reasons."""
-        return await self._driver.read(outbox.failed_deliveries, tenant, limit)
-
-    async def count_deliveries(self) -> dict[str, int]:
-        """Return the numbers of `pending` and `failed` messages, for the metrics."""
-        return await self._driver.read(outbox.count_deliveries)
+    add_webhook = _write(outbox_operations.add_webhook)
+    webhooks = _read(outbox_operations.webhooks)
+    update_webhook = _write(outbox_operations.update_webhook)
+    delete_webhook = _write(outbox_operations.delete_webhook)
+    tenant_secrets = _write(outbox_operations.tenant_secrets)
+    rotate_tenant_secret = _write(outbox_operations.rotate_tenant_secret)
+    take_deliveries = _write(outbox_operations.take_deliveries)
+    delivered = _write(outbox_operations.delivered)
+    put_off = _write(outbox_operations.put_off)
+    failed_deliveries = _read(outbox_operations.failed_deliveries)
+    count_deliveries = _read(outbox_operations.count_deliveries)
 
     # Keys.
 
-    async def add_key(self, key: ApiKey, digest: bytes) -> None:
-        """Add a key; `digest` is the SHA-256 of its secret."""
-        await self._driver.write(keys.add_key, key, digest)
-
-    async def key(self, digest: bytes) -> ApiKey | None:
-        """Return the key whose secret has this digest, if it is neither revoked nor expired.
-
-        The secret before the last rotation counts until its time is over, which `expires_at` then says.
-        """
-        return await self._driver.read(keys.key, digest)
-
-    async def any_key(self) -> bool:
-        """Return whether a key was ever made. Revoked and expired ones count."""
-        return await self._driver.read(keys.any_key)
-
-    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Return keys, the newest first, revoked ones too; None: of all tenants."""
-        return await self._driver.read(keys.keys, tenant)
-
-    async def update_key(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
-        """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
-
-        Of its `quotas` those are replaced that are given, by name; None: not limited any more.
-
-        The key as it is then; None: there is no such key.
-        """
-        return await self._driver.write(keys.update_key, key_id, changes)
-
-    async def rotate_key(self, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
-        """Give a key another secret; the one before works for `overlap` seconds more, and the one before that no more.
-
-        The key as it is then; None: there is no such key, or it is revoked.
-        """
-        return await self._driver.write(keys.rotate_key, key_id, digest, prefix, overlap)
-
-    async def note_key_uses(self, used_at: Mapping[str, float]) -> None:
-        """Note when keys were last used, by their ids. An earlier time than the known one changes nothing."""
-        await self._driver.write(keys.note_key_uses, used_at)
-
-    async def revoke_key(self, key_id: str) -> bool:
-        """Revoke a key. It stays on the list, with the time of the first revocation. False: there is no such key."""
-        return await self._driver.write(keys.revoke_key, key_id)
+    add_key = _write(key_operations.add_key)
+    key = _read(key_operations.key)
+    any_key = _read(key_operations.any_key)
+    keys = _read(key_operations.keys)
+    update_key = _write(key_operations.update_key)
+    rotate_key = _write(key_operations.rotate_key)
+    note_key_uses = _write(key_operations.note_key_uses)
+    revoke_key = _write(key_operations.revoke_key)
 
     # What the store and the folder with its files recognize each other by: `service/files/custody.py`.
 
-    async def identity(self) -> StoreIdentity | None:
-        """Return the identity; None: the store was never used with a folder of files."""
-        return await self._driver.read(identity.identity)
-
-    async def set_identity(self, old: StoreIdentity | None, new: StoreIdentity) -> bool:
-        """Put `new` in the place of `old`. False: `old` is not what is there, and nothing was changed."""
-        return await self._driver.write(identity.set_identity, old, new)
-
-    async def a_live_file(self) -> str | None:
-        """Return the id of some file that is neither deleted nor expired; None: there is none."""
-        return await self._driver.read(identity.a_live_file)
+    identity = _read(identity_operations.identity)
+    set_identity = _write(identity_operations.set_identity)
+    a_live_file = _read(identity_operations.a_live_file)
 
     async def verify(self) -> None:
         """Raise `StoreUnavailable` when the records of files are damaged, as far as the database can tell.
 
         Takes time in proportion to the number of files. What removes files asks this first.
         """
-        await self._driver.verify()
+        await self.driver.verify()
 
     # Quotas.
 
-    async def tenant_quotas(self) -> dict[str, Quotas]:
-        """Return the quotas of the tenants that have some of their own."""
-        return await self._driver.read(quotas.tenant_quotas)
-
-    async def set_tenant_quotas(self, tenant: str, limits: Quotas, weight: float | None = None) -> None:
-        """Replace the quotas of a tenant; where `limits` has none, the defaults hold again.
-
-        `weight`: as for `set_tenant_weight`, which is done as well or nothing is; None: it stays.
-        """
-        await self._driver.write(quotas.set_tenant_quotas, tenant, limits, weight)
-
-    async def quota_use(self, tenant: str, key_id: str | None = None) -> QuotaUse:
-        """Return what a tenant uses, or one of its keys."""
-        return await self._driver.read(quotas.quota_use, tenant, key_id)
-
-    async def kept_quotas(self, defaults: Quotas) -> list[tuple[str, int, int]]:
-        """Return each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and its use.
-
-        `defaults`: the quotas of tenants that have none of their own.
-        """
-        return await self._driver.read(quotas.kept_quotas, defaults)
+    tenant_quotas = _read(quota_operations.tenant_quotas)
+    set_tenant_quotas = _write(quota_operations.set_tenant_quotas)
+    quota_use = _read(quota_operations.quota_use)
+    kept_quotas = _read(quota_operations.kept_quotas)
 
     async def share_rates(
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
@@ -475,26 +182,18 @@ class Store:
         The time of the store comes with them, by which all processes count.
         """
         if not changes:
-            return await self._driver.read(quotas.read_rates, rates, oldest, since)
-        return await self._driver.write(quotas.share_rates, changes, rates, oldest, since)
+            return await self.driver.read(quota_operations.read_rates, rates, oldest, since)
+        return await self.driver.write(quota_operations.share_rates, changes, rates, oldest, since)
 
-    async def publish(self, worker: str, snapshot: str) -> list[Peer]:
-        """Publish figures of this process to the others, for as long as it renews the lease of its worker; see `peers`.
-
-        Of two that publish at once only the later one sees both.
-        """
-        return await self._driver.write(workers.publish, worker, snapshot)
-
-    async def peers(self) -> list[Peer]:
-        """Return all processes whose leases hold, by name."""
-        return await self._driver.read(workers.peers)
+    publish = _write(worker_operations.publish)
+    peers = _read(worker_operations.peers)
 
     async def check(self) -> None:
         """Raise `StoreUnavailable` when the database does not answer a write, for `/ready`."""
-        await self._driver.check(workers.check)
+        await self.driver.check(worker_operations.check)
 
     async def close(self) -> None:
-        await self._driver.close()
+        await self.driver.close()
 
     async def __aenter__(self) -> Self:
         return self

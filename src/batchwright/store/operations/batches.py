@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from batchwright.errors import Conflict, NotFound
-from batchwright.limiting.quotas import Quotas
+from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.store.operations import result_pages
 from batchwright.store.operations.files import is_there
 from batchwright.store.operations.quotas import require_queue
@@ -78,7 +78,11 @@ def _require_input(tx: Tx, batch: BatchRecord) -> None:
         raise NotFound(f"there is no file {batch.input_file_id}: upload it first")
 
 
-def create_batch(tx: Tx, batch: BatchRecord, defaults: Quotas) -> BatchRecord:
+def create_batch(tx: Tx, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
+    """Make and return a batch, or return the one made before with the same tenant and idempotency key.
+
+    Raises `NotFound` when its input file is not there any more, and `QuotaExceeded` where too much is enqueued.
+    """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
@@ -93,8 +97,15 @@ def batch(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
 
 
 def batches(
-    tx: Tx, tenant: str, *, limit: int, after: str | None, simple: bool, status: BatchStatus | None
+    tx: Tx,
+    tenant: str,
+    *,
+    limit: int,
+    after: str | None = None,
+    simple: bool = False,
+    status: BatchStatus | None = None,
 ) -> list[BatchRecord]:
+    """Return batches, the newest first. `after`: the last id of the previous page. Raises `NotFound` as `files`."""
     before = _NEWEST
     if after is not None:
         row = tx.row("batch_key_of_tenant", tenant=tenant, id=after)
@@ -106,6 +117,10 @@ def batches(
 
 
 def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
+    """Cancel a batch that is validating or in progress without an ending. Otherwise nothing changes.
+
+    The batch as it is then; None: no such batch.
+    """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
@@ -118,6 +133,10 @@ def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
 
 
 def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
+    """Pause or resume a batch. Lines of a paused batch are not claimed; those being computed end. Its time goes on.
+
+    Nothing changes once it has an ending. The batch as it is then; None: no such batch.
+    """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
@@ -127,7 +146,14 @@ def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord 
     return batch(tx, tenant, batch_id)
 
 
-def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, defaults: Quotas) -> BatchRecord:
+def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
+    """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
+
+    Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
+    An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
+    `Conflict` when it has not ended, or has no such lines, or they were removed, and `QuotaExceeded` as
+    `create_batch`. The lines of the new batch are its own: they stay when those of the old one go.
+    """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
         return before
@@ -184,6 +210,11 @@ def _why_none(batch: BatchRecord) -> str:
 
 
 def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
+    """Return finished lines in the order in which they were committed, those with `sequence` > `after`.
+
+    At most `limit`, and fewer where they are large; an empty page is the last one. No line appears later at a
+    place that was passed before. None: no such batch. Raises `NotFound` when they were removed.
+    """
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
@@ -194,9 +225,11 @@ def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> li
     return found
 
 
-def count_batches(tx: Tx, tenant: str | None, *, simple: bool | None) -> dict[BatchStatus, int]:
+def count_batches(tx: Tx, tenant: str | None = None, *, simple: bool | None = None) -> dict[BatchStatus, int]:
+    """Return numbers of batches by status; None: of all tenants, of both kinds."""
     return dict(tx.rows("count_batches", tenant=tenant, simple=simple))
 
 
 def ending_among(tx: Tx, batch_ids: Sequence[str]) -> set[str]:
+    """Return which of these have an ending or are gone: a worker need not go on with their lines."""
     return {row[0] for row in tx.rows("ending_among", ids=json.dumps([*batch_ids]))}

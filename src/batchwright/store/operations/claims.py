@@ -16,6 +16,13 @@ from batchwright.store.transaction import Tx
 
 
 def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
+    """Claim at most `limit` lines, shared between the tenants with lines (`limiting/shares.py`), in turn. Those
+    of a tenant are of the batches that expire first; within one by number.
+
+    Suspects go to a worker that holds nothing else, and it gets no others until they are done: as many at once as
+    `policies/suspects.py` says. A worker may get nothing although there are lines, so that it can take suspects
+    when it holds nothing any more. Lines that are `given_up` come with any others. Raises `LeaseLost`.
+    """
     trying = require_lease(tx, worker)
     if limit <= 0:
         return []
@@ -25,6 +32,7 @@ def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
 
 
 def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
+    """Give claimed lines back uncomputed. Those that are not this worker's any more are left alone."""
     tx.many(
         "release_lines",
         [
@@ -90,6 +98,12 @@ class _BatchResults:
 
 
 def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
+    """Return which results were taken: those whose line is still at that attempt, in a batch without an ending.
+
+    A result that was taken before is taken again, and not counted again: a call may be repeated. In the same
+    transaction the counts and the usage of the batch rise, and a batch all of whose lines are finished goes to
+    `finalizing`. Raises `LeaseLost`, and then none is taken.
+    """
     require_lease(tx, worker)
     places: dict[str, list[int]] = {}
     for place, result in enumerate(results):
@@ -128,6 +142,7 @@ def _take(tx: Tx, batch: _BatchResults, results: Sequence[LineResult], places: l
 
 
 def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
+    """Return lines by number, those with `number` > `after`, to build files from. Removed ones are missing."""
     row = tx.row("batch_key", id=batch_id)
     if row is None:
         return []
@@ -137,6 +152,9 @@ def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
 
 
 def count_lines(tx: Tx) -> dict[str, int]:
+    """Return `pending`, `suspect` and `claimed` lines of all batches in progress, for the metrics; paused ones
+    included.
+    """
     [(unfinished,)] = tx.rows("count_unfinished_lines")
     [(claimed,)] = tx.rows("count_claimed_lines")
     suspects = count_suspects(tx)

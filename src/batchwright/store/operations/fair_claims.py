@@ -168,6 +168,9 @@ def _tokens(result: LineResult) -> int:
 
 
 def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
+    """Set a tenant's share of the capacity, relative to others; 1 for those that were not named. Raises
+    `InvalidRequest` for a weight that is not 0.01 to 1000.
+    """
     least, most = WEIGHTS
     if not least <= weight <= most:
         raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
@@ -175,4 +178,5 @@ def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
 
 
 def tenant_weights(tx: Tx) -> dict[str, float]:
+    """Return the weights that are not 1."""
     return dict(tx.rows("tenant_weights"))

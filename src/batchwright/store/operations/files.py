@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Literal
 
 from batchwright.errors import Conflict, NotFound
-from batchwright.limiting.quotas import Quotas
+from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.store.operations.quotas import require_storage
 from batchwright.store.records import FileRecord, Purpose
 from batchwright.store.transaction import Tx
@@ -16,14 +16,19 @@ from batchwright.store.transaction import Tx
 _END_OF_TIME = 1e300
 
 
-def add_file(tx: Tx, file: FileRecord, defaults: Quotas | None = None) -> None:
-    """Add a file; `defaults` are the quotas of a tenant that has none of its own; None: quotas do not matter."""
+def add_file(tx: Tx, file: FileRecord, *, defaults: Quotas | None = UNLIMITED) -> None:
+    """Make a file visible. Raises `QuotaExceeded` where its tenant or its key has no room for it.
+
+    `defaults`: the quotas of tenants that have none of their own; None: quotas do not matter. What is compared with a
+    quota does not change until the file is added, whatever other processes add.
+    """
     if defaults is not None:
         require_storage(tx, file, defaults)
     tx.run("add_file", **asdict(file))
 
 
 def file(tx: Tx, tenant: str, file_id: str) -> FileRecord | None:
+    """Return a file; None: there is no such file, or it is another tenant's, deleted or expired."""
     row = tx.row("file", tenant=tenant, id=file_id, now=tx.now)
     return FileRecord(*row) if row else None
 
@@ -34,8 +39,18 @@ def is_there(tx: Tx, tenant: str, file_id: str) -> bool:
 
 
 def files(
-    tx: Tx, tenant: str, *, limit: int, purpose: Purpose | None, order: Literal["asc", "desc"], after: str | None
+    tx: Tx,
+    tenant: str,
+    *,
+    limit: int,
+    purpose: Purpose | None = None,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
 ) -> list[FileRecord]:
+    """Return files by time of creation (then id). `after`: the id of the last one of the previous page.
+
+    Raises `NotFound` for an `after` that is unknown: an empty page would be taken for the end of the list.
+    """
     ascending = order == "asc"
     place = (-_END_OF_TIME if ascending else _END_OF_TIME, "")
     if after is not None:
@@ -56,6 +71,7 @@ def files(
 
 
 def delete_file(tx: Tx, tenant: str, file_id: str) -> bool:
+    """Delete a file. False: no such file. Raises `Conflict` for the input of a batch that has not ended."""
     if not is_there(tx, tenant, file_id):
         return False
     reader = tx.row("reader_of_file", id=file_id)
@@ -66,8 +82,13 @@ def delete_file(tx: Tx, tenant: str, file_id: str) -> bool:
 
 
 def take_dead_files(tx: Tx, limit: int) -> list[str]:
+    """Return ids of files, of all tenants, that are deleted or expired (and that no unfinished batch reads),
+    whose bytes can be removed. They stay on this list until `forget_files`, so that a crash between the two leaves
+    no bytes behind.
+    """
     return [row[0] for row in tx.rows("dead_files", limit=limit, now=tx.now)]
 
 
 def known_files(tx: Tx, file_ids: Sequence[str]) -> set[str]:
+    """Return which of these have a record, of whatever tenant: the rest were left behind by a crash."""
     return {row[0] for row in tx.rows("known_files", ids=json.dumps([*file_ids]))}

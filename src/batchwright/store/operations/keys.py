@@ -28,10 +28,15 @@ def _values(key: ApiKey) -> Mapping[str, Any]:
 
 
 def add_key(tx: Tx, key: ApiKey, digest: bytes) -> None:
+    """Add a key; `digest` is the SHA-256 of its secret."""
     tx.run("add_key", **_values(key), digest=digest)
 
 
 def key(tx: Tx, digest: bytes) -> ApiKey | None:
+    """Return the key whose secret has this digest, if it is neither revoked nor expired.
+
+    The secret before the last rotation counts until its time is over, which `expires_at` then says.
+    """
     row = tx.row("key", digest=digest, now=tx.now)
     if row is None:
         return None
@@ -42,14 +47,22 @@ def key(tx: Tx, digest: bytes) -> ApiKey | None:
 
 
 def any_key(tx: Tx) -> bool:
+    """Return whether a key was ever made. Revoked and expired ones count."""
     return tx.row("any_key") is not None
 
 
-def keys(tx: Tx, tenant: str | None) -> list[ApiKey]:
+def keys(tx: Tx, tenant: str | None = None) -> list[ApiKey]:
+    """Return keys, the newest first, revoked ones too; None: of all tenants."""
     return [_as_key(row) for row in tx.rows("keys", tenant=tenant)]
 
 
 def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
+    """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
+
+    Of its `quotas` those are replaced that are given, by name; None: not limited any more.
+
+    The key as it is then; None: there is no such key.
+    """
     row = tx.row("lock_key", id=key_id)
     if row is None:
         return None
@@ -62,6 +75,10 @@ def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None
 
 
 def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
+    """Give a key another secret; the one before works for `overlap` seconds more, and the one before that no more.
+
+    The key as it is then; None: there is no such key, or it is revoked.
+    """
     row = tx.row("lock_key", id=key_id)
     if row is None or _as_key(row).revoked_at is not None:
         return None
@@ -71,9 +88,11 @@ def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) 
 
 
 def note_key_uses(tx: Tx, used_at: Mapping[str, float]) -> None:
+    """Note when keys were last used, by their ids. An earlier time than the known one changes nothing."""
     for key_id in sorted(used_at):
         tx.run("note_key_use", id=key_id, used_at=used_at[key_id])
 
 
 def revoke_key(tx: Tx, key_id: str) -> bool:
+    """Revoke a key. It stays on the list, with the time of the first revocation. False: there is no such key."""
     return tx.run("revoke_key", id=key_id, now=tx.now) == 1

@@ -29,6 +29,10 @@ def webhooks(tx: Tx, tenant: str) -> list[Webhook]:
 
 
 def update_webhook(tx: Tx, webhook: Webhook) -> bool:
+    """Replace the webhook with this id and tenant. False: no such webhook.
+
+    What is on its way to it goes to the new URL, or is given up where it is turned off.
+    """
     if not tx.run("update_webhook", **_values(webhook)):
         return False
     if webhook.disabled_at is None:
@@ -39,6 +43,7 @@ def update_webhook(tx: Tx, webhook: Webhook) -> bool:
 
 
 def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
+    """Delete a webhook and what is on its way to it. False: no such webhook."""
     if not tx.run("delete_webhook", id=webhook_id, tenant=tenant):
         return False
     tx.run("give_up_deliveries", webhook_id=webhook_id, now=tx.now, reason="the webhook was deleted")
@@ -46,12 +51,14 @@ def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
 
 
 def tenant_secrets(tx: Tx, tenant: str, new: str) -> tuple[str, ...]:
+    """Return the secrets that sign callbacks of this tenant, the newest first: `new` where it has none yet."""
     tx.run("add_tenant_secret", tenant=tenant, secret=new)
     [found] = tx.rows("tenant_secrets", tenant=tenant)
     return tuple(secret for secret in found if secret is not None)
 
 
 def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
+    """Put `new` before the newest of a tenant's secrets; the one before that is forgotten."""
     tx.run("rotate_tenant_secret", tenant=tenant, secret=new)
 
 
@@ -77,25 +84,33 @@ def announce(tx: Tx, key: int, kind: str) -> None:
 
 
 def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
+    """Take messages that are due and that no worker delivers, the oldest first.
+
+    Each counts as a try, unless the worker is gone before it says what came of it. Raises `LeaseLost`.
+    """
     require_lease(tx, worker)
     taken = [Delivery(*row) for row in tx.rows("take_deliveries", worker=worker, now=tx.now, limit=limit)]
     return sorted(taken, key=lambda delivery: (delivery.created_at, delivery.id))
 
 
 def delivered(tx: Tx, worker: str, delivery_id: str) -> bool:
+    """Remove a message that arrived from the outbox. False: not this worker's any more."""
     return tx.run("delivered", id=delivery_id, worker=worker) == 1
 
 
 def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
+    """Put a message off until `until`, or give it up (None) and keep it with its reason. False as in `delivered`."""
     if until is None:
         return tx.run("give_up", id=delivery_id, worker=worker, now=tx.now, reason=reason) == 1
     return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1
 
 
 def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
+    """Return messages that were given up, the newest first, with their reasons."""
     return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]
 
 
 def count_deliveries(tx: Tx) -> dict[str, int]:
+    """Return the numbers of `pending` and `failed` messages, for the metrics."""
     [(total, failed)] = tx.rows("count_deliveries")
     return {"pending": total - failed, "failed": failed}

@@ -18,24 +18,33 @@ _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
+    """Return the quotas of the tenants that have some of their own."""
     return {tenant: of_values(json.loads(values)) for tenant, values in tx.rows("tenant_quotas")}
 
 
-def set_tenant_quotas(tx: Tx, tenant: str, quotas: Quotas, weight: float | None) -> None:
+def set_tenant_quotas(tx: Tx, tenant: str, limits: Quotas, weight: float | None = None) -> None:
+    """Replace the quotas of a tenant; where `limits` has none, the defaults hold again.
+
+    `weight`: as for `set_tenant_weight`, which is done as well or nothing is; None: it stays.
+    """
     if weight is not None:
         set_tenant_weight(tx, tenant, weight)
-    if quotas == UNLIMITED:
+    if limits == UNLIMITED:
         tx.run("remove_tenant_quotas", tenant=tenant)
     else:
-        tx.run("set_tenant_quotas", tenant=tenant, quotas=json.dumps(quotas.as_values()))
+        tx.run("set_tenant_quotas", tenant=tenant, quotas=json.dumps(limits.as_values()))
 
 
-def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
+def quota_use(tx: Tx, tenant: str, key_id: str | None = None) -> QuotaUse:
+    """Return what a tenant uses, or one of its keys."""
     return QuotaUse(_stored(tx, tenant, key_id), *_enqueued(tx, tenant, key_id))
 
 
 def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
-    """Return quotas on what is kept: tenants by name, then keys by id."""
+    """Return each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and its use.
+
+    `defaults`: the quotas of tenants that have none of their own.
+    """
     keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
     of_tenants = tenant_quotas(tx)
     if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):

@@ -20,6 +20,7 @@ def removed_on(tx: Tx, key: int) -> str | None:
 
 
 def forget_files(tx: Tx, file_ids: Sequence[str]) -> None:
+    """Forget files whose bytes are gone. A batch that has lost all its output files has no lines from now on."""
     ids = json.dumps([*file_ids])
     # Locked before their files go: of two that forget the two files of one batch, the later one then sees it.
     keys = [key for (key,) in tx.rows("batches_of_files", ids=ids)]
@@ -29,6 +30,11 @@ def forget_files(tx: Tx, file_ids: Sequence[str]) -> None:
 
 
 def remove_lines(tx: Tx, limit: int, *, age: float) -> bool:
+    """Remove at most `limit` rows of lines and results that batches do not have any more, and fewer large ones.
+
+    Batches that ended without any file lose theirs, too, when their output would have expired: `age` seconds after
+    the end, unless they say otherwise. Whether there may be more to remove.
+    """
     tx.run("forget_lines_that_never_had_files", now=tx.now, age=age, limit=limit)
     room = result_pages.PAGE_BYTES
     while limit > 0 and room > 0:

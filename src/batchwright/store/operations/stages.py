@@ -18,6 +18,11 @@ def _record(tx: Tx, batch_id: str) -> BatchRecord | None:
 
 
 def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
+    """Take the oldest batch to validate that no worker validates. Lines that an earlier try added are removed.
+
+    A worker validates one batch at a time: one that it took before and neither began nor rejected is given again.
+    None: there is none. Raises `LeaseLost`.
+    """
     require_lease(tx, worker)
     row = tx.row("take_validation", worker=worker, now=tx.now)
     if row is None:
@@ -37,6 +42,7 @@ def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
 
 
 def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
+    """Add lines to a batch. False: the batch is not this worker's any more, or has an ending; nothing was added."""
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -57,6 +63,10 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
 
 
 def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
+    """Begin a validated batch, or finalize it at once where `total`, the number of lines that were added, is 0.
+
+    False as in `add_lines`.
+    """
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -67,6 +77,7 @@ def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) 
 
 
 def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
+    """Fail a batch in validation, with a message to the outbox; added lines are removed. False as in `add_lines`."""
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -77,6 +88,7 @@ def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem])
 
 
 def expire_batches(tx: Tx) -> list[str]:
+    """Set the ending of batches in progress, or validating, that have expired. Returns their ids."""
     overdue = tx.rows("overdue_batches", now=tx.now)
     for key, _, status in overdue:
         tx.run("expire_batch", key=key)
@@ -86,6 +98,11 @@ def expire_batches(tx: Tx) -> list[str]:
 
 
 def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
+    """Take a batch with an ending whose files no worker builds. None: there is none.
+
+    A worker finishes one batch at a time: one that it took before and did not finish is given again. Raises
+    `LeaseLost`.
+    """
     require_lease(tx, worker)
     row = tx.row("take_finishing", worker=worker)
     return _record(tx, row[0]) if row else None
@@ -94,6 +111,10 @@ def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
 def finish(
     tx: Tx, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
 ) -> bool:
+    """Give a batch its files and final status, and the outbox its messages. False: not this worker's any more.
+
+    `unfinished`: lines that had no result, which now count as failed.
+    """
     row = tx.row("lock_batch", id=batch_id)
     if row is None:
         return False
@@ -102,7 +123,7 @@ def finish(
         return False
     for file in (output, errors):
         if file is not None:
-            add_file(tx, file)
+            add_file(tx, file, defaults=None)
     tx.run(
         "finish_batch",
         key=key,
