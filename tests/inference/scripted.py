@@ -50,10 +50,10 @@ class ScriptedServer:
     Who asks for its models is answered with `models`, and does not count as a request.
     """
 
-    def __init__(self, *script: Script, models: Reply | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *script: Script, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.script = deque(script)
-        self.models: Script = models or Reply(content=json.dumps(MODELS).encode())
+        self.models: Script = Reply(content=json.dumps(MODELS).encode())
         self.requests: list[Request] = []
         self.probes = 0
         self.connections = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,18 +29,9 @@ from batchwright.request import Traffic
 from batchwright.wire.requests import EncodingFormat
 from batchwright.wire.responses import Embedding, encode_vectors
 
+from .running import in_real_time
+
 URL = "/v1/embeddings"
-_T = TypeVar("_T")
-
-
-def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """A test that hangs is ended."""
-
-    async def bounded() -> _T:
-        async with asyncio.timeout(120):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 def call(traffic: Traffic = "online", *, timeout: float | None = None, **body: Any) -> Call:
@@ -51,21 +42,19 @@ def vectors(body: dict[str, Any]) -> np.ndarray[Any, Any]:
     return np.array([entry["embedding"] for entry in body["data"]], np.float32)
 
 
-def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> None:
+@in_real_time
+async def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> None:
     asked = [text for text in texts if text]
     ids = encoder.tokenizer.encode(asked[0])
 
-    async def main() -> list[dict[str, Any]]:
-        inference = EmbeddingInference(encoder, ["minilm"])
-        answers = [
-            await inference.answer(call(input=asked, model="minilm")),
-            await inference.answer(call("batch", input=asked[0], dimensions=encoder.dim)),
-            await inference.answer(call(input=ids, encoding_format="base64")),
-        ]
-        await inference.close()
-        return answers
-
-    several, one, coded = run(main())
+    inference = EmbeddingInference(encoder, ["minilm"])
+    answers = [
+        await inference.answer(call(input=asked, model="minilm")),
+        await inference.answer(call("batch", input=asked[0], dimensions=encoder.dim)),
+        await inference.answer(call(input=ids, encoding_format="base64")),
+    ]
+    await inference.close()
+    several, one, coded = answers
     parsed = CreateEmbeddingResponse.model_validate(several, strict=True)
     assert parsed.usage.prompt_tokens == sum(len(encoder.tokenizer.encode(text)) for text in asked)
     np.testing.assert_allclose(vectors(several), encoder.encode(asked), atol=1e-5)
@@ -75,7 +64,8 @@ def test_vectors_are_the_encoders_own(encoder: Encoder, texts: list[str]) -> Non
     np.testing.assert_allclose(decoded, vectors(one)[0], atol=1e-5)
 
 
-def test_large_answers_are_made_in_pieces_and_not_on_the_event_loop(
+@in_real_time
+async def test_large_answers_are_made_in_pieces_and_not_on_the_event_loop(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces: list[tuple[str, int]] = []
@@ -87,19 +77,17 @@ def test_large_answers_are_made_in_pieces_and_not_on_the_event_loop(
     monkeypatch.setattr(embedding_inference, "encode_vectors", encode)
     asked = [f"sky {number}" for number in range(70)]
 
-    async def main() -> dict[str, Any]:
-        inference = EmbeddingInference(encoder)
-        answer = await inference.answer(call(input=asked))
-        await inference.close()
-        return answer
-
-    np.testing.assert_allclose(vectors(run(main())), encoder.encode(asked), atol=1e-5)
+    inference = EmbeddingInference(encoder)
+    answer = await inference.answer(call(input=asked))
+    await inference.close()
+    np.testing.assert_allclose(vectors(answer), encoder.encode(asked), atol=1e-5)
     assert [count for _, count in pieces] == [32, 32, 6]
     assert all(name.startswith("batchwright-online") for name, _ in pieces)
 
 
 @pytest.mark.parametrize("priorities", [(5, 5), (-(10**6), 10**6)])
-def test_requests_are_computed_together_and_online_ones_first(
+@in_real_time
+async def test_requests_are_computed_together_and_online_ones_first(
     priorities: tuple[int, int], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_batch, of_online = priorities
@@ -113,21 +101,18 @@ def test_requests_are_computed_together_and_online_ones_first(
     monkeypatch.setattr(encoder, "generate_batch", generate_batch)
     long, short = "sky " * 20, "sky"
 
-    async def main() -> None:
-        inference = EmbeddingInference(encoder)
-        await inference.answer(call(input="warm"))
-        batches.clear()
-        line = call("batch", input=long, priority=of_batch)
-        lines = [asyncio.ensure_future(inference.answer(line)) for _ in range(200)]
-        online = asyncio.ensure_future(inference.answer(call(input=[short] * 3, priority=of_online)))
-        await online
-        assert not all(line.done() for line in lines), "it waited for all lines of the batch"
-        assert inference.wants == 256 - sum(not line.done() for line in lines)
-        await asyncio.gather(*lines)
-        assert inference.wants == 256
-        await inference.close()
-
-    run(main())
+    inference = EmbeddingInference(encoder)
+    await inference.answer(call(input="warm"))
+    batches.clear()
+    line = call("batch", input=long, priority=of_batch)
+    lines = [asyncio.ensure_future(inference.answer(line)) for _ in range(200)]
+    online = asyncio.ensure_future(inference.answer(call(input=[short] * 3, priority=of_online)))
+    await online
+    assert not all(line.done() for line in lines), "it waited for all lines of the batch"
+    assert inference.wants == 256 - sum(not line.done() for line in lines)
+    await asyncio.gather(*lines)
+    assert inference.wants == 256
+    await inference.close()
     assert max(map(len, batches)) > 1
 
 
@@ -141,34 +126,30 @@ def test_requests_are_computed_together_and_online_ones_first(
         ({"input": "\ud800"}, InvalidRequest, "input"),
     ],
 )
-def test_what_can_never_be_computed(
+@in_real_time
+async def test_what_can_never_be_computed(
     encoder: Encoder, body: dict[str, Any], kind: type[InvalidRequest], param: str
 ) -> None:
-    async def main() -> None:
-        inference = EmbeddingInference(encoder)
-        with pytest.raises(kind) as caught:
-            await inference.answer(call(**body))
-        assert type(caught.value) is kind
-        assert caught.value.param == param
-        await inference.close()
-
-    run(main())
+    inference = EmbeddingInference(encoder)
+    with pytest.raises(kind) as caught:
+        await inference.answer(call(**body))
+    assert type(caught.value) is kind
+    assert caught.value.param == param
+    await inference.close()
 
 
-def test_what_else_is_refused(encoder: Encoder) -> None:
-    async def main() -> None:
-        inference = EmbeddingInference(encoder, ["minilm"])
-        with pytest.raises(ModelNotFound):
-            await inference.answer(call(input="a", model="other"))
-        with pytest.raises(DeadlineExceeded):
-            await inference.answer(call(input="a", timeout=0.0))
-        with pytest.raises(InvalidRequest, match="stream"):
-            inference.stream(call(input="a"))
-        await inference.close()
-        with pytest.raises(EngineClosed):
-            await inference.answer(call(input="a"))
-
-    run(main())
+@in_real_time
+async def test_what_else_is_refused(encoder: Encoder) -> None:
+    inference = EmbeddingInference(encoder, ["minilm"])
+    with pytest.raises(ModelNotFound):
+        await inference.answer(call(input="a", model="other"))
+    with pytest.raises(DeadlineExceeded):
+        await inference.answer(call(input="a", timeout=0.0))
+    with pytest.raises(InvalidRequest, match="stream"):
+        inference.stream(call(input="a"))
+    await inference.close()
+    with pytest.raises(EngineClosed):
+        await inference.answer(call(input="a"))
 
 
 class Echo:
@@ -192,7 +173,8 @@ class Echo:
         self.closed = True
 
 
-def test_calls_go_where_their_endpoint_and_model_are() -> None:
+@in_real_time
+async def test_calls_go_where_their_endpoint_and_model_are() -> None:
     chat, small, embed = (
         Echo("chat", ["/v1/chat/completions"], ["big", "both"], 5),
         Echo("small", ["/v1/chat/completions"], ["small"], -3),
@@ -206,49 +188,44 @@ def test_calls_go_where_their_endpoint_and_model_are() -> None:
         assert chunk == await routed.answer(asked)
         return str(chunk["route"])
 
-    async def main() -> None:
-        assert await route("/v1/chat/completions") == "chat"
-        assert await route("/v1/chat/completions", model="small") == "small"
-        assert await route("/v1/chat/completions", model="both") == "chat"
-        assert await route(URL, model="both") == "embed"
-        with pytest.raises(ModelNotFound, match="choose from big, both, small"):
-            await route("/v1/chat/completions", model="huge")
-        with pytest.raises(ModelNotFound, match="does not serve /v1/chat/completions"):
-            await route("/v1/chat/completions", model="minilm")
-        with pytest.raises(InvalidRequest, match="no model for /v1/completions"):
-            await route("/v1/completions")
-        assert routed.models == ["big", "both", "small", "minilm"]
-        assert routed.wants == 6
-        chat.room = -20
-        assert routed.wants == 0
-        await routed.close()
-        assert chat.closed
-        assert embed.closed
-
-    run(main())
+    assert await route("/v1/chat/completions") == "chat"
+    assert await route("/v1/chat/completions", model="small") == "small"
+    assert await route("/v1/chat/completions", model="both") == "chat"
+    assert await route(URL, model="both") == "embed"
+    with pytest.raises(ModelNotFound, match="choose from big, both, small"):
+        await route("/v1/chat/completions", model="huge")
+    with pytest.raises(ModelNotFound, match="does not serve /v1/chat/completions"):
+        await route("/v1/chat/completions", model="minilm")
+    with pytest.raises(InvalidRequest, match="no model for /v1/completions"):
+        await route("/v1/completions")
+    assert routed.models == ["big", "both", "small", "minilm"]
+    assert routed.wants == 6
+    chat.room = -20
+    assert routed.wants == 0
+    await routed.close()
+    assert chat.closed
+    assert embed.closed
 
 
-def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
+@in_real_time
+async def test_an_alias_stands_for_a_model_and_in_its_answers() -> None:
     chat = Echo("chat", ["/v1/chat/completions"], ["big"], 5)
     embed = Echo("embed", [URL], ["minilm"], 4)
     routed = RoutedInference([chat, embed], {"gpt-4o": "big", "ada": "minilm"})
 
-    async def main() -> None:
-        assert routed.models == ["big", "minilm", "gpt-4o", "ada"]
-        for model, endpoint, route in (("gpt-4o", "/v1/chat/completions", "chat"), ("ada", URL, "embed")):
-            asked = Call(endpoint, {"model": model}, "r")
-            told = {"route": route, "model": model}
-            assert await routed.answer(asked) == told
-            assert [chunk async for chunk in routed.stream(asked)] == [told]
-            assert asked.body == {"model": model}
-        with pytest.raises(ModelNotFound, match="model='gpt-4o' does not serve"):
-            await routed.answer(Call(URL, {"model": "gpt-4o"}, "r"))
-        with pytest.raises(ModelNotFound, match="choose from minilm, ada"):
-            await routed.answer(Call(URL, {"model": "gpt-5"}, "r"))
-        with pytest.raises(ModelNotFound):
-            await routed.answer(Call(URL, {"model": "gpt-4"}, "r"))
-
-    asyncio.run(main())
+    assert routed.models == ["big", "minilm", "gpt-4o", "ada"]
+    for model, endpoint, route in (("gpt-4o", "/v1/chat/completions", "chat"), ("ada", URL, "embed")):
+        asked = Call(endpoint, {"model": model}, "r")
+        told = {"route": route, "model": model}
+        assert await routed.answer(asked) == told
+        assert [chunk async for chunk in routed.stream(asked)] == [told]
+        assert asked.body == {"model": model}
+    with pytest.raises(ModelNotFound, match="model='gpt-4o' does not serve"):
+        await routed.answer(Call(URL, {"model": "gpt-4o"}, "r"))
+    with pytest.raises(ModelNotFound, match="choose from minilm, ada"):
+        await routed.answer(Call(URL, {"model": "gpt-5"}, "r"))
+    with pytest.raises(ModelNotFound):
+        await routed.answer(Call(URL, {"model": "gpt-4"}, "r"))
 
 
 @pytest.mark.parametrize(

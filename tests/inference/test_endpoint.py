@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,7 +27,8 @@ from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 from batchwright.wire.error_bodies import error_body, retry_after, status_of
 
-from .scripted import CHAT, Reply, Request, ScriptedServer, events, refusal
+from .running import in_real_time
+from .scripted import CHAT, Reply, Request, Script, ScriptedServer, events, refusal
 
 KEY = "sk-secret-key-123"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -58,39 +59,39 @@ ONE_TRY: dict[Traffic, EndpointRetries] = {
 }
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Real connections need real time; a test that hangs is ended."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await main
-
-    asyncio.run(bounded())
-
-
-def test_a_call_is_handed_on_without_our_own_fields() -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server:
-            endpoint = EndpointInference(server.url, KEY, {"m": "theirs"})
-            answer = await endpoint.answer(call(priority=1, deadline_ms=5000, temperature=0.5))
-            assert answer == CHAT | {"model": "m"}
-            assert ChatCompletion.model_construct(**answer).model == "m"
-            (request,) = server.requests
-            assert request.path == "/v1/chat/completions"
-            assert request.headers["authorization"] == f"bearer {KEY}"
-            assert request.body == BODY | {"model": "theirs", "temperature": 0.5}
-            assert endpoint.models == ("m",)
-            with pytest.raises(ModelNotFound, match="choose from m"):
-                await endpoint.answer(call(model="other"))
-            with pytest.raises(InvalidRequest, match="deadline_ms"):
-                await endpoint.answer(call(deadline_ms="soon"))
-            with pytest.raises(InvalidRequest, match="form as JSON"):
-                await endpoint.answer(call(user="\ud800"))
+@asynccontextmanager
+async def connected(
+    *script: Script, key: str | None = None, models: dict[str, str] | None = None, **options: Any
+) -> AsyncIterator[tuple[ScriptedServer, EndpointInference]]:
+    """A server that follows `script`, and what hands calls on to it."""
+    async with ScriptedServer(*script) as server:
+        endpoint = EndpointInference(server.url, key, models, **options)
+        try:
+            yield server, endpoint
+        finally:
             await endpoint.close()
-            with pytest.raises(EngineClosed):
-                await endpoint.answer(call())
 
-    run(main())
+
+@in_real_time
+async def test_a_call_is_handed_on_without_our_own_fields() -> None:
+    async with connected(key=KEY, models={"m": "theirs"}) as (server, endpoint):
+        answer = await endpoint.answer(call(priority=1, deadline_ms=5000, temperature=0.5))
+        assert answer == CHAT | {"model": "m"}
+        assert ChatCompletion.model_construct(**answer).model == "m"
+        (request,) = server.requests
+        assert request.path == "/v1/chat/completions"
+        assert request.headers["authorization"] == f"bearer {KEY}"
+        assert request.body == BODY | {"model": "theirs", "temperature": 0.5}
+        assert endpoint.models == ("m",)
+        with pytest.raises(ModelNotFound, match="choose from m"):
+            await endpoint.answer(call(model="other"))
+        with pytest.raises(InvalidRequest, match="deadline_ms"):
+            await endpoint.answer(call(deadline_ms="soon"))
+        with pytest.raises(InvalidRequest, match="form as JSON"):
+            await endpoint.answer(call(user="\ud800"))
+        await endpoint.close()
+        with pytest.raises(EngineClosed):
+            await endpoint.answer(call())
 
 
 @pytest.mark.parametrize(
@@ -103,83 +104,62 @@ def test_a_call_is_handed_on_without_our_own_fields() -> None:
         ({"prompt": ["a"] * 17, "n": 128}, "prompt"),
     ],
 )
-def test_what_would_be_too_many_completions_is_not_handed_on(body: dict[str, Any], param: str) -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server:
-            endpoint = EndpointInference(server.url, KEY, {"m": "theirs"})
-            with pytest.raises(InvalidRequest) as caught:
-                await endpoint.answer(call(**body))
-            assert caught.value.param == param
-            assert not server.requests
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_what_would_be_too_many_completions_is_not_handed_on(body: dict[str, Any], param: str) -> None:
+    async with connected(key=KEY, models={"m": "theirs"}) as (server, endpoint):
+        with pytest.raises(InvalidRequest) as caught:
+            await endpoint.answer(call(**body))
+        assert caught.value.param == param
+        assert not server.requests
 
 
-def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
-    async def main() -> None:
-        listed = Reply(content=b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {}, 5]}')
-        async with ScriptedServer(models=listed) as server:
-            endpoint = EndpointInference(server.url)
-            assert (await endpoint.answer(call(model="anything")))["model"] == "theirs"
-            assert server.requests[0].body["model"] == "anything"
-            assert "authorization" not in server.requests[0].headers
+@in_real_time
+async def test_without_names_any_is_handed_on_and_the_endpoint_is_asked() -> None:
+    async with connected() as (server, endpoint):
+        server.models = Reply(content=b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {}, 5]}')
+        assert (await endpoint.answer(call(model="anything")))["model"] == "theirs"
+        assert server.requests[0].body["model"] == "anything"
+        assert "authorization" not in server.requests[0].headers
+        await endpoint.discover()
+        assert endpoint.models == ("a", "b")
+        await endpoint.answer(call(model=None))
+        assert server.requests[-1].body["model"] == "a"
+    async with connected() as (server, endpoint):
+        server.models = Reply(content=b'{"data": []}')
+        with pytest.raises(EndpointError, match="lists no models"):
             await endpoint.discover()
-            assert endpoint.models == ("a", "b")
-            await endpoint.answer(call(model=None))
-            assert server.requests[-1].body["model"] == "a"
-            await endpoint.close()
-        async with ScriptedServer(models=Reply(content=b'{"data": []}')) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(EndpointError, match="lists no models"):
-                await endpoint.discover()
-            await endpoint.close()
-
-    run(main())
 
 
-def test_what_passes_is_tried_again(pauses: list[float]) -> None:
+@in_real_time
+async def test_what_passes_is_tried_again(pauses: list[float]) -> None:
     short = Reply(headers={"content-length": "9999"}, cut=True)
     script = [None, short, *(refusal(status) for status in (408, 409, 429, 500, 502, 503, 504)), Reply()]
 
-    async def main() -> None:
-        async with ScriptedServer(*script) as server:
-            endpoint = EndpointInference(server.url)
-            assert await endpoint.answer(call("batch")) == CHAT
-            assert len(server.requests) == len(script)
-            await endpoint.close()
-
-    run(main())
+    async with connected(*script) as (server, endpoint):
+        assert await endpoint.answer(call("batch")) == CHAT
+        assert len(server.requests) == len(script)
     assert len(pauses) == len(script) - 1
     assert pauses[0] >= 1.0
     assert max(pauses) <= 60.0
     assert pauses[-1] > pauses[0]
 
 
-def test_a_call_tells_that_it_waits_to_be_tried_again(pauses: list[float]) -> None:
-    async def main() -> None:
-        told: list[bool] = []
-        async with ScriptedServer(refusal(503), refusal(503)) as server:
-            inference = EndpointInference(server.url, models={"m": "theirs"})
-            await inference.answer(replace(call("batch"), pauses=told.append))
-            await inference.close()
-        assert told == [True, False, True, False]
-
-    run(main())
+@in_real_time
+async def test_a_call_tells_that_it_waits_to_be_tried_again(pauses: list[float]) -> None:
+    told: list[bool] = []
+    async with connected(refusal(503), refusal(503), models={"m": "theirs"}) as (_, endpoint):
+        await endpoint.answer(replace(call("batch"), pauses=told.append))
+    assert told == [True, False, True, False]
 
 
-def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(*[refusal(500, "on fire")] * 9) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(EndpointError, match="on fire") as caught:
-                await endpoint.answer(call())
-            assert caught.value.status == 500
-            assert status_of(caught.value) == 502
-            assert len(server.requests) == 3
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float]) -> None:
+    async with connected(*[refusal(500, "on fire")] * 9) as (server, endpoint):
+        with pytest.raises(EndpointError, match="on fire") as caught:
+            await endpoint.answer(call())
+        assert caught.value.status == 500
+        assert status_of(caught.value) == 502
+        assert len(server.requests) == 3
     assert sum(pauses) < 2.0
 
 
@@ -205,36 +185,28 @@ def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float]) -> No
         (Reply(200, b'{"choices": 5}'), None, "without a list of choices"),
     ],
 )
-def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
+@in_real_time
+async def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
     reply: Reply, status: int | None, says: str, pauses: list[float]
 ) -> None:
-    async def main() -> None:
-        async with ScriptedServer(reply) as server:
-            endpoint = EndpointInference(server.url, KEY)
-            with pytest.raises(EndpointError) as caught:
-                await endpoint.answer(call("batch"))
-            assert caught.value.status == status
-            assert says in str(caught.value)
-            assert server.url in str(caught.value)
-            assert error_body(caught.value)["error"]["message"]
-            assert len(server.requests) == 1
-            await endpoint.close()
-
-    run(main())
+    async with connected(reply, key=KEY) as (server, endpoint):
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.answer(call("batch"))
+        assert caught.value.status == status
+        assert says in str(caught.value)
+        assert server.url in str(caught.value)
+        assert error_body(caught.value)["error"]["message"]
+        assert len(server.requests) == 1
     assert not pauses
 
 
-def test_the_body_of_a_refusal_is_kept() -> None:
-    async def main() -> None:
-        async with ScriptedServer(refusal(400, "too long", code="context_length_exceeded")) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(EndpointError) as caught:
-                await endpoint.answer(call())
-            told = error_body(caught.value)["error"]
-            assert told == {"message": "too long", "type": "t", "param": None, "code": "context_length_exceeded"}
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_the_body_of_a_refusal_is_kept() -> None:
+    async with connected(refusal(400, "too long", code="context_length_exceeded")) as (_, endpoint):
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.answer(call())
+        told = error_body(caught.value)["error"]
+        assert told == {"message": "too long", "type": "t", "param": None, "code": "context_length_exceeded"}
 
 
 @pytest.mark.parametrize(
@@ -247,38 +219,28 @@ def test_the_body_of_a_refusal_is_kept() -> None:
         ({"retry_after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
     ],
 )
-def test_batch_lines_wait_as_long_as_they_are_told(header: dict[str, str], seconds: float, pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(refusal(429, **header)) as server:
-            endpoint = EndpointInference(server.url)
-            await endpoint.answer(call("batch"))
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_batch_lines_wait_as_long_as_they_are_told(
+    header: dict[str, str], seconds: float, pauses: list[float]
+) -> None:
+    async with connected(refusal(429, **header)) as (_, endpoint):
+        await endpoint.answer(call("batch"))
     assert pauses == [seconds]
 
 
-def test_a_retry_after_that_makes_no_sense_is_ignored(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(refusal(429, retry_after="soon"), refusal(503, retry_after="-5")) as server:
-            endpoint = EndpointInference(server.url)
-            await endpoint.answer(call("batch"))
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_a_retry_after_that_makes_no_sense_is_ignored(pauses: list[float]) -> None:
+    async with connected(refusal(429, retry_after="soon"), refusal(503, retry_after="-5")) as (_, endpoint):
+        await endpoint.answer(call("batch"))
     assert 1.0 <= pauses[0] <= 2.0
 
 
-def test_online_callers_are_told_of_a_long_wait_instead(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(refusal(429, "slow down", retry_after="30")) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(EndpointError) as caught:
-                await endpoint.answer(call())
-            assert (status_of(caught.value), retry_after(caught.value)) == (429, 30)
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_online_callers_are_told_of_a_long_wait_instead(pauses: list[float]) -> None:
+    async with connected(refusal(429, "slow down", retry_after="30")) as (_, endpoint):
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.answer(call())
+        assert (status_of(caught.value), retry_after(caught.value)) == (429, 30)
     assert not pauses
 
 
@@ -298,23 +260,22 @@ def test_a_line_outlasts_half_an_hour_of_refusals_whatever_pause_is_named(told: 
     assert sum(waits) >= 22 * 60
 
 
-def test_nobody_listens() -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server:
-            url = server.url
-        endpoint = EndpointInference(url, retries=ONE_TRY)
-        with pytest.raises(EndpointUnreachable, match="gave no answer") as caught:
-            await endpoint.answer(call())
-        assert caught.value.status is None
-        assert url in str(caught.value), "for the log"
-        told = error_body(caught.value)["error"]
-        assert (status_of(caught.value), told["message"]) == (502, "the endpoint does not answer")
-        await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_nobody_listens() -> None:
+    async with ScriptedServer() as server:
+        url = server.url
+    endpoint = EndpointInference(url, retries=ONE_TRY)
+    with pytest.raises(EndpointUnreachable, match="gave no answer") as caught:
+        await endpoint.answer(call())
+    assert caught.value.status is None
+    assert url in str(caught.value), "for the log"
+    told = error_body(caught.value)["error"]
+    assert (status_of(caught.value), told["message"]) == (502, "the endpoint does not answer")
+    await endpoint.close()
 
 
-def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
+@in_real_time
+async def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[float]) -> None:
     leaks = [
         refusal(400, f"you sent {KEY}"),
         Reply(400, f"<p>{KEY}</p>".encode()),
@@ -323,21 +284,16 @@ def test_the_key_is_never_told(caplog: pytest.LogCaptureFixture, pauses: list[fl
         events({"error": {"message": KEY}}),
     ]
 
-    async def main() -> None:
-        async with ScriptedServer(*leaks) as server:
-            endpoint = EndpointInference(server.url, KEY)
-            for _ in range(4):
-                with pytest.raises(EndpointError) as caught:
-                    await endpoint.answer(call())
-                assert KEY not in str(caught.value) + repr(caught.value) + str(error_body(caught.value))
-            with pytest.raises(EndpointError) as caught:
-                _ = [chunk async for chunk in endpoint.stream(call())]
-            assert KEY not in str(caught.value) + str(error_body(caught.value))
-            assert KEY not in repr(endpoint)
-            await endpoint.close()
-
     caplog.set_level(logging.DEBUG)
-    run(main())
+    async with connected(*leaks, key=KEY) as (_, endpoint):
+        for _ in range(4):
+            with pytest.raises(EndpointError) as caught:
+                await endpoint.answer(call())
+            assert KEY not in str(caught.value) + repr(caught.value) + str(error_body(caught.value))
+        with pytest.raises(EndpointError) as caught:
+            _ = [chunk async for chunk in endpoint.stream(call())]
+        assert KEY not in str(caught.value) + str(error_body(caught.value))
+        assert KEY not in repr(endpoint)
     assert KEY not in caplog.text
 
 
@@ -354,18 +310,15 @@ def chunk(text: str) -> dict[str, Any]:
     return {"id": "x", "model": "theirs", "choices": [{"index": 0, "delta": {"content": text}}]}
 
 
-def test_streams_pass_through(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(None, refusal(503), events(chunk("a\u2028b"), chunk("c"))) as server:
-            endpoint = EndpointInference(server.url, None, {"m": "theirs"})
-            chunks = [chunk async for chunk in endpoint.stream(call(stream_options={"include_usage": True}))]
-            assert chunks == [chunk("a\u2028b") | {"model": "m"}, chunk("c") | {"model": "m"}]
-            assert server.requests[-1].body["stream"] is True
-            assert server.requests[-1].body["stream_options"] == {"include_usage": True}
-            assert endpoint._held.total() == endpoint._gate.inside == 0
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_streams_pass_through(pauses: list[float]) -> None:
+    script = [None, refusal(503), events(chunk("a\u2028b"), chunk("c"))]
+    async with connected(*script, models={"m": "theirs"}) as (server, endpoint):
+        chunks = [chunk async for chunk in endpoint.stream(call(stream_options={"include_usage": True}))]
+        assert chunks == [chunk("a\u2028b") | {"model": "m"}, chunk("c") | {"model": "m"}]
+        assert server.requests[-1].body["stream"] is True
+        assert server.requests[-1].body["stream_options"] == {"include_usage": True}
+        assert endpoint._held.total() == endpoint._gate.inside == 0
     assert len(pauses) == 2
 
 
@@ -380,150 +333,118 @@ def test_streams_pass_through(pauses: list[float]) -> None:
         (events(), 0, "without a chunk"),
     ],
 )
-def test_streams_that_break(reply: Reply, chunks: int, says: str) -> None:
-    async def main() -> None:
-        async with ScriptedServer(reply) as server:
-            endpoint = EndpointInference(server.url)
-            stream = endpoint.stream(call())
-            for _ in range(chunks):
-                assert await anext(stream) == chunk("a")
-            with pytest.raises(EndpointError, match=says):
-                await anext(stream)
-            assert endpoint._gate.inside == 0
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_streams_that_break(reply: Reply, chunks: int, says: str) -> None:
+    async with connected(reply) as (_, endpoint):
+        stream = endpoint.stream(call())
+        for _ in range(chunks):
+            assert await anext(stream) == chunk("a")
+        with pytest.raises(EndpointError, match=says):
+            await anext(stream)
+        assert endpoint._gate.inside == 0
 
 
-def test_leaving_a_stream_ends_it_at_the_endpoint_too() -> None:
-    async def main() -> None:
-        async with ScriptedServer(events(chunk("a"), done=False, hang=True)) as server:
-            endpoint = EndpointInference(server.url)
-            async with aclosing(cast("Any", endpoint.stream(call()))) as chunks:
-                assert await anext(chunks) == chunk("a")
-                assert endpoint._gate.inside == 1
-            assert endpoint._gate.inside == 0
-            await server.gone.wait()
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_leaving_a_stream_ends_it_at_the_endpoint_too() -> None:
+    async with connected(events(chunk("a"), done=False, hang=True)) as (server, endpoint):
+        async with aclosing(cast("Any", endpoint.stream(call()))) as chunks:
+            assert await anext(chunks) == chunk("a")
+            assert endpoint._gate.inside == 1
+        assert endpoint._gate.inside == 0
+        await server.gone.wait()
 
 
-def test_a_deadline_ends_a_call_and_its_connection() -> None:
+@in_real_time
+async def test_a_deadline_ends_a_call_and_its_connection() -> None:
     async def hang(_: Request) -> Reply:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def main() -> None:
-        async with ScriptedServer(hang) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(DeadlineExceeded, match="before the endpoint answered"):
-                await endpoint.answer(call("batch", timeout=0.05))
-            with pytest.raises(DeadlineExceeded, match="before it was begun"):
-                await endpoint.answer(call("batch", timeout=0.0))
-            assert endpoint._held.total() == endpoint._gate.inside == 0
-            await endpoint.close()
-        async with ScriptedServer(events(chunk("a"), done=False, hang=True)) as server:
-            endpoint = EndpointInference(server.url)
-            with pytest.raises(DeadlineExceeded):
-                _ = [each async for each in endpoint.stream(call(deadline_ms=50))]
-            assert endpoint._held.total() == endpoint._gate.inside == 0
-            await endpoint.close()
-
-    run(main())
+    async with connected(hang) as (_, endpoint):
+        with pytest.raises(DeadlineExceeded, match="before the endpoint answered"):
+            await endpoint.answer(call("batch", timeout=0.05))
+        with pytest.raises(DeadlineExceeded, match="before it was begun"):
+            await endpoint.answer(call("batch", timeout=0.0))
+        assert endpoint._held.total() == endpoint._gate.inside == 0
+    async with connected(events(chunk("a"), done=False, hang=True)) as (_, endpoint):
+        with pytest.raises(DeadlineExceeded):
+            _ = [each async for each in endpoint.stream(call(deadline_ms=50))]
+        assert endpoint._held.total() == endpoint._gate.inside == 0
 
 
-def test_so_many_at_once_and_online_ones_first() -> None:
-    async def main() -> None:
-        opened = asyncio.Event()
-        reached = asyncio.Event()
-        order: list[Any] = []
+@in_real_time
+async def test_so_many_at_once_and_online_ones_first() -> None:
+    opened = asyncio.Event()
+    reached = asyncio.Event()
+    order: list[Any] = []
 
-        async def wait(request: Request) -> Reply:
-            order.append(request.body["user"])
-            reached.set()
-            await opened.wait()
-            return Reply()
+    async def wait(request: Request) -> Reply:
+        order.append(request.body["user"])
+        reached.set()
+        await opened.wait()
+        return Reply()
 
-        async with ScriptedServer(*[wait] * 6) as server:
-            endpoint = EndpointInference(server.url, max_concurrency=1, max_waiting=2)
-            assert endpoint.wants == 1
-            tasks = [asyncio.ensure_future(endpoint.answer(call("batch", user=f"b{index}"))) for index in range(3)]
-            await reached.wait()
-            tasks += [asyncio.ensure_future(endpoint.answer(call(user=f"o{index}"))) for index in range(2)]
-            await asyncio.sleep(0)
-            assert (endpoint.wants, endpoint.room) == (0, -3), "online calls are no debt of other models"
-            with pytest.raises(Overloaded):
-                await endpoint.answer(call(user="o2"))
-            tasks[2].cancel()
-            opened.set()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert order == ["b0", "o0", "o1", "b1"]
-            assert server.peak == 1
-            assert endpoint.wants == 1
-            await endpoint.close()
-
-    run(main())
+    async with connected(*[wait] * 6, max_concurrency=1, max_waiting=2) as (server, endpoint):
+        assert endpoint.wants == 1
+        tasks = [asyncio.ensure_future(endpoint.answer(call("batch", user=f"b{index}"))) for index in range(3)]
+        await reached.wait()
+        tasks += [asyncio.ensure_future(endpoint.answer(call(user=f"o{index}"))) for index in range(2)]
+        await asyncio.sleep(0)
+        assert (endpoint.wants, endpoint.room) == (0, -3), "online calls are no debt of other models"
+        with pytest.raises(Overloaded):
+            await endpoint.answer(call(user="o2"))
+        tasks[2].cancel()
+        opened.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert order == ["b0", "o0", "o1", "b1"]
+        assert server.peak == 1
+        assert endpoint.wants == 1
 
 
-def test_an_overloaded_endpoint_gets_fewer_at_once(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer(*[refusal(429)] * 8) as server:
-            endpoint = EndpointInference(server.url, max_concurrency=8)
-            tasks = [asyncio.ensure_future(endpoint.answer(call("batch"))) for _ in range(8)]
-            await asyncio.gather(*tasks)
-            assert server.peak <= 8
-            assert endpoint._limit.round >= 1
-            assert endpoint._limit.value < 8
-            await endpoint.close()
-
-    run(main())
+@in_real_time
+async def test_an_overloaded_endpoint_gets_fewer_at_once(pauses: list[float]) -> None:
+    async with connected(*[refusal(429)] * 8, max_concurrency=8) as (server, endpoint):
+        tasks = [asyncio.ensure_future(endpoint.answer(call("batch"))) for _ in range(8)]
+        await asyncio.gather(*tasks)
+        assert server.peak <= 8
+        assert endpoint._limit.round >= 1
+        assert endpoint._limit.value < 8
 
 
-def test_a_request_on_a_connection_that_was_closed_meanwhile_goes_out_again(pauses: list[float]) -> None:
+@in_real_time
+async def test_a_request_on_a_connection_that_was_closed_meanwhile_goes_out_again(pauses: list[float]) -> None:
     """A server that closes a connection after its first request is no failure, whatever the request was."""
 
-    async def main() -> None:
-        # The second request meets a connection that the server gives up without an answer.
-        async with ScriptedServer(Reply(), None, Reply()) as server:
-            endpoint = EndpointInference(server.url, max_concurrency=1)
-            for _ in range(2):
-                assert await endpoint.answer(call()) == CHAT
-            assert (len(server.requests), server.connections) == (3, 2)
-            assert server.probes == 0
-            await endpoint.close()
-        # On a new connection it is one.
-        async with ScriptedServer(None) as server:
-            endpoint = EndpointInference(server.url)
-            await endpoint.answer(call())
-            assert len(server.requests) == 2
-            await endpoint.close()
-
-    run(main())
+    # The second request meets a connection that the server gives up without an answer.
+    async with connected(Reply(), None, Reply(), max_concurrency=1) as (server, endpoint):
+        for _ in range(2):
+            assert await endpoint.answer(call()) == CHAT
+        assert (len(server.requests), server.connections) == (3, 2)
+        assert server.probes == 0
+    # On a new connection it is one.
+    async with connected(None) as (server, endpoint):
+        await endpoint.answer(call())
+        assert len(server.requests) == 2
     assert len(pauses) == 1
 
 
-def test_an_endpoint_that_goes_away_is_noticed_and_so_is_its_return(pauses: list[float]) -> None:
-    async def main() -> None:
-        async with ScriptedServer() as server:
-            endpoint = EndpointInference(server.url, retries=ONE_TRY)
-            await endpoint.discover()
-            assert (endpoint.models, endpoint.why_not_ready) == (("theirs",), None)
-            port = server.hang_up()
-            with pytest.raises(EndpointUnreachable):
-                await endpoint.answer(call(model="theirs"))
-            with pytest.raises(EndpointUnreachable):
-                await endpoint._watch.look()
-            assert (endpoint.why_not_ready, endpoint.wants) == ("the endpoint does not answer", 0)
-            for traffic in ("online", "batch"):
-                with pytest.raises(EndpointDown) as caught:
-                    await endpoint.answer(call(traffic, model="theirs"))
-                assert status_of(caught.value) == 503
-                assert retry_after(caught.value) is not None
-            await server.listen(port)
+@in_real_time
+async def test_an_endpoint_that_goes_away_is_noticed_and_so_is_its_return(pauses: list[float]) -> None:
+    async with connected(retries=ONE_TRY) as (server, endpoint):
+        await endpoint.discover()
+        assert (endpoint.models, endpoint.why_not_ready) == (("theirs",), None)
+        port = server.hang_up()
+        with pytest.raises(EndpointUnreachable):
+            await endpoint.answer(call(model="theirs"))
+        with pytest.raises(EndpointUnreachable):
             await endpoint._watch.look()
-            assert (endpoint.why_not_ready, endpoint.wants) == (None, 80)
-            assert (await endpoint.answer(call(model="theirs")))["model"] == "theirs"
-            await endpoint.close()
-
-    run(main())
+        assert (endpoint.why_not_ready, endpoint.wants) == ("the endpoint does not answer", 0)
+        for traffic in ("online", "batch"):
+            with pytest.raises(EndpointDown) as caught:
+                await endpoint.answer(call(traffic, model="theirs"))
+            assert status_of(caught.value) == 503
+            assert retry_after(caught.value) is not None
+        await server.listen(port)
+        await endpoint._watch.look()
+        assert (endpoint.why_not_ready, endpoint.wants) == (None, 80)
+        assert (await endpoint.answer(call(model="theirs")))["model"] == "theirs"

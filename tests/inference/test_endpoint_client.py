@@ -19,6 +19,7 @@ from batchwright.inference import endpoint_client
 from batchwright.inference.endpoint_address import proxy_for
 from batchwright.inference.endpoint_client import EndpointClient
 
+from .running import in_real_time
 from .scripted import CHAT, Reply, Script, ScriptedServer
 
 PATH = "/chat/completions"
@@ -74,45 +75,41 @@ def test_an_answer_that_stops_half_way_is_given_up() -> None:
         scripted(half, quiet=0.1)
 
 
-def test_a_body_that_nobody_reads_is_given_up() -> None:
-    async def main() -> None:
-        left = asyncio.Event()
+@in_real_time
+async def test_a_body_that_nobody_reads_is_given_up() -> None:
+    left = asyncio.Event()
 
-        async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await left.wait()
-            writer.close()
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await left.wait()
+        writer.close()
 
-        # As little as possible is taken in before somebody reads.
-        server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
-            await post(f"http://127.0.0.1:{port}/v1", b" " * 50_000_000, quiet=0.1)
-        left.set()
-        server.close()
-
-    asyncio.run(main())
+    # As little as possible is taken in before somebody reads.
+    server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
+        await post(f"http://127.0.0.1:{port}/v1", b" " * 50_000_000, quiet=0.1)
+    left.set()
+    server.close()
 
 
-def test_a_plain_url_is_asked_for_through_the_proxy_with_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with ScriptedServer() as proxy:
-            host = proxy.url.removeprefix("http://").removesuffix("/v1")
-            monkeypatch.setenv("HTTP_PROXY", f"http://me:hunter2@{host}")
-            assert await post("http://endpoint.invalid/v1") == CHAT
-            (request,) = proxy.requests
-            assert request.path == "http://endpoint.invalid/v1/chat/completions"
-            assert request.headers["host"] == "endpoint.invalid"
-            sent = "basic " + base64.b64encode(b"me:hunter2").decode().lower()
-            assert request.headers["proxy-authorization"] == sent
-            monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-            async with ScriptedServer() as server:
-                await post(server.url)
-                assert len(server.requests) == 1
-        with pytest.raises(EndpointUnreachable) as caught:
-            await post("http://endpoint.invalid/v1")
-        assert "hunter2" not in str(caught.value)
-
-    asyncio.run(main())
+@in_real_time
+async def test_a_plain_url_is_asked_for_through_the_proxy_with_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedServer() as proxy:
+        host = proxy.url.removeprefix("http://").removesuffix("/v1")
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:hunter2@{host}")
+        assert await post("http://endpoint.invalid/v1") == CHAT
+        (request,) = proxy.requests
+        assert request.path == "http://endpoint.invalid/v1/chat/completions"
+        assert request.headers["host"] == "endpoint.invalid"
+        sent = "basic " + base64.b64encode(b"me:hunter2").decode().lower()
+        assert request.headers["proxy-authorization"] == sent
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        async with ScriptedServer() as server:
+            await post(server.url)
+            assert len(server.requests) == 1
+    with pytest.raises(EndpointUnreachable) as caught:
+        await post("http://endpoint.invalid/v1")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -201,24 +198,24 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
     sink.close()
 
 
-def test_an_encrypted_request_passes_the_proxy_in_a_tunnel(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_real_time
+async def test_an_encrypted_request_passes_the_proxy_in_a_tunnel(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 
-    async def main() -> None:
-        async with ScriptedServer(tls=context) as server:
-            port = URL(server.url).port
-            assert port is not None
-            tunnel = Tunnel(port)
-            proxy = await asyncio.start_server(tunnel.serve, "127.0.0.1", 0)
-            address = proxy.sockets[0].getsockname()[1]
-            monkeypatch.setenv("HTTPS_PROXY", f"http://me:hunter2@127.0.0.1:{address}")
-            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-            assert await post(server.url) == CHAT
-            (head,) = tunnel.heads
-            assert head.startswith(f"connect 127.0.0.1:{port} ")
-            assert base64.b64encode(b"me:hunter2").decode().lower() in head
-            assert "proxy-authorization" not in server.requests[0].headers
-            proxy.close()
-
-    asyncio.run(main())
+    async with ScriptedServer(tls=context) as server:
+        port = URL(server.url).port
+        assert port is not None
+        tunnel = Tunnel(port)
+        proxy = await asyncio.start_server(tunnel.serve, "127.0.0.1", 0)
+        address = proxy.sockets[0].getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:hunter2@127.0.0.1:{address}")
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert await post(server.url) == CHAT
+        (head,) = tunnel.heads
+        assert head.startswith(f"connect 127.0.0.1:{port} ")
+        assert base64.b64encode(b"me:hunter2").decode().lower() in head
+        assert "proxy-authorization" not in server.requests[0].headers
+        proxy.close()

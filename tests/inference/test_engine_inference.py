@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from openai.types import Completion
@@ -24,9 +24,10 @@ from batchwright.inference.engine_inference import EngineInference
 from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 
+from .running import in_real_time, run
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_memory": "100MB", "max_model_len": 96, "max_num_seqs": 4}
-_T = TypeVar("_T")
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +40,6 @@ def engine(smollm2_path: Path) -> Iterator[AsyncEngine]:
 @pytest.fixture
 def inference(engine: AsyncEngine) -> EngineInference:
     return EngineInference(engine, ["smollm2", "alias"], unix_time=lambda: 1700000000.5)
-
-
-def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """A test that hangs is ended."""
-
-    async def bounded() -> _T:
-        async with asyncio.timeout(120):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 def chat(traffic: Traffic = "online", *, timeout: float | None = None, **body: Any) -> Call:
@@ -68,15 +59,13 @@ async def collected(inference: EngineInference, call: Call) -> list[dict[str, An
     return [chunk async for chunk in inference.stream(call)]
 
 
-def test_a_chat_is_what_the_engine_says(engine: AsyncEngine, inference: EngineInference) -> None:
-    async def main() -> tuple[dict[str, Any], InferenceResponse]:
-        from batchwright import SamplingParams
+@in_real_time
+async def test_a_chat_is_what_the_engine_says(engine: AsyncEngine, inference: EngineInference) -> None:
+    from batchwright import SamplingParams
 
-        body = await inference.answer(chat(n=2))
-        own = await engine.generate(chat().body["messages"], SamplingParams(max_tokens=12, temperature=0.0))
-        return body, own
-
-    body, own = run(main())
+    body = await inference.answer(chat(n=2))
+    own = await engine.generate(chat().body["messages"], SamplingParams(max_tokens=12, temperature=0.0))
+    body, own = body, own
     parsed = ChatCompletion.model_validate(body, strict=True)
     assert [choice.message.content for choice in parsed.choices] == [own.output] * 2
     assert (parsed.id, parsed.model, parsed.created) == ("chatcmpl-7", "smollm2", 1700000000)
@@ -85,14 +74,12 @@ def test_a_chat_is_what_the_engine_says(engine: AsyncEngine, inference: EngineIn
     assert parsed.choices[0].finish_reason == "length"
 
 
-def test_a_stream_is_the_answer_in_pieces(inference: EngineInference) -> None:
+@in_real_time
+async def test_a_stream_is_the_answer_in_pieces(inference: EngineInference) -> None:
     options: dict[str, Any] = {"n": 2, "temperature": 0.9, "seed": 3, "logprobs": True, "top_logprobs": 1}
 
-    async def main() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        answer = await inference.answer(chat(**options))
-        return answer, await collected(inference, chat(**options, stream_options={"include_usage": True}))
-
-    answer, bodies = run(main())
+    answer = await inference.answer(chat(**options))
+    answer, bodies = answer, await collected(inference, chat(**options, stream_options={"include_usage": True}))
     chunks = [ChatCompletionChunk.model_validate(body, strict=True) for body in bodies]
     for choice in answer["choices"]:
         own = [c for chunk in chunks for c in chunk.choices if c.index == choice["index"]]
@@ -105,19 +92,17 @@ def test_a_stream_is_the_answer_in_pieces(inference: EngineInference) -> None:
     assert bodies[-1]["choices"] == []
 
 
-def test_several_prompts_in_one_completion(engine: AsyncEngine, inference: EngineInference) -> None:
+@in_real_time
+async def test_several_prompts_in_one_completion(engine: AsyncEngine, inference: EngineInference) -> None:
     ids = engine.tokenizer.encode("The sky is")
 
-    async def main() -> list[Any]:
-        prompts = ["The sky is", "Paris is the capital of"]
-        return [
-            await inference.answer(text(prompt=prompts, n=2)),
-            await collected(inference, text(prompt=prompts, n=2)),
-            await inference.answer(text(prompt=ids)),
-            await inference.answer(text(max_tokens=None)),
-        ]
-
-    whole, chunks, by_ids, usual = run(main())
+    prompts = ["The sky is", "Paris is the capital of"]
+    whole, chunks, by_ids, usual = [
+        await inference.answer(text(prompt=prompts, n=2)),
+        await collected(inference, text(prompt=prompts, n=2)),
+        await inference.answer(text(prompt=ids)),
+        await inference.answer(text(max_tokens=None)),
+    ]
     parsed = Completion.model_validate(whole, strict=True)
     assert [choice.index for choice in parsed.choices] == [0, 1, 2, 3]
     assert parsed.choices[0].text == parsed.choices[1].text != parsed.choices[2].text
@@ -137,17 +122,14 @@ def test_a_chat_without_a_limit_ends_with_the_context(inference: EngineInference
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_chat_without_a_limit_ends_with_the_cache_where_that_is_smaller(smollm2_path: Path) -> None:
-    async def main() -> dict[str, Any]:
-        inference = EngineInference(
-            AsyncEngine(smollm2_path, **(OPTIONS | {"kv_memory": "4MB", "max_model_len": None}))
-        )
-        try:
-            return await inference.answer(chat(max_tokens=None, ignore_eos=True))
-        finally:
-            await inference.close()
-
-    assert run(main())["usage"]["total_tokens"] < 300
+@in_real_time
+async def test_a_chat_without_a_limit_ends_with_the_cache_where_that_is_smaller(smollm2_path: Path) -> None:
+    inference = EngineInference(AsyncEngine(smollm2_path, **(OPTIONS | {"kv_memory": "4MB", "max_model_len": None})))
+    try:
+        body = await inference.answer(chat(max_tokens=None, ignore_eos=True))
+    finally:
+        await inference.close()
+    assert body["usage"]["total_tokens"] < 300
 
 
 def test_names_of_the_model(inference: EngineInference) -> None:
@@ -182,28 +164,26 @@ def test_what_can_never_be_computed(
     assert inference.wants == 8
 
 
-def test_who_leaves_frees_the_slot_at_once(engine: AsyncEngine, inference: EngineInference) -> None:
+@in_real_time
+async def test_who_leaves_frees_the_slot_at_once(engine: AsyncEngine, inference: EngineInference) -> None:
     endless: dict[str, Any] = {"max_tokens": 48, "ignore_eos": True, "n": 4}
 
-    async def main() -> tuple[int, int]:
-        first = engine.stats.generated_tokens
-        async with aclosing(streamed(inference, chat(**endless))) as chunks:
-            await anext(chunks)
-            assert inference.wants == 4
-        assert inference.wants == 8
-        await inference.answer(chat(max_tokens=1))
+    first = engine.stats.generated_tokens
+    async with aclosing(streamed(inference, chat(**endless))) as chunks:
+        await anext(chunks)
+        assert inference.wants == 4
+    assert inference.wants == 8
+    await inference.answer(chat(max_tokens=1))
 
-        before = engine.stats.generated_tokens
-        waiting = asyncio.ensure_future(inference.answer(chat(**endless)))
-        while engine.stats.generated_tokens == before:  # noqa: ASYNC110 - counted on the engine's own thread
-            await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert inference.wants == 8
-        await inference.answer(chat(max_tokens=1))
-        return first, engine.stats.generated_tokens
-
-    first, last = run(main())
+    before = engine.stats.generated_tokens
+    waiting = asyncio.ensure_future(inference.answer(chat(**endless)))
+    while engine.stats.generated_tokens == before:  # noqa: ASYNC110 - counted on the engine's own thread
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert inference.wants == 8
+    await inference.answer(chat(max_tokens=1))
+    first, last = first, engine.stats.generated_tokens
     # All places were taken: the others were answered because these gave theirs up, long before their 2 x 192 tokens.
     assert last - first < 192
 
@@ -217,21 +197,17 @@ def test_deadlines(inference: EngineInference) -> None:
             run(collected(inference, call))
 
 
-def test_online_requests_that_wait_do_not_keep_out_what_batches_are_owed(engine: AsyncEngine) -> None:
+@in_real_time
+async def test_online_requests_that_wait_do_not_keep_out_what_batches_are_owed(engine: AsyncEngine) -> None:
     inference = EngineInference(engine)
-
-    async def main() -> list[int]:
-        rooms = [inference.room]
-        online = [asyncio.ensure_future(inference.answer(chat(n=8, max_tokens=1))) for _ in range(5)]
-        await asyncio.sleep(0)
-        rooms.append(inference.room)
-        lines = [asyncio.ensure_future(inference.answer(chat("batch", n=4, max_tokens=1))) for _ in range(2)]
-        await asyncio.sleep(0)
-        rooms.append(inference.room)
-        await asyncio.gather(*online, *lines)
-        return rooms
-
-    assert run(main()) == [8, 4, -4]
+    assert inference.room == 8
+    online = [asyncio.ensure_future(inference.answer(chat(n=8, max_tokens=1))) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert inference.room == 4
+    lines = [asyncio.ensure_future(inference.answer(chat("batch", n=4, max_tokens=1))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert inference.room == -4
+    await asyncio.gather(*online, *lines)
 
 
 def test_what_the_engine_is_told(
@@ -251,23 +227,21 @@ def test_what_the_engine_is_told(
     assert len({each.request_id for each in told}) == 2
 
 
-def test_closing_answers_what_is_being_computed(smollm2_path: Path) -> None:
-    async def main() -> list[Any]:
-        inference = EngineInference(AsyncEngine(smollm2_path, **OPTIONS))
-        assert inference.models == (str(smollm2_path),)
-        endless = chat(max_tokens=48, ignore_eos=True)
-        chunks = streamed(inference, endless)
-        await anext(chunks)
-        waiting = asyncio.ensure_future(inference.answer(endless))
-        streaming = asyncio.ensure_future(_rest(chunks))
-        await asyncio.sleep(0)
-        await inference.close()
-        outcomes: list[Any] = await asyncio.gather(waiting, streaming, return_exceptions=True)
-        with pytest.raises(EngineClosed):
-            await inference.answer(endless)
-        return outcomes
-
-    assert [type(outcome) for outcome in run(main())] == [EngineClosed, EngineClosed]
+@in_real_time
+async def test_closing_answers_what_is_being_computed(smollm2_path: Path) -> None:
+    inference = EngineInference(AsyncEngine(smollm2_path, **OPTIONS))
+    assert inference.models == (str(smollm2_path),)
+    endless = chat(max_tokens=48, ignore_eos=True)
+    chunks = streamed(inference, endless)
+    await anext(chunks)
+    waiting = asyncio.ensure_future(inference.answer(endless))
+    streaming = asyncio.ensure_future(_rest(chunks))
+    await asyncio.sleep(0)
+    await inference.close()
+    outcomes: list[Any] = await asyncio.gather(waiting, streaming, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EngineClosed, EngineClosed]
+    with pytest.raises(EngineClosed):
+        await inference.answer(endless)
 
 
 async def _rest(chunks: AsyncGenerator[dict[str, Any]]) -> None:

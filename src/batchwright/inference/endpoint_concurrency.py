@@ -76,13 +76,13 @@ class Gate:
         self, traffic: Traffic, owner: Hashable = None, *, weight: float = 1.0, priority: int = 0
     ) -> AsyncIterator[int]:
         """Wait for admission and hold a place for the duration of the block. Yields the round of the limit."""
-        whose = self._owners.setdefault((traffic, owner), _Owner(owner, weight))
-        whose.weight = weight
-        await self._let_in(traffic, whose, priority)
+        state = self._owners.setdefault((traffic, owner), _Owner(owner, weight))
+        state.weight = weight
+        await self._let_in(traffic, state, priority)
         try:
             yield self.limit.round
         finally:
-            self._leave(traffic, whose)
+            self._leave(traffic, state)
 
     async def _let_in(self, traffic: Traffic, owner: _Owner, priority: int) -> None:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()

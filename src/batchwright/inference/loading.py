@@ -106,7 +106,12 @@ async def open_endpoint(
             f"an endpoint elsewhere needs {error.name}; install it: pip install 'batchwright[remote]'"
         ) from error
 
-    _require_descriptors(max_concurrency)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and max_concurrency > most - _OTHER_DESCRIPTORS:
+        raise InputError(
+            f"backend_concurrency={max_concurrency}: each request takes a file descriptor, of which this process may "
+            f"have {most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
+        )
     try:
         endpoint = EndpointInference(address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting)
     except ValueError as error:
@@ -117,13 +122,3 @@ async def open_endpoint(
         await endpoint.close()
         raise
     return endpoint
-
-
-def _require_descriptors(connections: int) -> None:
-    """Raise `InputError` if the process may not have that many connections open."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and connections > most - _OTHER_DESCRIPTORS:
-        raise InputError(
-            f"backend_concurrency={connections}: each request takes a file descriptor, of which this process may have "
-            f"{most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
-        )
