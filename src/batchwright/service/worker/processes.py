@@ -9,11 +9,17 @@ keeps a result from counting twice if this were ever wrong.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 _PROC = Path("/proc")
 _STARTED = 19
 """Place of the start among the fields of `stat` that follow the name."""
+
+
+def process_name() -> str:
+    """Return the name of this process, for people to read."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def this_process(proc: Path = _PROC) -> str | None:

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -47,8 +45,8 @@ from batchwright.service.worker.claimed_lines import ClaimedLines
 from batchwright.service.worker.finisher import finish
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask
-from batchwright.service.worker.processes import this_process
 from batchwright.service.worker.validation import validate
+from batchwright.service.worker.worker_lease import WorkerLease
 from batchwright.store.records import BatchProblem, ClaimedLine, LineResult
 from batchwright.store.store import Store
 from batchwright.wire.error_bodies import hides_details
@@ -136,12 +134,9 @@ class Worker:
             draw=draw or random.Random(),
         )
         self._claimed = ClaimedLines(self._executor)
-        self._id: str | None = None
-        self._registering = asyncio.Lock()
-        self._renew_at = self._look_at = self._claim_at = self._rest_until = float("-inf")
-        """When to renew the lease, to look for batches that were ended, and to claim: not before; and until when not to
-        claim in any case.
-        """
+        self._lease = WorkerLease(store, self._options.lease, self._clock, self._lease_lost)
+        self._look_at = self._claim_at = self._rest_until = float("-inf")
+        """Times before which not to look for ended batches, and not to claim; and one until which not to claim at all."""
         self._claims_begun = 0
         self._empty_claim = 0
         """Number of the last claim, when nothing was held and it found nothing; otherwise 0."""
@@ -152,8 +147,6 @@ class Worker:
         self._reaped = False
         self._suspects = False
         """Whether it computes lines of which there may be few at once, since a process died with them in work."""
-        self._former: str | None = None
-        """Id that it had until its lease ran out, while it has no other."""
         self._line_bytes = 65_536.0
         """Average bytes of a line; a guess until there are some."""
         self._moved = asyncio.Event()
@@ -189,7 +182,7 @@ class Worker:
     @property
     def id(self) -> str:
         """Id under which it holds its lease now, for what works in its name; empty while it has none."""
-        return self._id or ""
+        return self._lease.id or ""
 
     @property
     def in_flight(self) -> int:
@@ -222,11 +215,10 @@ class Worker:
         self._loops["commit"].wake()
         await self._until(lambda: self._claimed.empty, max(_LAST_COMMITS, grace))
         await self._end("commit", "lease")
-        if self._id is not None:
-            # Where that fails, what it holds is taken from it when its lease runs out.
-            with suppress(StoreUnavailable):
-                await self._store.retire_worker(self._id)
-            self._id = None
+        # Where that fails, what it holds is taken from it when its lease runs out.
+        with suppress(StoreUnavailable):
+            await self._lease.retire()
+        self._lease.id = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -240,13 +232,9 @@ class Worker:
     # Its loops.
 
     async def _keep_lease(self) -> bool:
+        if not await self._lease.keep():
+            return True
         now = self._clock.now()
-        if now >= self._renew_at:
-            worker = await self._registered()
-            if not await self._store.renew_lease(worker, self._options.lease):
-                self._lose_lease(worker)
-                return True
-            self._renew_at = now + self._options.lease / 3
         if now >= self._look_at and self._claimed.batches:
             self._look_at = now + self._options.poll
             ended = await self._store.ending_among([*self._claimed.batches])
@@ -275,7 +263,7 @@ class Worker:
             await self._maintenance.reap()
             self._reaped = True
         held_nothing = self._claimed.empty
-        async with self._lease() as worker:
+        async with self._lease.held() as worker:
             self._claims_begun += 1
             claim = self._claims_begun
             try:
@@ -289,7 +277,7 @@ class Worker:
             try:
                 contents = await self._read(lines)
             except BaseException:
-                if worker == self._id:
+                if worker == self._lease.id:
                     self._claimed.give_back(lines)
                     self._loops["commit"].wake()
                 raise
@@ -298,7 +286,7 @@ class Worker:
             self._suspects = lines[0].crashes > 0
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
-        if worker == self._id:
+        if worker == self._lease.id:
             self._claimed.take(contents)
             self._fill()
         return bool(lines)
@@ -310,7 +298,7 @@ class Worker:
             return lines
         for line in given_up:
             _log.error("line %d of %s fails: a process died of it %d times", line.number, line.batch_id, line.crashes)
-        if worker == self._id:
+        if worker == self._lease.id:
             self.stats.crashed += len(given_up)
             self._claimed.end_at_once((line, output_lines.crashed(line)) for line in given_up)
             self._loops["commit"].wake()
@@ -320,10 +308,7 @@ class Worker:
         """Once all that is known to be held is handed over, give back what is held without knowing."""
         if not self._claimed.empty:
             return False
-        if (worker := self._id) is not None:
-            await self._store.retire_worker(worker)
-            if worker == self._id:
-                self._id = None
+        await self._lease.retire()
         self._in_doubt = False
         return True
 
@@ -345,13 +330,13 @@ class Worker:
         return [*zip(lines, found, strict=True)]
 
     async def _commit(self) -> bool:
-        if self._id is None:
+        if self._lease.id is None:
             return False
         returned = self._claimed.returned()
         if returned:
-            async with self._lease() as worker:
+            async with self._lease.held() as worker:
                 await self._store.release(worker, returned)
-                if worker == self._id:
+                if worker == self._lease.id:
                     self._claimed.release_returned(returned)
                     self._moved.set()
         results = self._claimed.gather_results()
@@ -360,17 +345,17 @@ class Worker:
         return bool(results)
 
     async def _commit_results(self, results: list[LineResult]) -> None:
-        async with self._lease() as worker:
+        async with self._lease.held() as worker:
             try:
                 taken = await self._store.commit(worker, results)
             except LeaseLost:
                 raise
             except BaseException:
-                if worker == self._id:
+                if worker == self._lease.id:
                     self._claimed.put_back(results)
                 raise
             self._count(results, taken)
-            if worker == self._id:
+            if worker == self._lease.id:
                 self._moved.set()
                 if self._claimed.release(results):
                     self._loops["finish"].wake()
@@ -382,7 +367,7 @@ class Worker:
                 self._wake_feed_when_low()
 
     async def _validate(self) -> bool:
-        async with self._lease() as worker:
+        async with self._lease.held() as worker:
             batch = await self._store.take_validation(worker)
             if batch is None:
                 return False
@@ -401,7 +386,7 @@ class Worker:
         return True
 
     async def _finish(self) -> bool:
-        async with self._lease() as worker:
+        async with self._lease.held() as worker:
             batch = await self._store.take_finishing(worker)
             if batch is None:
                 return False
@@ -481,32 +466,9 @@ class Worker:
             else:
                 self.stats.failed += 1
 
-    @asynccontextmanager
-    async def _lease(self) -> AsyncIterator[str]:
-        """Lend this worker's id for one exchange with the store. When the lease is lost, so are its claimed lines."""
-        worker = await self._registered()
-        try:
-            yield worker
-        except LeaseLost:
-            self._lose_lease(worker)
-            raise
-
-    async def _registered(self) -> str:
-        async with self._registering:
-            if self._id is None:
-                self._id = await self._store.register_worker(
-                    process_name(), self._options.lease, this_process(), former=self._former
-                )
-                self._former = None
-                self._renew_at = self._clock.now() + self._options.lease / 3
-            return self._id
-
-    def _lose_lease(self, worker: str) -> None:
-        if worker == self._id:
-            _log.warning("lease %s ran out; what it held is computed again", worker)
-            self.stats.leases_lost += 1
-            self._id, self._former = None, worker
-            self._claimed.clear()
+    def _lease_lost(self) -> None:
+        self.stats.leases_lost += 1
+        self._claimed.clear()
 
     async def _idle(self) -> bool:
         if not self._rests():
@@ -543,8 +505,3 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def process_name() -> str:
-    """Return the name of this process, for people to read."""
-    return f"{socket.gethostname()}:{os.getpid()}"
