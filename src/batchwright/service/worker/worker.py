@@ -136,7 +136,7 @@ class Worker:
         self._claimed = ClaimedLines(self._executor)
         self._lease = WorkerLease(store, self._options.lease, self._clock, self._lease_lost)
         self._look_at = self._claim_at = self._rest_until = float("-inf")
-        """Times before which not to look for ended batches, and not to claim; and one until which not to claim at all."""
+        """Times before which not to look for ended batches, and not to claim, the last one whatever happens."""
         self._claims_begun = 0
         self._empty_claim = 0
         """Number of the last claim, when nothing was held and it found nothing; otherwise 0."""
