@@ -27,8 +27,7 @@ from psycopg import errors
 
 from batchwright.crash_points import crash_point
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
-from batchwright.store.statements import migrations, statements
-from batchwright.store.transaction import DAMAGED, P, R, Row, Tx
+from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _THREADS = 8
 _PATIENCE = 15.0

@@ -1,10 +1,10 @@
-"""What the store holds, as plain values. All times are Unix seconds."""
+"""Records that the store holds, as plain values. All times are Unix seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 
@@ -17,7 +17,7 @@ BatchStatus: TypeAlias = Literal[
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
-"""`suspect`: pending, but was in work when a process died, and is claimed only with few others."""
+"""States of a line. `suspect`: pending, but was in work when a process died, and is claimed only with few others."""
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -36,71 +36,71 @@ class FileRecord:
     status: FileStatus = "processed"
     status_details: str | None = None
     lines: int | None = None
-    """Of an input, blank ones counted; None: not known."""
+    """Number of lines of an input, blank ones included; None: not known."""
     key_id: str | None = None
     """The key that uploaded it, or made the batch that wrote it; None where no keys are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Of a batch. Lines that neither succeeded nor failed are pending; at the end of a batch there are none."""
+    """Numbers of lines of a batch. All others are pending; when a batch has ended there are no others."""
 
     total: int = 0
     completed: int = 0
-    """Those that succeeded."""
+    """Lines that succeeded."""
     failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens, by the model's tokenizer."""
+    """Numbers of tokens, as counted by the model's tokenizer."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input tokens."""
+    """Input tokens found in a cache; `input_tokens` includes them."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of the output tokens."""
+    """Output tokens spent on reasoning; `output_tokens` includes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProblem:
-    """Why a batch failed validation: an entry of `errors.data`."""
+    """A reason why a batch failed validation: an entry of `errors.data`."""
 
     code: str
     message: str
     param: str | None = None
     line: int | None = None
-    """From 1; None where no line is to blame."""
+    """Number of the line, from 1; None if no line is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch. What happens to it stands in `store/store.py`."""
+    """A batch. Its life is described in `store/store.py`."""
 
     id: str
     tenant: str
     endpoint: Endpoint
     input_file_id: str
     completion_window: str
-    """As it was asked for: "24h"."""
+    """The completion window in the form in which the client gave it, such as "24h"."""
     created_at: float
     expires_at: float
     metadata: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
-    """Known when the input has been validated."""
+    """Name of the model; None until the input has been validated."""
     output_expires_after: float | None = None
-    """Seconds from the creation of an output file; None: the service's default."""
+    """Seconds from the creation of an output file to its expiry; None: the service's default."""
     idempotency_key: str | None = None
     callback_url: str | None = None
-    """Told of the end beside the tenant's own webhooks."""
+    """URL that is told of the end of the batch, in addition to the tenant's webhooks."""
     simple: bool = False
-    """Made by `POST /v1/batch/async`: listed there, not among `/v1/batches`."""
+    """Whether it was made by `POST /v1/batch/async`, and is listed there instead of under `/v1/batches`."""
     parent_id: str | None = None
-    """The batch of which it retries lines."""
+    """The batch whose lines it retries."""
     status: BatchStatus = "validating"
     ending: Ending | None = None
-    """Decided, but its output is not built yet. From here on no line is claimed and no result is taken."""
+    """How the batch ends, from that decision until its output is built. No line is claimed and no result taken then."""
     paused: bool = False
     errors: tuple[BatchProblem, ...] = ()
     output_file_id: str | None = None
@@ -115,23 +115,23 @@ class BatchRecord:
     cancelling_at: float | None = None
     cancelled_at: float | None = None
     lines_removed_at: float | None = None
-    """From here on it has no lines and no results: its files are gone, or it ended before its lines were complete."""
+    """When it lost its lines and results: its files were removed, or it ended before its lines were complete."""
     key_id: str | None = None
     """The key that made it; None where no keys are used."""
     best_priority: int | None = None
-    """Of that key: the smallest `priority` that its lines have; None: any."""
+    """The smallest `priority` that its lines get; None: any."""
     enqueued_lines: int = 0
-    """About how many lines it has, for quotas: known when it is made, before they are read."""
+    """Estimated number of lines, for quotas: known when the batch is made, before its lines are read."""
     enqueued_tokens: int = 0
-    """About how many tokens their prompts have."""
+    """Estimated number of tokens in the prompts of those lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A line of a validated input: where it lies in the input file, in bytes."""
+    """A line of a validated input, and its place in the input file, in bytes."""
 
     number: int
-    """From 1, blank lines counted."""
+    """Number of the line, from 1; blank lines count."""
     custom_id: str
     offset: int
     length: int
@@ -144,27 +144,27 @@ class ClaimedLine:
     batch_id: str
     number: int
     attempt: int
-    """The token: a result is taken only while the line is still at this attempt."""
+    """Number of this claim of the line: a result is taken only while the line is still at this attempt."""
     custom_id: str
     offset: int
     length: int
     input_file_id: str
     endpoint: Endpoint
     expires_at: float
-    """Of its batch."""
+    """When the batch of the line expires."""
     best_priority: int | None = None
-    """Of its batch."""
+    """`best_priority` of the batch of the line."""
     tenant: str = ""
-    """Whose batch it is."""
+    """Tenant that owns the batch of the line."""
     crashes: int = 0
-    """How often a process died with it in work, while the line is under suspicion."""
+    """How often a process died with the line in work; 0 if the line is not under suspicion."""
     given_up: bool = False
-    """It has ended too many processes: it is not to be computed, but to fail."""
+    """Whether the line ended too many processes, and is to fail without being computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """What came of a claimed line."""
+    """The result of a claimed line."""
 
     batch_id: str
     number: int
@@ -183,7 +183,7 @@ class StoredLine:
     custom_id: str
     state: LineState
     sequence: int | None
-    """Place among the finished lines of its batch in the order in which they were committed, from 1."""
+    """Place among the finished lines of its batch, from 1, in the order of commits; None if it is not finished."""
     output: bytes | None
 
 
@@ -198,7 +198,7 @@ class Webhook:
     """`whsec_…`; more than one while a secret rotates, the newest first."""
     created_at: float
     disabled_at: float | None = None
-    """Set when it answered 410, or by hand."""
+    """When it was turned off, because it answered 410 or by hand; None if it is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +206,23 @@ class Delivery:
     """A message of the outbox on its way to one address."""
 
     id: str
-    """Of the outbox entry; unique for each (event, address)."""
+    """Id of the outbox entry: unique for each pair of event and address."""
     event_id: str
-    """`webhook-id` and the event's `id`: the same on each try."""
+    """Id of the event, sent as `webhook-id` and as the event's `id`: the same on each try."""
     tenant: str
     type: str
     batch_id: str
     created_at: float
     url: str
     webhook_id: str | None
-    """None: a callback_url, signed with the tenant's own secret."""
+    """Webhook that it goes to; None: a `callback_url`, which is signed with the tenant's own secret."""
     tries: int
-    """Before this one."""
+    """Number of tries before this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that was given out; its secret is not kept."""
+    """An API key that was given out. Its secret is not kept."""
 
     id: str
     tenant: str
@@ -233,40 +233,33 @@ class ApiKey:
     revoked_at: float | None = None
     expires_at: float | None = None
     scopes: tuple[KeyScope, ...] = ("online", "batches")
-    """What the key opens."""
+    """Parts of the API that the key gives access to."""
     weight: float = 1.0
-    """Its share of the capacity, relative to other keys."""
+    """Share of the capacity, relative to other keys."""
     best_priority: int | None = None
-    """The smallest `priority` that its requests have; None: any."""
+    """The smallest `priority` that its requests get; None: any."""
     last_used_at: float | None = None
-    """About a minute late at most."""
+    """When the key was last used; known up to about a minute late."""
     previous_until: float | None = None
-    """Until when the secret before the last rotation works, too; None: it was never rotated."""
+    """When the secret from before the last rotation stops working; None: the key was never rotated."""
     quotas: Quotas = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """By which a store and the folder with its files recognize each other."""
+    """Marks by which a store and the folder with its files recognize each other."""
 
     store_id: str
-    """The same for ever, in backups too."""
+    """Id of the store, which never changes, and is the same in backups."""
     mark: str
-    """Of the last time that the store and the folder were seen together."""
+    """Mark of the last time that the store and the folder were seen together."""
     next_mark: str | None = None
     """The mark that is being written to the folder; None: the folder has `mark`."""
 
 
-class Enqueued(NamedTuple):
-    """Lines of batches without a result, and about how many tokens their prompts have."""
-
-    lines: int
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """What a tenant or a key uses of what the store holds."""
+    """Amounts that a tenant or a key uses of what the store holds."""
 
     storage_bytes: int
     enqueued_lines: int
@@ -275,9 +268,9 @@ class QuotaUse:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that works on this store."""
+    """A process that works on this store, with a lease that holds."""
 
     worker: str
     name: str
     snapshot: str | None
-    """What it last told of itself, as JSON."""
+    """Its last published snapshot of itself, as JSON; None if it published none."""

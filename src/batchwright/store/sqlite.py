@@ -26,8 +26,7 @@ import apsw
 from batchwright.crash_points import crash_point
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
-from batchwright.store.statements import migrations, statements
-from batchwright.store.transaction import DAMAGED, P, R, Row, Tx
+from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _BUSY_MS = 20_000
 _UNAVAILABLE = (

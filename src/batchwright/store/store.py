@@ -44,12 +44,11 @@ from batchwright.store.operations import (
     claims,
     fair_claims,
     files,
-    identity,
     keys,
     outbox,
     quotas,
-    removal,
     stages,
+    stored_lines,
     workers,
 )
 from batchwright.store.records import (
@@ -120,7 +119,7 @@ class Store:
 
     async def forget_files(self, file_ids: Sequence[str]) -> None:
         """Their bytes are gone. A batch that had output files, and none is known any more, has no lines from now on."""
-        await self._driver.write(removal.forget_files, file_ids)
+        await self._driver.write(stored_lines.forget_files, file_ids)
 
     async def known_files(self, file_ids: Sequence[str]) -> set[str]:
         """Which of these have a record, of whatever tenant: the rest are left-overs of a crash."""
@@ -293,7 +292,7 @@ class Store:
 
     async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
         """All lines by number, those with `number` > `after`, to build files from. Removed ones are not there."""
-        return await self._driver.read(claims.lines, batch_id, after=after, limit=limit)
+        return await self._driver.read(stored_lines.lines, batch_id, after=after, limit=limit)
 
     async def finish(
         self, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
@@ -312,7 +311,7 @@ class Store:
         Batches that ended without any file lose theirs, too, when their output would have expired: `age` seconds after
         the end, unless they say otherwise. Whether there may be more to remove.
         """
-        return await self._driver.write(removal.remove_lines, limit, age=age)
+        return await self._driver.write(stored_lines.remove_lines, limit, age=age)
 
     # Shares of tenants.
 
@@ -425,15 +424,15 @@ class Store:
 
     async def identity(self) -> StoreIdentity | None:
         """None: the store was never used with a folder of files."""
-        return await self._driver.read(identity.identity)
+        return await self._driver.read(files.identity)
 
     async def set_identity(self, old: StoreIdentity | None, new: StoreIdentity) -> bool:
         """Put `new` in the place of `old`. False: `old` is not what is there, and nothing was changed."""
-        return await self._driver.write(identity.set_identity, old, new)
+        return await self._driver.write(files.set_identity, old, new)
 
     async def a_live_file(self) -> str | None:
         """The id of some file that is neither deleted nor expired; None: there is none."""
-        return await self._driver.read(identity.a_live_file)
+        return await self._driver.read(files.a_live_file)
 
     async def verify(self) -> None:
         """Raises `StoreUnavailable` when the records of files are damaged, as far as the database can tell.

@@ -1,4 +1,4 @@
-"""Operations on batches, as their owner sees them."""
+"""Operations on batches, as their owners see them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,21 @@ from typing import Any
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.limiting.quotas import Quotas
-from batchwright.store.operations import result_pages
 from batchwright.store.operations.files import is_there
 from batchwright.store.operations.quotas import require_queue
-from batchwright.store.operations.removal import removed_on
-from batchwright.store.records import (
-    ENDED,
-    BatchProblem,
-    BatchRecord,
-    BatchStatus,
-    LineCounts,
-    StoredLine,
-    TokenUsage,
-)
+from batchwright.store.operations.stored_lines import page, removed_on
+from batchwright.store.records import ENDED, BatchProblem, BatchRecord, BatchStatus, LineCounts, StoredLine, TokenUsage
 from batchwright.store.transaction import Row, Tx
 
 _NEWEST = 2**62
 _PARTS: Mapping[str, type[LineCounts | TokenUsage]] = {"counts": LineCounts, "usage": TokenUsage}
 _PART_COLUMNS = {name: [each.name for each in fields(part)] for name, part in _PARTS.items()}
-_COLUMNS = [
-    column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])
-]  # as `batch_columns` names them
+_COLUMNS = [column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])]
+"""The columns that `batch_columns` in `sql/batches.sql` names."""
 
 
 def as_record(row: Row) -> BatchRecord:
-    """The record of a row of `batch_columns`: its fields in their order, with those of its parts in their place."""
+    """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name, part in _PARTS.items():
         values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
@@ -56,7 +46,7 @@ def _values(batch: BatchRecord) -> Mapping[str, Any]:
 
 
 def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
-    """The key and the record of the batch; or None and the one that was made with the same idempotency key before."""
+    """The key and the record of the batch; or None and the batch made before with the same idempotency key."""
     row = tx.row("add_batch", **_values(batch))
     if row is not None:
         return row[0], batch
@@ -158,7 +148,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, defaults
 
 
 def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
-    """How many lines did not succeed. Raises `Conflict` when there are none, or when it is too early or too late."""
+    """Number of lines that did not succeed. Raises `Conflict` if there are none, or it is too early or too late."""
     if batch.status not in ENDED:
         raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
     removed = removed_on(tx, key)
@@ -171,23 +161,23 @@ def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
     if batch.lines_removed_at is None:
         [(total,)] = tx.rows("count_unsuccessful_lines", batch=key)
     if total == 0:
-        raise Conflict(f"batch {batch.id} has no lines to retry: {_why_none(batch)}")
+        if batch.status == "failed":
+            why = "its input was not valid; mend it and make a new batch"
+        elif batch.in_progress_at is None:
+            why = (
+                f"it was {batch.status} before its input was read; make a new batch of {batch.input_file_id}, its input"
+            )
+        else:
+            why = "all of them succeeded"
+        raise Conflict(f"batch {batch.id} has no lines to retry: {why}")
     return total
-
-
-def _why_none(batch: BatchRecord) -> str:
-    if batch.status == "failed":
-        return "its input was not valid; mend it and make a new batch"
-    if batch.in_progress_at is None:
-        return f"it was {batch.status} before its input was read; make a new batch of {batch.input_file_id}, its input"
-    return "all of them succeeded"
 
 
 def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
-    found = result_pages.page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
+    found = page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
     removed = removed_on(tx, row[0])
     if removed is not None:
         raise NotFound(f"the results of batch {batch_id} were removed with its output files on {removed}")

@@ -1,4 +1,4 @@
-"""Operations on the records of files."""
+"""Operations on the records of files, and on the identity that ties the store to the folder with their bytes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal
 from batchwright.errors import Conflict, NotFound
 from batchwright.limiting.quotas import Quotas
 from batchwright.store.operations.quotas import require_storage
-from batchwright.store.records import FileRecord, Purpose
+from batchwright.store.records import FileRecord, Purpose, StoreIdentity
 from batchwright.store.transaction import Tx
 
 _END_OF_TIME = 1e300
 
 
 def add_file(tx: Tx, file: FileRecord, defaults: Quotas | None = None) -> None:
-    """`defaults`: the quotas of a tenant that has none of its own; None: quotas do not matter."""
+    """`defaults`: the quotas of a tenant that has none of its own; None: no quota is checked."""
     if defaults is not None:
         require_storage(tx, file, defaults)
     tx.run("add_file", **asdict(file))
@@ -29,29 +29,21 @@ def file(tx: Tx, tenant: str, file_id: str) -> FileRecord | None:
 
 
 def is_there(tx: Tx, tenant: str, file_id: str) -> bool:
-    """Whether the tenant has this file; until the end of the transaction it is not deleted."""
+    """Whether the tenant has this file. It is locked: it cannot be deleted until the transaction ends."""
     return tx.row("lock_file", tenant=tenant, id=file_id, now=tx.now) is not None
 
 
 def files(
     tx: Tx, tenant: str, *, limit: int, purpose: Purpose | None, order: Literal["asc", "desc"], after: str | None
 ) -> list[FileRecord]:
-    ascending = order == "asc"
-    place = (-_END_OF_TIME if ascending else _END_OF_TIME, "")
+    statement, created_at = ("files_ascending", -_END_OF_TIME) if order == "asc" else ("files_descending", _END_OF_TIME)
     if after is not None:
         row = tx.row("file_created_at", tenant=tenant, id=after)
         if row is None:
             raise NotFound(f"after={after!r}: there is no such file; list from the start", param="after")
-        place = (row[0], after)
-    rows = tx.rows(
-        "files_ascending" if ascending else "files_descending",
-        tenant=tenant,
-        purpose=purpose,
-        created_at=place[0],
-        id=place[1],
-        limit=limit,
-        now=tx.now,
-    )
+        created_at = row[0]
+    place = {"created_at": created_at, "id": after or ""}
+    rows = tx.rows(statement, tenant=tenant, purpose=purpose, limit=limit, now=tx.now, **place)
     return [FileRecord(*row) for row in rows]
 
 
@@ -71,3 +63,20 @@ def take_dead_files(tx: Tx, limit: int) -> list[str]:
 
 def known_files(tx: Tx, file_ids: Sequence[str]) -> set[str]:
     return {row[0] for row in tx.rows("known_files", ids=json.dumps([*file_ids]))}
+
+
+def identity(tx: Tx) -> StoreIdentity | None:
+    row = tx.row("identity")
+    return StoreIdentity(*row) if row else None
+
+
+def set_identity(tx: Tx, old: StoreIdentity | None, new: StoreIdentity) -> bool:
+    if old is None:
+        return tx.run("add_identity", **asdict(new)) == 1
+    before = {f"old_{name}": value for name, value in asdict(old).items()}
+    return tx.run("change_identity", **asdict(new), **before) == 1
+
+
+def a_live_file(tx: Tx) -> str | None:
+    row = tx.row("a_live_file", now=tx.now)
+    return row[0] if row else None

@@ -16,14 +16,14 @@ _SCOPES, _QUOTAS = 7, 12
 
 
 def _as_key(row: Row) -> ApiKey:
-    """From the columns that `key_columns` names: the fields of the record in their order."""
+    """The record of a row whose first columns are `key_columns`: the fields of the record in order."""
     values = [*row[:_COLUMNS]]
     values[_SCOPES] = tuple(json.loads(values[_SCOPES]))
     values[_QUOTAS] = of_values(json.loads(values[_QUOTAS]))
     return ApiKey(*values)
 
 
-def _values(key: ApiKey) -> Mapping[str, Any]:
+def _values(key: ApiKey) -> dict[str, Any]:
     return asdict(key) | {"scopes": json.dumps(key.scopes), "quotas": json.dumps(key.quotas.as_values())}
 
 
@@ -63,11 +63,11 @@ def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None
 
 def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
     row = tx.row("lock_key", id=key_id)
-    if row is None or _as_key(row).revoked_at is not None:
+    if row is None or (key := _as_key(row)).revoked_at is not None:
         return None
     until = tx.now + overlap
     tx.run("rotate_key", id=key_id, digest=digest, prefix=prefix, until=until)
-    return replace(_as_key(row), prefix=prefix, previous_until=until)
+    return replace(key, prefix=prefix, previous_until=until)
 
 
 def note_key_uses(tx: Tx, used_at: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Operations on webhooks and on the messages that are on their way to them."""
+"""Operations on webhooks and on the outbox: the messages on their way to them."""
 
 from __future__ import annotations
 
@@ -56,24 +56,15 @@ def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
 
 
 def announce(tx: Tx, key: int, kind: str) -> None:
-    """Put one event about the batch of this key into the outbox, for each address that is to hear of it."""
+    """Put an event about the batch of this key into the outbox, once for each address that is told of it."""
     [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
     addresses = tx.rows("webhooks_to_tell", tenant=tenant)
     if callback_url is not None:
         addresses.append((callback_url, None))
     event_id = f"evt_{secrets.token_hex(12)}"
     for url, webhook_id in addresses:
-        tx.run(
-            "add_delivery",
-            id=f"dlv_{secrets.token_hex(12)}",
-            event_id=event_id,
-            tenant=tenant,
-            type=kind,
-            batch_id=batch_id,
-            now=tx.now,
-            url=url,
-            webhook_id=webhook_id,
-        )
+        message = {"event_id": event_id, "tenant": tenant, "type": kind, "batch_id": batch_id, "now": tx.now}
+        tx.run("add_delivery", id=f"dlv_{secrets.token_hex(12)}", url=url, webhook_id=webhook_id, **message)
 
 
 def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:

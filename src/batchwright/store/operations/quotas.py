@@ -1,4 +1,4 @@
-"""Operations on quotas, and what they are compared with inside of the transactions that add something."""
+"""Operations on quotas, and the checks against them in the transactions that add something."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from batchwright.errors import QuotaExceeded
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.limiting.rates import Change
 from batchwright.store.operations.fair_claims import set_tenant_weight
-from batchwright.store.records import BatchRecord, Enqueued, FileRecord, QuotaUse
+from batchwright.store.records import BatchRecord, FileRecord, QuotaUse
 from batchwright.store.transaction import Tx
 
 _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
-"""Names of the quotas of what the store keeps."""
+"""Names of the quotas that limit what the store keeps, in the order of the fields of `QuotaUse`."""
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
@@ -35,10 +35,11 @@ def quota_use(tx: Tx, tenant: str, key_id: str | None) -> QuotaUse:
 
 
 def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
-    """Tenants by name, then keys by id."""
+    """As `Store.kept_quotas`: tenants by name, then keys by id."""
     keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
     of_tenants = tenant_quotas(tx)
-    if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):
+    all_limits = (defaults, *of_tenants.values(), *(limits for _, _, limits in keys))
+    if all(getattr(limits, name) is None for limits in all_limits for name in _KEPT):
         return []
     used: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(_KEPT))
     for name, at in (("stored_of_all", 0), ("enqueued_of_all", 1)):
@@ -60,12 +61,8 @@ def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
     ]
 
 
-def _limits_what_is_kept(limits: Quotas) -> bool:
-    return any(getattr(limits, name) is not None for name in _KEPT)
-
-
 def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
-    """Raises `QuotaExceeded` where there is no room for this file."""
+    """Raise `QuotaExceeded` if there is no room for this file."""
     for whose, key_id, quotas in _quotas(tx, file.tenant, file.key_id, defaults):
         if (most := quotas.storage_bytes) is None:
             continue
@@ -81,8 +78,8 @@ def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
 
 
 def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
-    """Raises `QuotaExceeded` where there is no room for the lines of this batch."""
-    asked = Enqueued(batch.enqueued_lines, batch.enqueued_tokens)
+    """Raise `QuotaExceeded` if there is no room for the lines of this batch."""
+    asked = (batch.enqueued_lines, batch.enqueued_tokens)
     for whose, key_id, quotas in _quotas(tx, batch.tenant, batch.key_id, defaults):
         limits = (("requests", quotas.enqueued_lines), ("tokens", quotas.enqueued_tokens))
         if all(most is None for _, most in limits):
@@ -100,7 +97,10 @@ def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
 
 
 def _quotas(tx: Tx, tenant: str, key_id: str | None, defaults: Quotas) -> Iterator[tuple[str, str | None, Quotas]]:
-    """Who is limited, the key where it is one, and how. What they use does not change until the transaction ends."""
+    """The tenant and the key to check, each as its description, the id if it is a key, and its quotas.
+
+    The tenant is locked: what it and its keys use does not change until the transaction ends.
+    """
     row = tx.row("quotas_of_tenant", tenant=tenant)
     of_tenant = (UNLIMITED if row is None else of_values(json.loads(row[0]))).over(defaults)
     row = None if key_id is None else tx.row("quotas_of_key", key_id=key_id)
@@ -117,9 +117,10 @@ def _stored(tx: Tx, tenant: str, key_id: str | None) -> int:
     return int(used)
 
 
-def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> Enqueued:
-    [waiting] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
-    return Enqueued(*waiting)
+def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> tuple[int, int]:
+    """Lines of batches without a result, and about how many tokens their prompts have."""
+    [(lines, tokens)] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
+    return lines, tokens
 
 
 def share_rates(

@@ -1,4 +1,4 @@
-"""Operations that take a batch from one stage of its life to the next, as workers see them."""
+"""Operations by which workers take a batch from one stage of its life to the next."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from batchwright.store.records import BatchProblem, BatchRecord, FileRecord, New
 from batchwright.store.transaction import Tx
 
 
-def _record(tx: Tx, batch_id: str) -> BatchRecord | None:
-    row = tx.row("batch", id=batch_id)
-    return as_record(row) if row else None
+def _record(tx: Tx, batch_id: str) -> BatchRecord:
+    [row] = tx.rows("batch", id=batch_id)
+    return as_record(row)
 
 
 def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
@@ -28,7 +28,7 @@ def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
 
 
 def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
-    """The key of a batch that this worker is validating, locked; None when it is not."""
+    """The key of a batch, which is locked, if this worker is validating it; None otherwise."""
     row = tx.row("lock_batch", id=batch_id)
     if row is None:
         return None
@@ -40,19 +40,17 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
-    tx.many(
-        "add_lines",
-        [
-            {
-                "batch": key,
-                "number": line.number,
-                "custom_id": line.custom_id,
-                "first_byte": line.offset,
-                "bytes": line.length,
-            }
-            for line in lines
-        ],
-    )
+    rows = [
+        {
+            "batch": key,
+            "number": line.number,
+            "custom_id": line.custom_id,
+            "first_byte": line.offset,
+            "bytes": line.length,
+        }
+        for line in lines
+    ]
+    tx.many("add_lines", rows)
     return True
 
 
