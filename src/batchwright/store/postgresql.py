@@ -1,12 +1,12 @@
-"""PostgreSQL: a few threads, each operation in a short transaction on a connection of its own.
+"""The PostgreSQL driver, which runs each operation in a short transaction on one of a few threads.
 
-A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. A
-connection that is lost in COMMIT leaves open what came of it. Each transaction therefore counts itself, in a row of its
-connection, which tells as soon as the database answers again: then the operation either is done or is run again, never
-both. (The id of a transaction would not do: a server that crashed forgets ids it gave out, and gives them out again.)
+A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. If a
+connection is lost in COMMIT, the outcome is unknown. Each transaction therefore counts itself in the row of its
+connection, which shows the outcome as soon as the database answers again: the operation then is either done or run
+again, never both. (The id of a transaction would not do: a server that crashed may give out ids a second time.)
 
-Whoever locks more than one row does it in one order: worker, batches by key, lines by number. The one exception takes
-lines from a dead worker before it frees its batches: where that meets a late commit, one of the two is run again.
+Operations lock rows in one order: worker, batches by key, lines by number. The one exception takes lines from a dead
+worker before it frees its batches: if that meets a late commit, one of the two is run again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, st
 
 _THREADS = 8
 _PATIENCE = 15.0
-"""Seconds for which a database that does not answer is waited for: longer than it takes to restart."""
+"""Seconds to wait for a database that does not answer: longer than it takes to restart."""
 _IMPATIENCE = 2.0
+"""Seconds to wait for it when it is opened or checked."""
 _MIGRATION_LOCK = 0x62617463687772
 
-# A process that was stopped inside of a transaction must not keep its locks for ever. Every statement has an index that
-# it is meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and
-# plans anew each time, since the sizes of tables change by orders of magnitude.
+# A process that was stopped in a transaction must not keep its locks for ever. Every statement has an index that it is
+# meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and plans
+# anew each time, since the sizes of tables change by orders of magnitude.
 _SESSION = """
 SET search_path TO batchwright;
 SET default_transaction_isolation TO 'read committed';
@@ -52,7 +53,7 @@ SET plan_cache_mode TO force_custom_plan;
 
 
 class _ForNow(Exception):
-    """The database does not answer, or rolled back what can be run again."""
+    """Failure of a transaction that can be run again."""
 
 
 _HOPELESS = (errors.InsufficientResources, errors.SystemError, errors.QueryCanceled)
@@ -62,7 +63,7 @@ _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySql
 
 @dataclass(frozen=True, slots=True)
 class _InDoubt(Generic[R]):
-    """The connection was lost while this transaction, its `number`-th, was being committed."""
+    """Transaction whose connection, of which it is the `number`-th, was lost during COMMIT."""
 
     connection: str
     number: int
@@ -70,7 +71,7 @@ class _InDoubt(Generic[R]):
 
 
 class _Connection(psycopg.Connection[Row]):
-    """One that has a name in the table `connections`."""
+    """Connection with a name in the table `connections`."""
 
     name: str
 
@@ -91,7 +92,7 @@ class _PostgresqlTx:
         return float(seconds)
 
     def begin(self) -> int:
-        """The number of the transaction among those of its connection; the database's time comes with it."""
+        """Read the time of the database, and return the number of this transaction of the connection."""
         row = self.row("begin", connection=self._connection.name)
         if row is None:
             self._connection.close()
@@ -114,16 +115,16 @@ class _PostgresqlTx:
         return self._execute(statement, values).rowcount
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """In one statement, which takes the columns as arrays."""
+        """Run one statement, which takes the columns as arrays."""
         if rows:
             self._execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 class PostgresqlDriver:
-    """A `Driver` on a database, in whose schema `batchwright` it makes its tables."""
+    """A `Driver` on a database. Its tables are in the schema `batchwright`."""
 
     def __init__(self, url: str, now: Callable[[], float] | None) -> None:
-        """Raises `StoreUnavailable` when the database cannot be reached, or was written by a newer version."""
+        """Raises `StoreUnavailable` if the database cannot be reached, or was written by a newer version."""
         self._url = url
         self._now = now
         self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
@@ -145,10 +146,10 @@ class PostgresqlDriver:
         await self._in_thread(partial(self._write, operation.__name__, operation, _IMPATIENCE))
 
     async def verify(self) -> None:
-        """Nothing: the server looks after its own pages, and says what it finds when they are read."""
+        """Do nothing: the server checks its own pages when they are read."""
 
     async def close(self) -> None:
-        """Finish what is under way."""
+        """Finish running operations, and close the connections."""
         if self._closed:
             return
         self._closed = True
@@ -166,7 +167,7 @@ class PostgresqlDriver:
     # On the threads.
 
     def _persist(self, run: Callable[[], R], patience: float) -> R:
-        """What `run` returns, tried again for `patience` seconds while the database does not answer."""
+        """Call `run`, again for `patience` seconds while the database does not answer, and return its result."""
         try:
             for attempt in stamina.retry_context(
                 on=_may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
@@ -235,7 +236,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _transaction(self, connection: _Connection) -> Iterator[None]:
-        """Begin one, and roll it back if the block raises."""
+        """Begin a transaction, and roll it back if the block raises."""
         connection.execute("BEGIN")
         try:
             yield
@@ -246,7 +247,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """One that nobody else uses; there are as many as threads. A broken one is not given back."""
+        """A connection for exclusive use; there are as many as threads. A broken connection is not put back."""
         connection = self._idle.get()
         try:
             if connection is None:
@@ -269,7 +270,7 @@ class PostgresqlDriver:
         return connection
 
     def _open(self) -> _Connection:
-        """One that is not yet among the `connections`."""
+        """Open a connection, without a row in `connections`."""
         connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
         connection.name = uuid.uuid4().hex
         try:

@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from batchwright.errors import InvalidRequest
-from batchwright.limiting.shares import WEIGHTS, Claimant, place, turns, virtual_time
+from batchwright.limiting.shares import Claimant, place, turns, virtual_time
 from batchwright.store.records import ClaimedLine, LineResult
 from batchwright.store.transaction import Row, Tx
 
@@ -136,14 +135,3 @@ def charge(tx: Tx, results: Mapping[str, Sequence[LineResult]]) -> None:
         usages = [result.usage for result in taken]
         tokens = sum(max(1, each.input_tokens - each.cached_tokens + each.output_tokens) for each in usages)
         tx.run("charge_tenant", tenant=tenant, tokens=float(tokens), lines=len(taken), memory=_MEMORY)
-
-
-def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
-    least, most = WEIGHTS
-    if not least <= weight <= most:
-        raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
-    tx.run("set_tenant_weight", tenant=tenant, weight=float(weight))
-
-
-def tenant_weights(tx: Tx) -> dict[str, float]:
-    return dict(tx.rows("tenant_weights"))

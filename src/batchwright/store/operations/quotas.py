@@ -1,4 +1,4 @@
-"""Operations on quotas, and the checks against them in the transactions that add something."""
+"""Operations on quotas and weights, and the checks against them in the transactions that add something."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from batchwright.errors import QuotaExceeded
+from batchwright.errors import InvalidRequest, QuotaExceeded
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.limiting.rates import Change
-from batchwright.store.operations.fair_claims import set_tenant_weight
+from batchwright.limiting.shares import WEIGHTS
 from batchwright.store.records import BatchRecord, FileRecord, QuotaUse
 from batchwright.store.transaction import Tx
 
 _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
 """Names of the quotas that limit what the store keeps, in the order of the fields of `QuotaUse`."""
+
+
+def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
+    least, most = WEIGHTS
+    if not least <= weight <= most:
+        raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
+    tx.run("set_tenant_weight", tenant=tenant, weight=float(weight))
+
+
+def tenant_weights(tx: Tx) -> dict[str, float]:
+    return dict(tx.rows("tenant_weights"))
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
