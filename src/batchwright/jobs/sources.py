@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from batchwright.errors import InputError, InvalidRequest
-from batchwright.lines.batch_line import line_too_long
-from batchwright.lines.splitting import split_lines
+from batchwright.lines.batch_line import line_too_long, split_lines
 
 InputFormat: TypeAlias = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 

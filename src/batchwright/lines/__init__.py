@@ -1,1 +1,1 @@
-"""Lines of input and output, whoever computes them."""
+"""Lines of input and output, shared by jobs and the service."""

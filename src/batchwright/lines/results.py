@@ -1,4 +1,4 @@
-"""Lines of results, in the form of OpenAI's batch output files."""
+"""Result lines, in the form of OpenAI's batch output files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchwright.wire.error_bodies import error_body, hides_details, status_of
 _encode = msgspec.json.Encoder().encode
 _OK = 200
 REQUEST_TIMEOUT = "request_timeout"
-"""OpenAI's code of a line whose time was over."""
+"""OpenAI's error code of a line whose time was over."""
 
 
 def output_id(key: str, number: int) -> str:
@@ -22,22 +22,22 @@ def output_id(key: str, number: int) -> str:
 
 
 def request_id(key: str, number: int) -> str:
-    """The id of the call that computes a line: the same whenever it is computed."""
+    """The id of the call that computes a line, the same at each try."""
     return f"req_{key}_{number}"
 
 
 def encode_answer(key: str, number: int, custom_id: str, body: Mapping[str, Any]) -> bytes:
-    """The result, without a newline, of a line whose answer is `body`."""
+    """The result line, without its newline, of a line whose answer is `body`."""
     return _with_response(key, number, custom_id, _OK, body)
 
 
 def encode_refusal(key: str, number: int, custom_id: str, error: BaseException) -> bytes:
-    """The result of a line that failed with `error`: with the status and the body that it would have over HTTP."""
+    """The result line of a line that failed with `error`, with the status and the body that it has over HTTP."""
     return _with_response(key, number, custom_id, status_of(error), error_body(error))
 
 
 def encode_failure(key: str, number: int, custom_id: str, error: Mapping[str, Any]) -> bytes:
-    """The result of a line that has no answer. `error` holds at least `code` and `message`."""
+    """The result line of a line without an answer. `error` holds at least `code` and `message`."""
     return _encode({"id": output_id(key, number), "custom_id": custom_id, "response": None, "error": error})
 
 
@@ -47,7 +47,7 @@ def is_timeout(error: BaseException) -> bool:
 
 
 def line_error(error: BaseException) -> dict[str, Any]:
-    """`code`, `message` and `param` of an error, for whoever started the job and may know all of it."""
+    """`code`, `message` and `param` of an error, for the owner of the job, from whom no detail is hidden."""
     if is_timeout(error):
         return {"code": REQUEST_TIMEOUT, "message": str(error), "param": None}
     told = error_body(error)["error"]
@@ -56,7 +56,7 @@ def line_error(error: BaseException) -> dict[str, Any]:
 
 
 def token_count(body: Mapping[str, Any], name: str, detail: str | None = None) -> int:
-    """A count in the `usage` of a response, or in its part `detail`; 0 where an endpoint sent none, or nonsense."""
+    """A count in the `usage` of a response, or in its part `detail`; 0 if an endpoint sent none, or nonsense."""
     counts = _part(body, "usage")
     count = (counts if detail is None else _part(counts, detail)).get(name)
     return count if isinstance(count, int) and 0 <= count < 2**53 else 0
