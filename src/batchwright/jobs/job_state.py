@@ -1,4 +1,4 @@
-"""The state file of a job: whose output this is, and that nobody else is writing it."""
+"""The state file of a job: the identity of the job that owns an output, and the lock on it."""
 
 from __future__ import annotations
 
@@ -7,36 +7,35 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from batchwright.errors import InputError, ResumeRefused
-from batchwright.request import SamplingParams
 
 _FORM = 1
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """What the results of a job depend on. Two runs are one job when theirs are equal."""
+    """Everything that the results of a job depend on. Runs with equal identities belong to one job."""
 
     input_sha256: str
     input_name: str
-    """For people only: the same input under another name is the same input."""
+    """Name of the input, for messages only: the same content under another name is the same input."""
     parameters: Mapping[str, Any]
     """JSON values by name, sampling defaults included."""
     model_files: str | None = None
-    """What tells the model from another one under the same name or path; None when it cannot be told."""
+    """Fingerprint that tells the model from another one of the same name or path; None if there is none."""
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits that tell the job from others."""
+        """Eight hexadecimal digits that distinguish the job from others."""
         text = json.dumps([self.input_sha256, self.parameters], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def changes(self, saved: JobIdentity) -> list[str]:
-        """What is different from `saved`, in words; empty when nothing is."""
+        """Descriptions of the differences from `saved`."""
         found = []
         if self.input_sha256 != saved.input_sha256:
             found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
@@ -49,20 +48,15 @@ class JobIdentity:
         return found
 
 
-def as_json(params: SamplingParams) -> dict[str, Any]:
-    """The fields of `params` as they come back from JSON."""
-    return cast("dict[str, Any]", json.loads(json.dumps(asdict(params))))
-
-
 class StateFile:
     """`OUTPUT.batchwright.json`: the identity of the job, and the lock that lets one run at a time write OUTPUT.
 
-    The lock goes with the process, however it ends. The file stays when the job is complete, so that the same command
-    finds nothing left to do.
+    The lock is released when the process ends, however it ends. The file stays when the job is complete, so that the
+    same command finds nothing left to do.
     """
 
     def __init__(self, path: Path) -> None:
-        """Takes the lock. Raises `ResumeRefused` when another run holds it, `InputError` when it cannot be written."""
+        """Takes the lock. Raises `ResumeRefused` if another run holds it, `InputError` if it cannot be written."""
         self.path = path
         self._descriptor = self._locked()
 
@@ -79,13 +73,13 @@ class StateFile:
                 raise ResumeRefused(
                     f"another run is writing this output (it holds {self.path}): wait for it, or end it"
                 ) from error
-            # Whoever had it before may have removed it between our opening it and our lock: that lock is worth nothing.
+            # The run before may have removed the file after we opened it: then our lock is worth nothing.
             if self.path.exists() and self.path.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor
             os.close(descriptor)
 
     def read(self) -> JobIdentity | None:
-        """The job that was saved; None when there is none, or only part of one."""
+        """The identity that was saved; None if there is none, or only part of one."""
         try:
             content = json.loads(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
             if content["form"] != _FORM:
@@ -112,7 +106,7 @@ class StateFile:
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the lock. A file in which nothing was saved is removed."""
+        """Release the lock, and remove the file if nothing was saved in it."""
         if not os.fstat(self._descriptor).st_size:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
