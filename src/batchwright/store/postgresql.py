@@ -17,9 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Concatenate, Generic
+from typing import Any, Concatenate
 
 import psycopg
 import stamina
@@ -59,15 +58,6 @@ class _ForNow(Exception):
 _HOPELESS = (errors.InsufficientResources, errors.SystemError, errors.QueryCanceled)
 _DAMAGE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaName, psycopg.InternalError)
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction, _ForNow)
-
-
-@dataclass(frozen=True, slots=True)
-class _InDoubt(Generic[R]):
-    """Transaction whose connection, of which it is the `number`-th, was lost during COMMIT."""
-
-    connection: str
-    number: int
-    result: R
 
 
 class _Connection(psycopg.Connection[Row]):
@@ -168,9 +158,13 @@ class PostgresqlDriver:
 
     def _persist(self, run: Callable[[], R], patience: float) -> R:
         """Call `run`, again for `patience` seconds while the database does not answer, and return its result."""
+
+        def may_pass(error: Exception) -> bool:
+            return isinstance(error, _PASSING) and not isinstance(error, _HOPELESS)
+
         try:
             for attempt in stamina.retry_context(
-                on=_may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
+                on=may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
             ):
                 with attempt:
                     return run()
@@ -189,38 +183,33 @@ class PostgresqlDriver:
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
     def _write(self, name: str, operation: Callable[[Tx], R], patience: float) -> R:
-        doubt: _InDoubt[R] | None = None
+        # The name of the connection, the number of the transaction, and its result, if its COMMIT was in doubt.
+        doubt: tuple[str, int, R] | None = None
 
         def attempt() -> R:
             nonlocal doubt
-            if doubt is not None and self._was_committed(doubt):
-                return doubt.result
+            if doubt is not None and self._was_committed(*doubt[:2]):
+                return doubt[2]
             doubt = None
-            came = self._write_once(name, operation)
-            if not isinstance(came, _InDoubt):
-                return came
-            doubt = came
-            raise _ForNow("the connection was lost in COMMIT, and it is not known what came of it")
+            with self._connection() as connection:
+                with self._transaction(connection):
+                    tx = _PostgresqlTx(connection, self._now)
+                    number = tx.begin()
+                    result = operation(tx)
+                crash_point(f"store.{name}.before_commit")
+                crash_point("store.before_commit")
+                try:
+                    connection.execute("COMMIT")
+                except _HOPELESS:
+                    raise
+                except psycopg.OperationalError:
+                    doubt = (connection.name, number, result)
+                    raise _ForNow("the connection was lost in COMMIT, and it is not known what came of it") from None
+                crash_point("store.after_commit")
+                crash_point(f"store.{name}.after_commit")
+                return result
 
         return self._persist(attempt, patience)
-
-    def _write_once(self, name: str, operation: Callable[[Tx], R]) -> R | _InDoubt[R]:
-        with self._connection() as connection:
-            with self._transaction(connection):
-                tx = _PostgresqlTx(connection, self._now)
-                number = tx.begin()
-                result = operation(tx)
-            crash_point(f"store.{name}.before_commit")
-            crash_point("store.before_commit")
-            try:
-                connection.execute("COMMIT")
-            except _HOPELESS:
-                raise
-            except psycopg.OperationalError:
-                return _InDoubt(connection.name, number, result)
-            crash_point("store.after_commit")
-            crash_point(f"store.{name}.after_commit")
-            return result
 
     def _read_once(self, operation: Callable[[Tx], R]) -> R:
         with self._connection() as connection:
@@ -229,10 +218,11 @@ class PostgresqlDriver:
             connection.execute("COMMIT")
             return result
 
-    def _was_committed(self, doubt: _InDoubt[R]) -> bool:
+    def _was_committed(self, name: str, number: int) -> bool:
+        """Whether the last committed transaction of the connection `name` is the `number`-th."""
         with self._connection() as connection:
-            row = _PostgresqlTx(connection, self._now).row("commits", connection=doubt.connection)
-        return row is not None and bool(row[0] == doubt.number)
+            row = _PostgresqlTx(connection, self._now).row("commits", connection=name)
+        return row is not None and bool(row[0] == number)
 
     @contextmanager
     def _transaction(self, connection: _Connection) -> Iterator[None]:
@@ -301,7 +291,3 @@ class PostgresqlDriver:
                 connection.execute(script)
                 connection.execute("INSERT INTO schema_version VALUES (%s)", [number])
             connection.execute("COMMIT")
-
-
-def _may_pass(error: Exception) -> bool:
-    return isinstance(error, _PASSING) and not isinstance(error, _HOPELESS)

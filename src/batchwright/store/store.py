@@ -38,7 +38,7 @@ from typing import Any, Literal, Self
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import Change
 from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.store.operations import batches, claims, files, keys, outbox, quotas, stages, stored_lines, workers
+from batchwright.store.operations import batches, claims, files, keys, outbox, quotas, stored_lines, workers
 from batchwright.store.records import (
     ApiKey,
     BatchProblem,
@@ -219,22 +219,22 @@ class Store:
         A worker validates one batch at a time: a batch that it took and neither began nor rejected is given again.
         None if there is none. Raises `LeaseLost`.
         """
-        return await self._driver.write(stages.take_validation, worker)
+        return await self._driver.write(batches.take_validation, worker)
 
     async def add_lines(self, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
         """Add lines; False if the batch is not this worker's any more, or has an ending: then nothing was added."""
-        return await self._driver.write(stages.add_lines, worker, batch_id, lines)
+        return await self._driver.write(batches.add_lines, worker, batch_id, lines)
 
     async def begin(self, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
         """Move a batch from validating to in_progress, or on to finalizing if `total`, its number of lines, is 0.
 
         False as in `add_lines`.
         """
-        return await self._driver.write(stages.begin, worker, batch_id, total=total, model=model)
+        return await self._driver.write(batches.begin, worker, batch_id, total=total, model=model)
 
     async def reject(self, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
         """Move a batch from validating to failed, announce it, and remove its lines. False as in `add_lines`."""
-        return await self._driver.write(stages.reject, worker, batch_id, problems)
+        return await self._driver.write(batches.reject, worker, batch_id, problems)
 
     async def claim(self, worker: str, limit: int) -> list[ClaimedLine]:
         """Claim at most `limit` lines, in the turns of the tenants that have any (`limiting/shares.py`). Lines of one
@@ -261,7 +261,7 @@ class Store:
 
     async def expire_batches(self) -> list[str]:
         """Set the ending of batches, in progress or validating, whose time is over. Returns their ids."""
-        return await self._driver.write(stages.expire_batches)
+        return await self._driver.write(batches.expire_batches)
 
     async def ending_among(self, batch_ids: Sequence[str]) -> set[str]:
         """Those of the batches that have an ending or are gone, whose lines need not be computed any further."""
@@ -273,7 +273,7 @@ class Store:
         A worker finishes one batch at a time: a batch that it took and did not finish is given again. Raises
         `LeaseLost`.
         """
-        return await self._driver.write(stages.take_finishing, worker)
+        return await self._driver.write(batches.take_finishing, worker)
 
     async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
         """A page of the lines with `number` > `after`, by number, to build files from; empty if they were removed."""
@@ -287,7 +287,7 @@ class Store:
         `unfinished`: the number of lines without a result, which count as failed from now on.
         """
         return await self._driver.write(
-            stages.finish, worker, batch_id, output=output, errors=errors, unfinished=unfinished
+            batches.finish, worker, batch_id, output=output, errors=errors, unfinished=unfinished
         )
 
     async def remove_lines(self, limit: int, *, age: float) -> bool:

@@ -1,4 +1,4 @@
-"""Operations on batches, as their owners see them."""
+"""Operations on batches: those of their owners, and those by which workers take them from one stage to the next."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Any
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.limiting.quotas import Quotas
-from batchwright.store.operations.files import is_there
+from batchwright.store.operations.files import add_file, is_there
+from batchwright.store.operations.outbox import announce
 from batchwright.store.operations.quotas import require_queue
 from batchwright.store.operations.stored_lines import page, removed_on
-from batchwright.store.records import ENDED, BatchProblem, BatchRecord, BatchStatus, LineCounts, StoredLine, TokenUsage
+from batchwright.store.operations.workers import require_lease
+from batchwright.store.records import (
+    ENDED,
+    BatchProblem,
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    LineCounts,
+    NewLine,
+    StoredLine,
+    TokenUsage,
+)
 from batchwright.store.transaction import Row, Tx
 
 _NEWEST = 2**62
@@ -22,7 +34,7 @@ _COLUMNS = [column for each in fields(BatchRecord) for column in _PART_COLUMNS.g
 """The columns that `batch_columns` in `sql/batches.sql` names."""
 
 
-def as_record(row: Row) -> BatchRecord:
+def _as_record(row: Row) -> BatchRecord:
     """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name, part in _PARTS.items():
@@ -33,7 +45,7 @@ def as_record(row: Row) -> BatchRecord:
     return BatchRecord(**values)
 
 
-def problems_as_json(problems: Sequence[BatchProblem]) -> str:
+def _problems_as_json(problems: Sequence[BatchProblem]) -> str:
     return json.dumps([asdict(problem) for problem in problems])
 
 
@@ -41,7 +53,7 @@ def _values(batch: BatchRecord) -> Mapping[str, Any]:
     values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
     counts, usage = values.pop("counts"), values.pop("usage")
     values["metadata"] = json.dumps(dict(batch.metadata))
-    values["errors"] = problems_as_json(batch.errors)
+    values["errors"] = _problems_as_json(batch.errors)
     return values | asdict(counts) | asdict(usage)
 
 
@@ -60,7 +72,7 @@ def _of_idempotency_key(tx: Tx, batch: BatchRecord) -> BatchRecord | None:
     if batch.idempotency_key is None:
         return None
     row = tx.row("batch_of_idempotency_key", tenant=batch.tenant, idempotency_key=batch.idempotency_key)
-    return as_record(row) if row else None
+    return _as_record(row) if row else None
 
 
 def _require_input(tx: Tx, batch: BatchRecord) -> None:
@@ -79,7 +91,7 @@ def create_batch(tx: Tx, batch: BatchRecord, defaults: Quotas) -> BatchRecord:
 
 def batch(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
     row = tx.row("batch_of_tenant", tenant=tenant, id=batch_id)
-    return as_record(row) if row else None
+    return _as_record(row) if row else None
 
 
 def batches(
@@ -92,7 +104,7 @@ def batches(
             raise NotFound(f"after={after!r}: there is no such batch; list from the start", param="after")
         before = row[0]
     rows = tx.rows("batches", tenant=tenant, before=before, simple=simple, status=status, limit=limit)
-    return [as_record(row) for row in rows]
+    return [_as_record(row) for row in rows]
 
 
 def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
@@ -126,7 +138,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, defaults
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
     parent_key = row[0]
-    [parent] = [as_record(row) for row in tx.rows("batch", id=batch_id)]
+    parent = _record(tx, batch_id)
     total = _count_retriable(tx, parent_key, parent)
     made = replace(
         batch,
@@ -190,3 +202,109 @@ def count_batches(tx: Tx, tenant: str | None, *, simple: bool | None) -> dict[Ba
 
 def ending_among(tx: Tx, batch_ids: Sequence[str]) -> set[str]:
     return {row[0] for row in tx.rows("ending_among", ids=json.dumps([*batch_ids]))}
+
+
+# Stages in the life of a batch, as workers see them.
+
+
+def _record(tx: Tx, batch_id: str) -> BatchRecord:
+    [row] = tx.rows("batch", id=batch_id)
+    return _as_record(row)
+
+
+def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
+    require_lease(tx, worker)
+    row = tx.row("take_validation", worker=worker, now=tx.now)
+    if row is None:
+        return None
+    key, batch_id = row
+    tx.run("remove_lines", batch=key)
+    return _record(tx, batch_id)
+
+
+def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
+    """The key of a batch, which is locked, if this worker is validating it; None otherwise."""
+    row = tx.row("lock_batch", id=batch_id)
+    if row is None:
+        return None
+    key, status, ending, holder = row
+    return int(key) if (status, ending, holder) == ("validating", None, worker) else None
+
+
+def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    rows = [
+        {
+            "batch": key,
+            "number": line.number,
+            "custom_id": line.custom_id,
+            "first_byte": line.offset,
+            "bytes": line.length,
+        }
+        for line in lines
+    ]
+    tx.many("add_lines", rows)
+    return True
+
+
+def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    tx.run("begin_batch", key=key, total=total, model=model, now=tx.now)
+    if total == 0:
+        tx.run("finalize_batch", key=key, now=tx.now)
+    return True
+
+
+def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    tx.run("reject_batch", key=key, errors=_problems_as_json(problems), now=tx.now)
+    tx.run("forget_lines", key=key, now=tx.now)
+    announce(tx, key, "batch.failed")
+    return True
+
+
+def expire_batches(tx: Tx) -> list[str]:
+    overdue = tx.rows("overdue_batches", now=tx.now)
+    for key, _, status in overdue:
+        tx.run("expire_batch", key=key)
+        if status == "validating":
+            tx.run("forget_lines", key=key, now=tx.now)
+    return [batch_id for _, batch_id, _ in overdue]
+
+
+def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
+    require_lease(tx, worker)
+    row = tx.row("take_finishing", worker=worker)
+    return _record(tx, row[0]) if row else None
+
+
+def finish(
+    tx: Tx, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
+) -> bool:
+    row = tx.row("lock_batch", id=batch_id)
+    if row is None:
+        return False
+    key, _, ending, holder = row
+    if ending is None or holder != worker:
+        return False
+    for file in (output, errors):
+        if file is not None:
+            add_file(tx, file)
+    tx.run(
+        "finish_batch",
+        key=key,
+        output_file_id=output.id if output else None,
+        error_file_id=errors.id if errors else None,
+        unfinished=unfinished,
+        now=tx.now,
+    )
+    tx.run("free_lines_of_batch", batch=key)
+    tx.run("clear_suspects_of_batch", batch=key)
+    announce(tx, key, f"batch.{ending}")
+    return True
