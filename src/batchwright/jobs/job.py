@@ -9,9 +9,8 @@ from pathlib import Path
 from batchwright.clock import Clock
 from batchwright.durable_files import sync
 from batchwright.errors import InputError, ResumeRefused
-from batchwright.jobs.job_state import JobIdentity, StateFile
 from batchwright.jobs.lines import ID_FIELDS, LineParser, PromptTemplate
-from batchwright.jobs.resume import Finished, scan, write_in_order
+from batchwright.jobs.resume import Finished, JobIdentity, StateFile, scan, write_in_order
 from batchwright.jobs.sources import Source, Spool, open_source, sha256_of
 from batchwright.jobs.spec import TABLES, JobSpec
 from batchwright.lines.custom_ids import IdTable
