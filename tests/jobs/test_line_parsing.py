@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.lines import BadLine, Line, LineParser
+from batchwright.jobs.lines import BadLine, Line, LineParser, PromptTemplate
 from batchwright.jobs.sources import Record
-from batchwright.jobs.template import PromptTemplate
 from batchwright.request import SamplingParams
 from batchwright.wire.fields import sampling_overrides
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_generation

@@ -19,8 +19,8 @@ from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelNotFound, ResumeRefused
 from batchwright.jobs import loading
+from batchwright.jobs.job import Sink
 from batchwright.jobs.run import RunInterrupted, run
-from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
 
 from .fakes import by_id, fake, read, run_and_die
@@ -285,7 +285,7 @@ def test_a_full_disk_is_named() -> None:
 
 def test_results_are_synced_about_every_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("batchwright.jobs.sink.os.fsync", synced.append)
+    monkeypatch.setattr("batchwright.jobs.job.os.fsync", synced.append)
     clock = ManualClock()
     with Sink.append_to(tmp_path / "out", 0, clock) as sink:
         for _ in range(5):

@@ -23,7 +23,7 @@ from batchwright.server.http.auth import is_public
 from batchwright.service.access.api_keys import SCOPES, ApiKeys
 from batchwright.store import open_store
 from batchwright.store.records import ApiKey
-from batchwright.store.statements import migrations
+from batchwright.store.transaction import migrations
 
 _T = TypeVar("_T")
 

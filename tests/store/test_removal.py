@@ -15,9 +15,9 @@ import pytest
 from tests.store.support import Play, World, new_lines, numbers, play, result
 
 from batchwright.errors import Conflict, NotFound
-from batchwright.store.operations.result_pages import PAGE_BYTES
+from batchwright.store.operations.stored_lines import PAGE_BYTES
 from batchwright.store.records import BatchRecord, FileRecord
-from batchwright.store.statements import migrations
+from batchwright.store.transaction import migrations
 
 AGE = 1000.0
 Rows: TypeAlias = Callable[[], tuple[int, int]]

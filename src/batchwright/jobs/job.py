@@ -1,31 +1,75 @@
-"""A job on disk: one input, one output, and what is known about both before and after the work."""
+"""Jobs on disk: the input, the output, and the state beside it."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from types import TracebackType
 
 from batchwright.clock import Clock
 from batchwright.durable_files import sync
 from batchwright.errors import InputError, ResumeRefused
-from batchwright.jobs.job_state import JobIdentity, StateFile
-from batchwright.jobs.lines import ID_FIELDS, LineParser
-from batchwright.jobs.resume import Finished, scan, write_in_order
-from batchwright.jobs.sink import Sink
-from batchwright.jobs.sources import Source, open_source
+from batchwright.jobs.lines import ID_FIELDS, LineParser, PromptTemplate
+from batchwright.jobs.resume import Finished, JobIdentity, StateFile, scan, write_in_order
+from batchwright.jobs.sources import Source, Spool, open_source, sha256_of
 from batchwright.jobs.spec import TABLES, JobSpec
-from batchwright.jobs.spool import Spool, sha256_of
-from batchwright.jobs.template import PromptTemplate
 from batchwright.lines.custom_ids import IdTable
+
+_SECONDS_BETWEEN_SYNCS = 1.0
+
+
+class Sink:
+    """Output that appends whole lines to a file descriptor. A context manager.
+
+    Each line is written at once, so that it survives the death of this process; about once a second, and at the end,
+    the lines in a file are also made to survive a loss of power.
+    """
+
+    def __init__(self, descriptor: int, name: str, clock: Clock, *, durable: bool) -> None:
+        """`durable`: whether it is a file, which is closed with the sink. `name` is for errors."""
+        self._name = name
+        self._descriptor = descriptor
+        self._clock = clock
+        self._durable = durable
+        self._synced_at = clock.now()
+
+    @classmethod
+    def append_to(cls, path: Path, size: int, clock: Clock) -> Sink:
+        """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, str(path), clock, durable=True)
+
+    def write(self, line: bytes) -> None:
+        """Append a line. Raises OSError, such as for a full disk; half a line left then is removed on resume."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._name) from error
+        now = self._clock.now()
+        if self._durable and now - self._synced_at >= _SECONDS_BETWEEN_SYNCS:
+            os.fsync(self._descriptor)
+            self._synced_at = now
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._durable:
+            try:
+                os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)
 
 
 class Job:
-    """A job that was checked, fingerprinted and compared with what its output holds. A context manager.
+    """A job that was checked, fingerprinted and compared with the content of its output. A context manager.
 
     Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.partial` (results in the order in which
-    they finished, while an ordered job runs), `OUTPUT.input` (what a stream held, until the job is complete). Nothing
-    of an earlier run is touched, and nothing of this one is left behind, before `begin`.
+    they finished, while an ordered job runs), `OUTPUT.input` (the content of a stream, until the job is complete).
+    Before `begin`, no file of an earlier run is changed, and no file of this run is left behind.
     """
 
     def __init__(self, spec: JobSpec, clock: Clock) -> None:
@@ -55,19 +99,19 @@ class Job:
         sha256 = self._spool.sha256 if self._spool is not None else sha256_of(Path(self.spec.input))
         self._identity = JobIdentity(sha256, self.spec.input, self.spec.parameters(), self.spec.model_files)
         self.key = self._identity.key
-        """Part of the results' ids that tells this job from others."""
+        """Key of this job in the ids of its results."""
         self._fresh = not self._resumes()
         self._input = self._spool.path if self._spool is not None else Path(self.spec.input)
         self._opened = self._input.stat()
         self.parser, self.source = _reader(self.spec, self._input)
         self.total = self.source.count()
-        """Number of lines of the input, without blank ones."""
+        """Number of lines of the input, without blank lines."""
         self.ids = IdTable(self.total)
         self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids)
-        """The lines that earlier runs finished."""
+        """Lines that earlier runs finished."""
 
     def _resumes(self) -> bool:
-        """Return whether there are results of this very job. Raises `ResumeRefused` for results of anything else."""
+        """Whether there are results of this job. Raises `ResumeRefused` for results of anything else."""
         if self._state is None or self.spec.overwrite:
             return False
         present = [path for path in (self._output, self._partial) if path.exists() and path.stat().st_size]
@@ -89,11 +133,11 @@ class Job:
 
     @property
     def _held(self) -> Path:
-        """Path of the results of earlier runs: complete ordered ones have left the working file."""
+        """File with the results of earlier runs: the output once those of an ordered job are complete."""
         return self._working if self._working.exists() else self._output
 
     def endpoints(self) -> set[str]:
-        """Return the endpoints of the lines, as far as they can be told without checking them, two at most."""
+        """The endpoints of the lines, found without checking them; at most two."""
         found: set[str] = set()
         for record in self.source.records():
             found.add(self.parser.endpoint_of(record))
@@ -103,11 +147,11 @@ class Job:
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether all lines are finished."""
         return len(self.finished) == self.total
 
     def begin(self) -> Sink:
-        """Start writing: after the results of earlier runs, or in place of those to overwrite. Raises OSError."""
+        """Start writing after the results of earlier runs, or in place of results to overwrite. Raises OSError."""
         self._begun = True
         if self._spool is not None:
             self._input = self._spool.keep()
@@ -125,12 +169,12 @@ class Job:
         return sink
 
     def end(self) -> None:
-        """Put the results in order where that was asked for, once every line is finished. Raises OSError."""
+        """Complete the output, when every line is finished: put an ordered one in order. Raises OSError."""
         if self.spec.ordered and self._working.exists():
             write_in_order(self._working, self._output, self.key)
             self._working.unlink()
         if self._spool is not None:
-            # In place of one that an earlier run kept and was killed before removing, so that both go.
+            # An earlier run may have kept one, and been killed before removing it: this replaces and removes it.
             self._spool.keep()
             self._spool.remove()
 
@@ -145,7 +189,7 @@ class Job:
 
     @property
     def kept_input(self) -> Path | None:
-        """Path at which the content of a stream can be read again, when the job is not complete."""
+        """File with the content of a stream, while the job is not complete; None if there is none."""
         return self._spool.path if self._spool is not None and not self.spec.to_stream else None
 
     def close(self) -> None:
@@ -159,19 +203,17 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def _reader(spec: JobSpec, path: Path) -> tuple[LineParser, Source]:
-    """Return the reader of the input's records, and the parser that makes lines of them. Raises `InputError`."""
+    """The parser of the records of an input, and their source. Raises `InputError`."""
     input_format = spec.resolved_format()
-    template = None
+    template = wanted = None
     if input_format in TABLES:
         template = PromptTemplate.parse("{prompt}" if spec.prompt_template is None else spec.prompt_template)
-    wanted = None if template is None else {*template.columns, *ID_FIELDS}
+        wanted = {*template.columns, *ID_FIELDS}
     source = open_source(path, input_format, max_line_bytes=spec.max_line_bytes, wanted=wanted)
     if template is not None and source.columns is not None:
         if spec.prompt_template is None and "prompt" not in source.columns:
@@ -180,5 +222,4 @@ def _reader(spec: JobSpec, path: Path) -> tuple[LineParser, Source]:
                 f"'… {{column}} …'; its columns are {', '.join(map(repr, source.columns))}"
             )
         template.check(source.columns)
-    parser = LineParser(input_format, template, spec.chat, spec.system, spec.max_line_bytes)
-    return parser, source
+    return LineParser(input_format, template, spec.chat, spec.system, spec.max_line_bytes), source

@@ -1,17 +1,17 @@
-"""Records of an input as lines of work, or as the reasons why they cannot be. No record raises."""
+"""Parsing of the records of an input into lines to compute, or into the reasons why that is not possible."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 import msgspec
 
-from batchwright.errors import InvalidRequest
+from batchwright.errors import InputError, InvalidRequest
 from batchwright.jobs.sources import InputFormat, Record
-from batchwright.jobs.template import PromptTemplate
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, decode_line
 from batchwright.wire.fields import known_fields
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
@@ -31,33 +31,96 @@ _OWN_FIELDS = _PROMPT_FIELDS | {"model"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The request of one record."""
+    """The request in one record."""
 
     number: int
     custom_id: str | None
-    """Id of the line; None: it has none, and gets its default."""
+    """Id that the line gives itself; None if it gives none, and gets its default."""
     endpoint: str
     body: Mapping[str, Any]
-    """Body of the request, which is checked by the inference."""
+    """Body of the request, which is only checked when it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A record that cannot be computed, with the reason."""
+    """A record that is no valid line."""
 
     number: int
     custom_id: str | None
-    """Id of the record; None where it has none that can be read."""
+    """Id of the line; None if it has none that can be read."""
     error: InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """Text with columns of a table as `{column}`, and braces as `{{` and `}}`."""
+
+    parts: tuple[tuple[str, str | None], ...]
+    """Pairs of literal text and the column that follows it; None if no column follows."""
+
+    @classmethod
+    def parse(cls, text: str) -> PromptTemplate:
+        """The template `text`. Raises `InputError` if it is not well formed or names no column."""
+        try:
+            parsed = [*Formatter().parse(text)]
+        except ValueError as error:
+            raise InputError(
+                f"prompt template {text!r}: {error}; write a column as {{column}} and a brace as {{{{ or }}}}"
+            ) from error
+        for _, column, spec, conversion in parsed:
+            if column == "":
+                raise InputError(f"prompt template {text!r}: {{}} names no column; write {{column}}")
+            if spec or conversion:
+                raise InputError(f"prompt template {text!r}: {{{column}…}} has a format; write only {{{column}}}")
+        template = cls(tuple((literal, column) for literal, column, _, _ in parsed))
+        if not template.columns:
+            raise InputError(f"prompt template {text!r} names no column, so all prompts would be the same")
+        return template
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the template reads, each once."""
+        return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
+
+    def check(self, available: Sequence[str]) -> None:
+        """Raise `InputError` if the template reads columns that are not in `available`."""
+        missing = [column for column in self.columns if column not in available]
+        if missing:
+            raise InputError(
+                f"prompt template: no column {', '.join(map(repr, missing))} in the input; "
+                f"it has {', '.join(map(repr, available))}"
+            )
+
+    def render(self, row: Mapping[str, object]) -> str:
+        """The prompt for one row. Raises `InvalidRequest` if a column that the template reads has no value in it."""
+        return "".join(
+            literal if column is None else literal + _text(column, row[column]) for literal, column in self.parts
+        )
+
+
+def _text(column: str, value: object) -> str:
+    """The value of a column as text. Raises `InvalidRequest` if it has none, or it is not UTF-8."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise InvalidRequest(f"column {column!r} has no value in this row", param=column, code="missing_field")
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(
+                f"column {column!r} holds bytes that are not UTF-8", param=column, code="invalid_encoding"
+            ) from error
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
 class LineParser:
-    """Reader of the records of one format."""
+    """A parser of the records of one format."""
 
     input_format: InputFormat
     template: PromptTemplate | None = None
-    """Template of the prompt; needed for tables."""
+    """Template that makes a prompt of a row; None unless the input is a table."""
     chat: bool = False
     """Whether a prompt that is plain text becomes the user message of a chat."""
     system: str | None = None
@@ -65,13 +128,14 @@ class LineParser:
     max_line_bytes: int = 2**20
 
     def parse(self, record: Record) -> Line | BadLine:
+        """The line of a record. Raises nothing."""
         content = record.content
         custom_id: str | None = None
         try:
             if isinstance(content, InvalidRequest):
                 raise content
             if isinstance(content, Mapping):
-                # The id first: it names the line even when the template cannot be filled in.
+                # The id first: it names the line even if the template cannot be filled in.
                 custom_id = _own_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
                 return self._prompt_line(record.number, custom_id, {"prompt": self._rendered(content)})
             if self.input_format == "txt":
@@ -87,7 +151,7 @@ class LineParser:
             return BadLine(record.number, custom_id, error)
 
     def endpoint_of(self, record: Record) -> str:
-        """Return the endpoint of a record, without checking it."""
+        """The endpoint of a record, found without checking the record."""
         if isinstance(record.content, bytes) and self.input_format == "jsonl":
             with suppress(ValueError):
                 if _decode_url(record.content).url == EMBEDDINGS_URL:
@@ -106,7 +170,7 @@ class LineParser:
         return prompt
 
     def _prompt_line(self, number: int, custom_id: str | None, body: dict[str, Any]) -> Line:
-        """Return a line that is no OpenAI batch line: its fields are those of the body."""
+        """A line that is no OpenAI batch line, whose fields are those of the body."""
         given = _PROMPT_FIELDS & body.keys()
         if len(given) == 2:
             raise InvalidRequest("the line has both prompt and messages: give one", param="prompt")
@@ -121,7 +185,7 @@ class LineParser:
 
 
 def _is_batch_line(fields: Mapping[str, object]) -> bool:
-    """Return whether a record has the form of OpenAI's: other lines may have columns called method or url."""
+    """Whether a line has the form of OpenAI's: other lines may have fields of their own called method or url."""
     return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _PROMPT_FIELDS & fields.keys())
 
 
@@ -133,16 +197,16 @@ def _decoded(line: bytes) -> str:
 
 
 def _readable_id(custom_id: object) -> str | None:
-    """Return the id of a line that may be bad, if it can stand as one in the output."""
-    try:
-        check_custom_id("custom_id", custom_id if isinstance(custom_id, str) else "")
-    except InvalidRequest:
-        return None
-    return custom_id if isinstance(custom_id, str) else None
+    """The id of a line that may be bad; None if it cannot be an id in the output."""
+    with suppress(InvalidRequest):
+        if isinstance(custom_id, str):
+            check_custom_id("custom_id", custom_id)
+            return custom_id
+    return None
 
 
 def _own_id(fields: Mapping[str, object]) -> str | None:
-    """Return the id of a line that is no batch line, which may be a whole number."""
+    """The id of a line that is no batch line, which may be a whole number; None if it has none."""
     for name in ID_FIELDS:
         value = fields.get(name)
         if value is None:

@@ -1,4 +1,4 @@
-"""Loading of what computes the lines of a job: models in this process, or an endpoint elsewhere."""
+"""What computes the lines of a job: models in this process, or an endpoint elsewhere."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """Choice of the models that compute a job, and where. Raises `InputError` for contradictory settings."""
+    """Which models compute a job, and where. Raises `InputError` for a choice that contradicts itself."""
 
     model: str | None = None
-    """Model that generates; None: an endpoint's first, or in this process none."""
+    """None: of an endpoint its first; in this process none that generates."""
     embedding_model: str | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
     backend: str | None = None
-    """Address of an OpenAI-compatible endpoint; None: models in this process."""
+    """The address of an OpenAI-compatible endpoint; None: models in this process."""
     api_key: str | None = None
-    """API key for the endpoint."""
+    """For the endpoint."""
     concurrency: int = 64
     """Most requests under way at the endpoint."""
     served_model_names: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ModelChoice:
 
     @classmethod
     def of(cls, model: str | None, embedding_model: str | None, backend: str | None, **rest: object) -> ModelChoice:
-        """Return the choice with defaults for what is left out; `rest` are further fields."""
+        """The choice that is meant where some of it is left out; `rest` are further fields."""
         known = None if model is None else BUILTIN.get(model)
         if backend is None and embedding_model is None and known is not None and known.kind is Kind.EMBED:
             model, embedding_model = None, model
@@ -69,7 +69,7 @@ class ModelChoice:
 
     @asynccontextmanager
     async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
-        """Open what computes, for as long as the block lasts. Loaded models are closed at its end, if they are ours.
+        """What computes, for as long as the block lasts. The loaded models are closed at its end, if they are ours.
 
         Raises what `open_endpoint` raises.
         """
@@ -102,7 +102,7 @@ class LoadedModels:
     """Whether the engine is closed with the job."""
 
     def inference(self) -> Inference:
-        """Make the inference, on the event loop on which it is to be used."""
+        """Made on the event loop on which it is to be used."""
         if self.engine is None:
             return local_inference(None, self.encoder)
         from batchwright.inference.stepped_engine import SteppedEngine

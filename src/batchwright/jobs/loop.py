@@ -1,4 +1,4 @@
-"""The loop of a job: lines in, calls of an `Inference`, results out."""
+"""The loop of a job, which reads lines, calls an `Inference`, and writes results."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, RunFailed
 from batchwright.inference.inference import Call, Inference, why_not_ready
-from batchwright.jobs.job import Job
+from batchwright.jobs.job import Job, Sink
 from batchwright.jobs.lines import BadLine
-from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes
@@ -22,14 +22,14 @@ from batchwright.lines.results import encode_answer, encode_failure, line_error,
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
-"""Lines read in a row, few enough that bad or finished lines do not keep those being computed waiting."""
+"""Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of this run."""
+    """Numbers of lines and tokens of this run so far."""
 
     succeeded: int = 0
     failed: int = 0
@@ -40,7 +40,7 @@ class Tally:
 
 
 class _Line(NamedTuple):
-    """A line that is to be computed."""
+    """A line to be computed."""
 
     number: int
     custom_id: str
@@ -49,7 +49,7 @@ class _Line(NamedTuple):
 
 
 class JobLoop:
-    """Runs the lines of one job through one `Inference`. Holds only the lines that are being computed."""
+    """The loop that computes the lines of one job with one `Inference`. Holds only the lines being computed."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class JobLoop:
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
-        """Lines that could not be computed by anything, to be tried again."""
+        """Lines that came back from an endpoint that was down, to be tried again."""
         self._away_since: float | None = None
-        """Time since which nothing can be computed, if so."""
+        """Time since which no line can be computed; None if lines can be computed."""
         self._failure: BaseException | None = None
-        """Error because of which the run cannot go on."""
+        """Error because of which the run cannot go on; None if it can."""
         self._moved = asyncio.Event()
-        """Event that a line ended, or the run cannot go on."""
+        """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
             inference,
             call_of=self._call,
@@ -94,19 +94,19 @@ class JobLoop:
         )
 
     def __len__(self) -> int:
-        """Return the number of lines being computed."""
+        """Number of lines being computed."""
         return len(self._executor)
 
     @property
     def why_waiting(self) -> str | None:
-        """Reason why no line can be computed now; None when they can."""
+        """Reason why no line can be computed now; None if lines can be computed."""
         return why_not_ready(self._inference)
 
     async def run(self) -> None:
         """Work until every line is finished.
 
-        What is written stays written, and the inference holds none of the lines, whatever is raised: `InputError` when
-        the input cannot be read on, OSError when results cannot be written, `RunFailed` when nobody computes.
+        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, and `RunFailed` if no
+        line can be computed for too long. Written results are kept, and the inference then holds none of the lines.
         """
         try:
             while not self._finished:
@@ -116,7 +116,9 @@ class JobLoop:
                 if not filled:
                     await asyncio.sleep(0)
                 elif not self._finished:
-                    await self._wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_SHOWN_EVERY):
+                            await self._moved.wait()
                 self._require_going()
                 self._on_progress()
         finally:
@@ -126,14 +128,8 @@ class JobLoop:
     def _finished(self) -> bool:
         return self._exhausted and not self._executor and not self._returned
 
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(_SHOWN_EVERY):
-                await self._moved.wait()
-        except TimeoutError:
-            pass
-
     def _require_going(self) -> None:
+        """Raise the failure of the run, if any, and `RunFailed` if no line could be computed for too long."""
         if self._failure is not None:
             raise self._failure
         reason = self.why_waiting
@@ -148,7 +144,7 @@ class JobLoop:
             )
 
     def _fill(self) -> bool:
-        """Start as many lines as there is room for. False when other tasks should have their turn first."""
+        """Start as many lines as there is room for. False if other tasks should have a turn before that is done."""
         for _ in range(_LINES_IN_A_ROW):
             if self._executor.room <= 0 or self._failure is not None:
                 return True
@@ -160,7 +156,7 @@ class JobLoop:
         return False
 
     def _following(self) -> _Line | None:
-        """Return a line for a task that has ended one."""
+        """The line that a task computes after it ended another; None if there is none now."""
         if self._executor.room <= 0 or self._failure is not None:
             return None
         for _ in range(_LINES_IN_A_ROW):
@@ -170,7 +166,7 @@ class JobLoop:
         return None
 
     def _next(self) -> _Line | None:
-        """Return the next line to be computed. What makes the run impossible is noted, not raised."""
+        """The next line, if it is to be computed. An error that ends the run is noted, not raised."""
         try:
             if self._returned:
                 return self._returned.popleft()
@@ -197,14 +193,8 @@ class JobLoop:
         return None
 
     def _call(self, line: _Line, pauses: Callable[[bool], None]) -> Call:
-        return Call(
-            line.endpoint,
-            line.body,
-            request_id(self._job.key, line.number),
-            "batch",
-            pauses=pauses,
-            defaults=self._defaults,
-        )
+        call_id = request_id(self._job.key, line.number)
+        return Call(line.endpoint, line.body, call_id, "batch", pauses=pauses, defaults=self._defaults)
 
     def _done(self, line: _Line, outcome: Outcome) -> None:
         self._moved.set()

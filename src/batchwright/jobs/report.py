@@ -1,4 +1,4 @@
-"""The report of a run, in figures."""
+"""What a run did, in figures."""
 
 from __future__ import annotations
 
@@ -31,49 +31,49 @@ class RunReport:
     output: str
     model: str
     implementation: str = ""
-    """Body and attention that computed, in which dtype, and where; empty when nothing was computed."""
+    """Which body and attention computed, in which dtype, where; empty when nothing was."""
     total: int
-    """Lines of the input, without blank ones."""
+    """Lines of the input, blank ones left out."""
     succeeded: int = 0
     """Lines with a response in the output, those of earlier runs included."""
     failed: int = 0
     """Lines with an error in the output, those of earlier runs included."""
     failed_by_code: dict[str, int] = field(default_factory=dict)
-    """Failed lines of this run, by the code of the error."""
+    """Lines of this run with an error, by its code."""
     resumed: int = 0
-    """Finished lines that earlier runs computed."""
+    """Of the lines that are done, those that earlier runs did."""
     interrupted: bool = False
     wall_seconds: float = 0.0
-    """Seconds of the whole run, reading the input and loading the model included."""
+    """The whole run, reading the input and loading the model included."""
     load_seconds: float = 0.0
-    """Seconds for loading the model."""
+    """Loading the model."""
     loop_seconds: float = 0.0
-    """Seconds from the first line to the last."""
+    """From the first line to the last."""
     outside_model_seconds: float = 0.0
-    """Seconds of the loop that were not spent in the model: reading, scheduling, writing."""
+    """Of the loop, what was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     generated_tokens_per_second: float = 0.0
-    """Generated tokens a second over the loop."""
+    """Over the loop."""
     prefill_tokens_per_second: float = 0.0
-    """Prompt tokens a second over the model's time for prompts."""
+    """Over the model's time for prompts."""
     decode_tokens_per_second: float = 0.0
-    """Generated tokens a second over the model's time for single tokens."""
+    """Over the model's time for single tokens."""
     ttft_ms: Percentiles = field(default_factory=_EMPTY.copy)
     """Time to the first token, from when the line was taken up."""
     tpot_ms: Percentiles = field(default_factory=_EMPTY.copy)
     """Time for each token after the first."""
     steps: int = 0
     occupancy_mean: float = 0.0
-    """Mean number of sequences in a step."""
+    """Sequences in a step."""
     occupancy_peak: int = 0
     max_num_seqs: int = 0
     padding_efficiency: float = 1.0
-    """Useful rows over computed rows; 1 means no padding."""
+    """Useful rows over computed rows; 1 means that nothing was spent on padding."""
     drafted_tokens: int = 0
     """Guesses at next tokens that were computed along with decodes."""
     accepted_tokens: int = 0
-    """Drafted tokens that were right; each saved its sequence a step."""
+    """Of them, those that were right: each saved its sequence a step."""
     kv_blocks: int = 0
     kv_blocks_peak: int = 0
     prefix_hit_rate: float = 0.0
@@ -87,7 +87,7 @@ class RunReport:
     def of_run(
         cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
     ) -> RunReport:
-        """Make the report from what the loop counted and the engine measured; `rest` are further fields."""
+        """From what the loop counted and the engine measured; `rest` are further fields."""
         return cls(
             loop_seconds=loop_seconds,
             outside_model_seconds=max(0.0, loop_seconds - model_seconds),
@@ -117,15 +117,15 @@ class RunReport:
 
     @property
     def done(self) -> int:
-        """Number of lines in the output."""
+        """Lines in the output."""
         return self.succeeded + self.failed
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values by name."""
+        """JSON values by name."""
         return {"done": self.done, **asdict(self)}
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all. Raises OSError."""
+        """Write it as JSON, whole or not at all. Raises OSError."""
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
 

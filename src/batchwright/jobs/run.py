@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
-"""Options of the engine that the identity of every job names; others that change results are named when chosen."""
+"""Options of the engine in the identity of every job; others that change results are in it only when chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Progress of a run."""
+    """The progress of a run."""
 
     phase: Literal["reading", "loading", "running", "finishing"]
     total: int = 0
     succeeded: int = 0
-    """Finished lines with a response, those of earlier runs included, as in `failed`."""
+    """Lines with a response, those of earlier runs included, as in `failed`."""
     failed: int = 0
     resumed: int = 0
     running: int = 0
-    """Lines that are being computed."""
+    """Lines being computed."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     waiting: str | None = None
-    """Reason why nothing can be computed now; None when it can."""
+    """Reason why no line can be computed now; None if lines can be computed."""
 
     @property
     def done(self) -> int:
@@ -58,13 +58,13 @@ class RunProgress:
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` again goes on after them."""
+    """A run was stopped by KeyboardInterrupt. Finished lines are in the output; the next `run` goes on after them."""
 
     def __init__(self, report: RunReport, kept_input: Path | None) -> None:
         super().__init__("interrupted")
         self.report = report
         self.kept_input = kept_input
-        """File that holds what was read from the input, when that was a stream."""
+        """File with the content of the input, if that is a stream; None otherwise."""
 
 
 def run(
@@ -92,7 +92,7 @@ def run(
     engine: EngineConfig | None = None,
     **engine_options: Any,
 ) -> RunReport:
-    """Answer every line of `input` into `output`, and report on it.
+    """Answer every line of `input` into `output`, and return a report.
 
     Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages": […]}`
     (`.jsonl`), plain prompts (`.txt`), or rows that `prompt_template` turns into prompts (`.csv`, `.tsv`, `.parquet`);
@@ -174,15 +174,15 @@ def run(
 
 
 def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:
-    """Return the sampling parameters of lines that do not set them: those given, for the rest the usual ones here.
+    """The sampling parameters of lines that do not set them: those given, and the defaults for the rest.
 
-    With `backend` the rest is left to the endpoint. Raises `InvalidRequest`.
+    With `backend`, the rest is left to the endpoint. Raises `InvalidRequest`.
     """
     return replace(SamplingParams() if backend is None else OPENAI_DEFAULTS, **given)
 
 
 def _parameters(config: EngineConfig) -> dict[str, Any]:
-    """Return the engine's options that the results depend on; the others change only the speed."""
+    """Options of the engine that results depend on. A job may change the others, which only affect speed and place."""
     chosen = config.chosen()
     return {
         option.name: chosen.get(option.name)
@@ -192,7 +192,7 @@ def _parameters(config: EngineConfig) -> dict[str, Any]:
 
 
 def _model_files(choice: ModelChoice) -> str | None:
-    """Return the model's fingerprint; None where models are elsewhere, or there is none and none is needed."""
+    """The fingerprints of the models; None if they are elsewhere, or missing, which matters only if they are loaded."""
     if choice.backend is not None:
         return None
     try:
@@ -213,7 +213,7 @@ def _check_report(path: Path | None, spec: JobSpec) -> None:
 
 @dataclass
 class _Run:
-    """One call of `run`."""
+    """A call of `run`."""
 
     spec: JobSpec
     clock: Clock
@@ -231,15 +231,14 @@ class _Run:
         self._loop: JobLoop | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
-            return self._finish(job) if job.complete else self._work(job)
-
-    def _finish(self, job: Job) -> RunReport:
-        """End a run that has nothing to compute: no model is loaded."""
-        if not job.total:
-            with job.begin():
-                pass
-        job.end()
-        return self._report(job)
+            if not job.complete:
+                return self._work(job)
+            # No model is loaded.
+            if not job.total:
+                with job.begin():
+                    pass
+            job.end()
+            return self._report(job)
 
     def _work(self, job: Job) -> RunReport:
         self._show("loading", job)
@@ -263,7 +262,8 @@ class _Run:
         return loaded
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
-        async with self._inference(loaded) as inference:
+        given = None if self.given_inference is None else nullcontext(self.given_inference)
+        async with given or self.choice.opened(loaded) as inference:
             started, model_before = self.clock.now(), self._stats.model_seconds
             try:
                 with job.begin() as sink:
@@ -285,17 +285,9 @@ class _Run:
                 self._loop_seconds = self.clock.now() - started
                 self._model_seconds = self._stats.model_seconds - model_before
 
-    @asynccontextmanager
-    async def _inference(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
-        if self.given_inference is not None:
-            yield self.given_inference
-            return
-        async with self.choice.opened(loaded) as inference:
-            yield inference
-
     @property
     def _stats(self) -> EngineStats:
-        """Figures of the engine; zeros where none computes."""
+        """Statistics of the engine; zeros if there is none."""
         from batchwright.engine.engine_stats import EngineStats
 
         return EngineStats() if self._engine is None else self._engine.stats
@@ -311,8 +303,8 @@ class _Run:
             total=job.total,
             succeeded=job.finished.succeeded + self._tally.succeeded,
             failed=job.finished.failed + self._tally.failed,
-            failed_by_code=dict(self._tally.codes.most_common()),
             resumed=len(job.finished),
+            failed_by_code=dict(self._tally.codes.most_common()),
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
@@ -322,6 +314,7 @@ class _Run:
         return report
 
     def _show(self, phase: Literal["loading", "running", "finishing"], job: Job) -> None:
+        generated = (self._tally if self._engine is None else self._engine.stats).generated_tokens
         self.progress(
             RunProgress(
                 phase,
@@ -332,15 +325,13 @@ class _Run:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 prompt_tokens=self._tally.prompt_tokens,
-                generated_tokens=self._tally.generated_tokens
-                if self._engine is None
-                else self._engine.stats.generated_tokens,
+                generated_tokens=generated,
             )
         )
 
 
 def _run_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of `work`, run on an event loop of its own: in a thread where one runs here, as in notebooks.
+    """Run `work` on an event loop of its own: in another thread if this one runs a loop, as in notebooks.
 
     KeyboardInterrupt cancels it, and is raised when it has ended.
     """

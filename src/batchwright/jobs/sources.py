@@ -1,19 +1,21 @@
-"""Input files as streams of numbered records. Nothing here holds more than a few records at a time."""
+"""Input files as streams of numbered records, few of which are in memory at a time."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
+import sys
+import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from batchwright.errors import InputError, InvalidRequest
-from batchwright.lines.batch_line import line_too_long
-from batchwright.lines.splitting import split_lines
+from batchwright.lines.batch_line import line_too_long, split_lines
 
 InputFormat: TypeAlias = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 
@@ -27,16 +29,17 @@ _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
 }
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _ROWS_AT_A_TIME = 256
+_CHUNK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of text or one row of a table."""
+    """One line of text, or one row of a table."""
 
     number: int
-    """Number of the line, from 1, blank ones counted (of a row on several lines, its first); in Parquet, of the row."""
+    """Number of the line, from 1, blank lines included (of the first line of a row); in Parquet, of the row."""
     content: bytes | Mapping[str, object] | InvalidRequest
-    """Line without its end, row by column, or why it could not be read."""
+    """A line without its end, a row by column, or the reason why it could not be read."""
 
 
 class Source(Protocol):
@@ -44,20 +47,20 @@ class Source(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns of a table; None where lines have none."""
+        """Columns of a table; None for an input of lines."""
         ...
 
     def records(self) -> Iterator[Record]:
-        """Yield the records that are not blank, by rising number. Raises `InputError` when the file is damaged."""
+        """The records that are not blank, by rising number. Raises `InputError` if the file is damaged."""
         ...
 
     def count(self) -> int:
-        """Return the number of records."""
+        """Number of records that are not blank."""
         ...
 
 
 def format_of(path: Path, given: str | None) -> InputFormat:
-    """Return `given`, or the format of the file's extension. Raises `InputError` for an unknown one."""
+    """The format `given`, or else that of the file's extension. Raises `InputError` for an unknown one."""
     if given is not None:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
@@ -77,9 +80,9 @@ def format_of(path: Path, given: str | None) -> InputFormat:
 def open_source(
     path: Path, input_format: InputFormat, *, max_line_bytes: int, wanted: Collection[str] | None = None
 ) -> Source:
-    """Open the records of `path`. Raises `InputError` when it cannot be read as `input_format`.
+    """The source of the records of `path`. Raises `InputError` if it cannot be read as `input_format`.
 
-    `wanted`: the columns of a table that will be used, where reading others can be spared; None: all.
+    `wanted`: the columns of a table that will be used, so that others need not be read; None: all.
     """
     if input_format == "parquet":
         return ParquetSource(path, wanted)
@@ -92,7 +95,7 @@ def open_source(
 
 
 class LineSource:
-    """Source with a record on each line."""
+    """A source with one record for each line."""
 
     columns = None
 
@@ -112,7 +115,7 @@ class LineSource:
 
 
 class CsvSource:
-    """Source with a record in each row of a table with a header, in the quoting of RFC 4180."""
+    """A source with one record for each row of a table with a header, quoted as RFC 4180 says."""
 
     def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
         self._path = path
@@ -146,7 +149,7 @@ class CsvSource:
 
     def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
         lines = _CsvLines(_lines(self._path, self._max_line_bytes), self._max_line_bytes)
-        # Strict: a quote in the wrong place is an error of its row, not a prompt with something else in it.
+        # Strict: a quote in the wrong place is an error of its row: it must not silently change a prompt.
         reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
         while True:
             number = lines.number + 1
@@ -160,8 +163,8 @@ class CsvSource:
                 yield number, row
 
     def _next_row(self, reader: Iterator[list[str]]) -> list[str] | InvalidRequest | None:
-        # The limit is a global of the csv module; it also ends a quote that is never closed. After an error the
-        # reader goes on with the next line.
+        # The limit is global in the csv module; it also ends a quote that is never closed. After an error the reader
+        # goes on with the next line.
         before = csv.field_size_limit(self._max_line_bytes)
         try:
             return next(reader, None)
@@ -174,7 +177,7 @@ class CsvSource:
 
 
 class _CsvLines:
-    """Text lines for the csv module. It can be read on after it raised, which a generator could not."""
+    """Iterator of text lines for the csv module, which, unlike a generator, goes on after it raised."""
 
     def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
         self._lines = lines
@@ -197,7 +200,7 @@ class _CsvLines:
 
 
 class ParquetSource:
-    """Source with a record in each row. Needs the extra `parquet`."""
+    """A source with one record for each row of a Parquet file. Needs the extra `parquet`."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
         self._path = path
@@ -244,7 +247,7 @@ def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
     try:
         return cast("list[Mapping[str, object]]", batch.to_pylist())
     except (ValueError, OverflowError):
-        # One value is at fault, and the other rows are wanted.
+        # A single value is at fault, and all other rows can still be read.
         return (_row(batch, index) for index in range(batch.num_rows))
 
 
@@ -276,7 +279,56 @@ def _reading(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield numbered lines without their ends, None for one of more than `limit` bytes, which is never held whole."""
+    """Numbered lines without their ends; None for a line of more than `limit` bytes, which is never held whole."""
     with _reading(path) as file:
         for number, _, content in split_lines(file, limit):
             yield number, content
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal. Raises `InputError` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"input {path} cannot be read: {error.strerror}") from error
+
+
+class Spool:
+    """A file with the content of a stream, so that it can be counted, compared and read again without holding it."""
+
+    def __init__(self, name: str, kept: Path | None) -> None:
+        """Reads the stream `name` (`-`: standard input) to its end. Raises OSError; after any error no file is left.
+
+        `kept`: the path that `keep` gives the file, or None for a temporary file that is never kept.
+        """
+        self._kept = kept
+        if kept is None:
+            with tempfile.NamedTemporaryFile(prefix="batchwright-", suffix=".input", delete=False) as file:
+                self.path = Path(file.name)
+        else:
+            self.path = kept.with_name(kept.name + ".tmp")
+        try:
+            self.sha256 = self._read(name)
+        except BaseException:
+            self.remove()
+            raise
+
+    def _read(self, name: str) -> str:
+        digest = hashlib.sha256()
+        with ExitStack() as stack:
+            spool = stack.enter_context(self.path.open("wb"))
+            stream = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                spool.write(chunk)
+        return digest.hexdigest()
+
+    def keep(self) -> Path:
+        """Make the file outlive this run, in place of that of an earlier run. Returns its path from now on."""
+        if self._kept is not None:
+            self.path = self.path.replace(self._kept)
+        return self.path
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)

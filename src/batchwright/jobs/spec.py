@@ -1,14 +1,14 @@
-"""The specification of a job, and its checks that need only names."""
+"""Specifications of jobs, with the checks that need only look at names."""
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchwright.errors import InputError
-from batchwright.jobs.job_state import as_json
 from batchwright.jobs.sources import InputFormat, format_of
 from batchwright.request import SamplingParams
 
@@ -18,19 +18,19 @@ TABLES = ("csv", "tsv", "parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """Specification of a job, as it was given."""
+    """The specification of a job, as the caller gave it."""
 
     input: str
-    """Path of the input, or `-` for standard input."""
+    """A path, or `-` for standard input."""
     output: str
-    """Path of the output, or `-` for standard output (then nothing can be resumed)."""
+    """A path, or `-` for standard output (then nothing can be resumed)."""
     model: str | None
-    """Model; None: the endpoint's own."""
+    """Name of the model; None: the endpoint's default."""
     embedding_model: str | None = None
     backend: str | None = None
-    """Address of an endpoint elsewhere that computes."""
+    """Address of an endpoint that computes; None: models in this process."""
     served_model_names: tuple[str, ...] = ()
-    """Names of models that the lines may ask for although others compute."""
+    """Further names under which lines may ask for the models."""
     defaults: SamplingParams = field(default_factory=SamplingParams)
     input_format: str | None = None
     prompt_template: str | None = None
@@ -40,9 +40,9 @@ class JobSpec:
     overwrite: bool = False
     max_line_bytes: int = 2**20
     engine_parameters: dict[str, Any] = field(default_factory=dict)
-    """Options of the engine that change results."""
+    """Options of the engine that affect results."""
     model_files: str | None = None
-    """Fingerprint of the model, as in `JobIdentity`."""
+    """See `JobIdentity`."""
 
     @property
     def to_stream(self) -> bool:
@@ -54,13 +54,13 @@ class JobSpec:
         return self.input == STREAM or Path(self.input).is_fifo() or Path(self.input).is_char_device()
 
     def resolved_format(self) -> InputFormat:
-        """Return the format. A stream is JSON Lines unless said otherwise. Raises `InputError`."""
+        """The format of the input; that of a stream is JSON Lines by default. Raises `InputError`."""
         if self.from_stream and self.input_format is None:
             return "jsonl"
         return format_of(Path(self.input), self.input_format)
 
     def parameters(self) -> dict[str, Any]:
-        """Return by name everything that the results depend on beside the input."""
+        """Everything that the results depend on besides the input, as JSON values by name."""
         chosen = {
             "backend": self.backend,
             "embedding_model": _resolved(self.embedding_model),
@@ -76,11 +76,11 @@ class JobSpec:
             "ordered": self.ordered,
             "max_line_bytes": self.max_line_bytes,
             **self.engine_parameters,
-            **as_json(self.defaults),
+            **json.loads(json.dumps(asdict(self.defaults))),
         }
 
     def check(self) -> None:
-        """Check what can be refused by looking at names only. Raises `InputError`."""
+        """Check everything that needs no look into files. Raises `InputError`."""
         self._check_input()
         self._check_output()
         table = self.resolved_format() in TABLES
@@ -123,5 +123,5 @@ class JobSpec:
 
 
 def _resolved(model: str | None) -> str | None:
-    """Return the whole path of a model that is a file or folder; otherwise its name."""
+    """The absolute path of a model that is a file or folder; any other name as it is."""
     return model if model is None or not Path(model).exists() else str(Path(model).resolve())

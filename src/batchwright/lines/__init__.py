@@ -1,1 +1,1 @@
-"""Lines of input and output, in every way of computing them."""
+"""Lines of input and output, shared by jobs and the service."""

@@ -1,14 +1,14 @@
-"""Lines of OpenAI's batch files, and the checks of each before anything is computed.
+"""Lines of OpenAI's batch files: reading them, and the checks of each before it is computed.
 
 Only the frame of a line is checked here. Its sampling parameters, its messages and so on are checked where it is
-computed. The codes and messages are OpenAI's, and the same wherever a line comes from.
+computed. Codes and messages of errors are OpenAI's, and the same for all sources of lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -17,10 +17,12 @@ from batchwright.wire.bounds import MAX_MODEL
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 MAX_CUSTOM_ID = 512
-"""Most characters of a custom_id."""
+"""Most characters of a custom id."""
 
 ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL)
 _BOM = b"\xef\xbb\xbf"
+_PIECE = 2**20
+"""Bytes of a line over the limit that are read, and forgotten, at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,41 @@ class BatchLine:
 
     custom_id: str
     endpoint: str
-    """Endpoint, one of `ENDPOINTS`."""
+    """One of `ENDPOINTS`."""
     body: Mapping[str, Any]
 
     @property
     def model(self) -> str | None:
-        """Model that the body names; None: it names none, and gets the default one."""
+        """The model that the body names; None if it names none, and gets the default model."""
         return self.body.get("model")
 
 
+def split_lines(file: IO[bytes], limit: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Number (from 1), offset in bytes, and content of each line of `file`, which is read from its beginning.
+
+    The content lacks the end of the line, and a byte order mark at the start of the file, which the offset counts all
+    the same. It is None for a line of more than `limit` bytes, which is never held whole.
+    """
+    # Room for a byte order mark and both bytes of a line end: a line that fills it without ending is over the limit.
+    room = limit + len(_BOM) + 2
+    number = offset = 0
+    while read := file.readline(room):
+        number += 1
+        start = offset
+        offset += len(read)
+        whole = len(read) < room or read.endswith(b"\n")
+        if number == 1 and read.startswith(_BOM):
+            read, start = read[len(_BOM) :], len(_BOM)
+        content = read.rstrip(b"\r\n")
+        yield number, start, content if whole and len(content) <= limit else None
+        while not whole:
+            read = file.readline(_PIECE)
+            offset += len(read)
+            whole = not read or read.endswith(b"\n")
+
+
 def decode_line(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in one line (without its newline). Raises `InvalidRequest`, whatever the bytes."""
+    """The JSON object in one line (without its newline). Raises nothing but `InvalidRequest`, whatever the bytes."""
     try:
         line = msgspec.json.decode(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
@@ -68,12 +94,17 @@ def check_batch_line(line: Mapping[str, Any]) -> BatchLine:
         )
     if not isinstance(body, dict):
         raise _wrong_type("body", body, "an object")
-    _check_body(body)
+    if body.get("stream") not in (None, False):
+        raise InvalidRequest(
+            "stream is not possible in a batch: leave it out.", param="body.stream", code="invalid_request"
+        )
+    if (model := body.get("model")) is not None:
+        _check_model(model)
     return BatchLine(custom_id, url, body)
 
 
 def check_custom_id(name: str, custom_id: str) -> None:
-    """Raise `InvalidRequest` for an id, given as the field `name`, that is too long, empty, or has a NUL in it."""
+    """Raise `InvalidRequest` for an id, given as the field `name`, that is too long, is empty, or contains a NUL."""
     if not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\0" in custom_id:
         raise InvalidRequest(
             f"{name} has {len(custom_id)} characters: it must have 1 to {MAX_CUSTOM_ID}, and none of them NUL.",
@@ -83,21 +114,14 @@ def check_custom_id(name: str, custom_id: str) -> None:
 
 
 def line_too_long(limit: int) -> InvalidRequest:
-    """Return the error of a line of more than `limit` bytes."""
+    """The error of a line of more than `limit` bytes."""
     return InvalidRequest(
         f"This line has more than {limit:,} bytes, the limit (max_line_bytes): shorten it, or raise the limit.",
         code="line_too_long",
     )
 
 
-def _check_body(body: dict[str, Any]) -> None:
-    if body.get("stream") not in (None, False):
-        raise InvalidRequest(
-            "stream is not possible in a batch: leave it out.", param="body.stream", code="invalid_request"
-        )
-    model = body.get("model")
-    if model is None:
-        return
+def _check_model(model: object) -> None:
     if isinstance(model, str) and len(model) > MAX_MODEL:
         raise InvalidRequest(
             f"model has {len(model):,} characters, the most is {MAX_MODEL}.",

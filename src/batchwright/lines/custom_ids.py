@@ -1,4 +1,4 @@
-"""Custom ids by line: duplicates are found among millions of lines in little memory."""
+"""A table of the ids of lines, which finds duplicates among millions of lines in little memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class IdTable:
     """Custom ids seen so far, each with the number of its line.
 
     An open-addressing table of 128-bit hashes in flat arrays: 36 MB for a million ids, where a set of strings takes
-    several times that and a table on disk is slower by far. It is made for the number of lines counted before,
-    so it never grows, and its pages take no memory until ids use them (lines without an explicit id use few).
-    Two different ids collide with a probability of 10⁻²⁶ at a million.
+    several times as much and a table on disk is far slower. It is made for a number of lines counted before, so it
+    never grows, and its pages take no memory until ids use them (lines without an explicit id use few). Among a million
+    ids, two different ones collide with a probability of 10⁻²⁶.
     """
 
     def __init__(self, expected: int) -> None:
-        """`expected` is the number of ids that will be claimed, ≥ 0."""
+        """`expected`: the largest number of ids that will be claimed, ≥ 0."""
         self._expected = expected
         self._capacity = expected + expected // 2 + _SPARE
         # Scalar access through a memoryview is several times as fast as through the array itself.
@@ -31,7 +31,7 @@ class IdTable:
         self._used = 0
 
     def claim(self, custom_id: str, line: int) -> int | None:
-        """Give `custom_id` to `line` (≥ 1), or return the line that has it already.
+        """Give `custom_id` to `line` (≥ 1) and return None, or return the line that has it already.
 
         Raises `InputError` when more ids are claimed than were expected: the input grew after it was counted.
         """
@@ -49,9 +49,9 @@ class IdTable:
         return None
 
     def assign(self, line: int, custom_id: str | None) -> tuple[str, InvalidRequest | None]:
-        """Return the id under which the result of `line` is written, and what is wrong with the id that it asked for.
+        """The id under which the result of `line` is written, and the error if the id in the line is taken.
 
-        A line without an id is called `line-<number>`. One whose id is taken fails, and its error is written under
+        A line without an id gets `line-<number>`. A line whose id is taken fails, and its error is written under
         `line-<number>`, so that no id is in the output twice.
         """
         default = f"line-{line}"
@@ -66,7 +66,7 @@ class IdTable:
 
 
 def duplicate_id(holder: int, default: str | None = None) -> InvalidRequest:
-    """Return the error of a line whose id line `holder` has already; `default` is its own id if it was given none."""
+    """The error of a line whose id line `holder` has already. `default`: the id that it got, if it has none itself."""
     which = "This custom_id" if default is None else f"This line has no custom_id, and its default {default!r}"
     return InvalidRequest(
         f"{which} is already used on line {holder}: give each line its own.",

@@ -1,4 +1,4 @@
-"""Execution of lines: tasks that compute one after the other."""
+"""Computing lines with an `Inference`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_compute
 
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
-"""Lines that a task computes in a row: were all refused at once, it would hold the event loop for that long."""
+"""Lines that one task computes: if all of them fail at once, the task holds the event loop for so many lines."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
-"""Body of the response; or the error; or None where the line was not tried to the end."""
+"""The body of the response; or the error in its place; or None if the line was not tried to the end."""
 
 
 class LineExecutor(Generic[_Line]):
-    """Computes lines, in as many tasks at a time as the model wants: each takes up a line after the other.
+    """An executor of lines, in as many tasks as the model wants, each of which computes one line after the other.
 
-    What a line is, its owner knows: here it is what `call_of` makes a call of.
+    Lines are of any type, which `call_of` turns into calls.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class LineExecutor(Generic[_Line]):
         clock: Clock,
         draw: random.Random,
     ) -> None:
-        """`call_of` makes the call of a line, given its `pauses`; what it raises is the outcome of the line.
+        """`call_of` makes the call of a line, given its `pauses`; an error that it raises is the outcome of the line.
 
         `done` is called with each line that ended, and its outcome; an error for which `nobody_computes` is true says
-        nothing of the line. Then `following` is asked for a line to go on with. Neither may raise.
+        nothing about the line. Then `following` returns the line to go on with, if any. Neither may raise.
 
-        `timeout`: seconds for one try.
+        `timeout`: seconds for one try; None: any time.
         """
         self._inference = inference
         self._call_of = call_of
         self._done = done
         self._following = following
-        self._timeouts = TaskTimeouts(timeout)
+        self._timeouts = _TaskTimeouts(timeout)
         self._retries = retries
         self._clock = clock
         self._draw = draw
@@ -68,18 +68,17 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def room(self) -> int:
-        """Number of further lines that the model would like to have. Those on their way to it are counted, as are lines
-        that wait to be tried again: they hold their places.
+        """Number of further lines that the model wants. Lines on their way to it, and lines that wait to be tried
+        again, hold their places.
         """
         return self._inference.wants - (len(self._tasks) - self._with_model)
 
     def start(self, line: _Line) -> None:
         """Compute a line."""
-        task = asyncio.create_task(self._compute(line))
-        self._tasks[task] = line
+        self._tasks[asyncio.create_task(self._compute(line))] = line
 
     def drop(self, wanted: Callable[[_Line], bool]) -> list[_Line]:
-        """Stop computing the lines that are not wanted, and give them back; `done` is not called for them."""
+        """Stop computing the lines that are not wanted, and return them; `done` is not called for them."""
         dropped = [(task, line) for task, line in self._tasks.items() if not wanted(line)]
         for task, _ in dropped:
             del self._tasks[task]
@@ -93,9 +92,7 @@ class LineExecutor(Generic[_Line]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def try_no_more(self) -> None:
-        """From now on, end lines that would be tried again later without an outcome, including those that wait to
-        be tried again now.
-        """
+        """End lines that wait to be tried again, now or later, without an outcome."""
         self._last_tries = True
         for task in [*self._pausing]:
             self._give_up(task)
@@ -122,7 +119,7 @@ class LineExecutor(Generic[_Line]):
                 outcome = await self._outcome(line, task)
             finally:
                 self._pausing.discard(task)
-                # Not there any more: it was dropped, and the task is being cancelled.
+                # If it is not there any more, the line was dropped.
                 held = self._tasks.pop(task, None) is not None
                 if held:
                     self._done(line, outcome)
@@ -173,20 +170,20 @@ class LineExecutor(Generic[_Line]):
         return body
 
 
-class TaskTimeouts:
-    """Cancels tasks that take longer than `seconds`, which is the same for all: so the oldest is always the next.
+class _TaskTimeouts:
+    """One timer that cancels every task that takes longer than `seconds`: the oldest task is always due first.
 
-    `asyncio.timeout` for each of them would cost a third of what a line costs otherwise.
+    `asyncio.timeout` for each task would cost a third of what a line costs otherwise.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        """`seconds`: most for a task; None: they may take as long as they like."""
+        """`seconds` None: no task is ever cancelled."""
         self.seconds = seconds
-        self._started: dict[asyncio.Task[Any], float] = {}
+        self._started: dict[_Task, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._late: set[asyncio.Task[Any]] = set()
+        self._late: set[_Task] = set()
 
-    def begin(self, task: asyncio.Task[Any]) -> None:
+    def begin(self, task: _Task) -> None:
         """Start the time of `task`."""
         if self.seconds is None:
             return
@@ -195,13 +192,12 @@ class TaskTimeouts:
         if self._timer is None:
             self._timer = loop.call_at(now + self.seconds, self._look, loop)
 
-    def end(self, task: asyncio.Task[Any]) -> bool:
-        """Stop the time of `task`. Returns whether it was cancelled for being late."""
+    def end(self, task: _Task) -> bool:
+        """Stop the time of `task`, and return whether the task was cancelled for being late."""
         self._started.pop(task, None)
-        if task not in self._late:
-            return False
+        late = task in self._late
         self._late.discard(task)
-        return True
+        return late
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         assert self.seconds is not None

@@ -1,4 +1,4 @@
-"""When a line that failed is tried again. Pure: time comes in as an argument."""
+"""Decisions whether and when a line that failed is tried again. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -20,47 +20,46 @@ _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 
 
 def passing(error: BaseException) -> bool:
-    """Return whether the same line may well succeed later."""
+    """Whether the same line may well succeed later, after it failed with `error`."""
     if isinstance(error, EndpointError):
         return error.status is None or error.status in _PASSING_STATUSES
     return isinstance(error, (Overloaded, StoreUnavailable))
 
 
 def nobody_computes(error: BaseException) -> bool:
-    """Return whether what computes is gone, going, or known not to answer: then the line is given back."""
+    """Whether the inference is closed, closing, or known not to answer: the line is not to blame, and is given back."""
     return isinstance(error, (EngineClosed, BatcherClosed, Cancelled, EndpointDown))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Number and delays of retries, in seconds."""
+    """Limits of the tries of one line, and the delays between them, in seconds."""
 
     max_tries: int = 5
-    """Tries of one line, without those that failed while no other line succeeded either: an outage is not its fault."""
+    """Most tries of a line. Failures while no other line succeeds do not count: it is not to blame for an outage."""
     longest: float = 3600.0
-    """Seconds from its first failure; a line that still fails after that fails for good."""
+    """Time from the first failure of a line after which another failure is final."""
     first_delay: float = 0.5
     longest_delay: float = 60.0
 
     def delay(self, failures: int, retry_after: float | None, draw: random.Random) -> float:
-        """Return the seconds after which to try again, `failures` (≥ 1) having been seen in a row."""
-        backoff = Backoff(self.first_delay, self.longest_delay, jitter=(0.5, 1.0))
-        delay = backoff.pause(failures, draw.random())
+        """Seconds until the next try, after `failures` (≥ 1) failures in a row."""
+        delay = Backoff(self.first_delay, self.longest_delay, jitter=(0.5, 1.0)).pause(failures, draw.random())
         return delay if retry_after is None else max(delay, min(retry_after, self.longest_delay))
 
 
 @dataclass(slots=True)
 class Failures:
-    """Failures of one line since it was taken up."""
+    """Failures of one line since an executor took it up."""
 
     in_a_row: int = 0
     counted: int = 0
     first_at: float = 0.0
     successes: int = 0
-    """Number of successes of all lines when it last failed."""
+    """Number of successes of all lines at the last failure."""
 
     def may_go_on(self, policy: RetryPolicy, now: float, successes: int) -> bool:
-        """Note a failure at `now`, when `successes` lines had succeeded in all; return whether to try again."""
+        """Note a failure at `now`, after `successes` lines succeeded in all, and return whether to try again."""
         if not self.in_a_row:
             self.first_at = now
         if not self.in_a_row or successes > self.successes:

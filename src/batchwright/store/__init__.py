@@ -1,4 +1,4 @@
-"""The durable state of batches: what is kept in the database."""
+"""Durable state of batches, in a database."""
 
 from batchwright.store.opening import open_store, shown_url, store_exists
 from batchwright.store.store import Store

@@ -1,12 +1,12 @@
-"""The PostgreSQL store: a few threads, each operation in a short transaction on a connection of its own.
+"""The PostgreSQL driver, which runs each operation in a short transaction on one of a few threads.
 
-A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. A
-connection that is lost in COMMIT leaves open what came of it. Each transaction therefore counts itself, in a row of its
-connection, which tells as soon as the database answers again: then the operation either is done or is run again, never
-both. (The id of a transaction would not do: a server that crashed forgets ids it gave out, and gives them out again.)
+A transaction that the database rolled back (a deadlock, a lost connection, a restart) is run again for a while. If a
+connection is lost in COMMIT, the outcome is unknown. Each transaction therefore counts itself in the row of its
+connection, which shows the outcome as soon as the database answers again: the operation then is either done or run
+again, never both. (The id of a transaction would not do: a server that crashed may give out ids a second time.)
 
-Whoever locks more than one row does it in one order: worker, batches by key, lines by number. The one exception takes
-lines from a dead worker before it frees its batches: where that meets a late commit, one of the two is run again.
+Operations lock rows in one order: worker, batches by key, lines by number. The one exception takes lines from a dead
+worker before it frees its batches: if that meets a late commit, one of the two is run again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Concatenate, Generic
+from typing import Any, Concatenate
 
 import psycopg
 import stamina
@@ -27,18 +26,18 @@ from psycopg import errors
 
 from batchwright.crash_points import crash_point
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
-from batchwright.store.statements import migrations, statements
-from batchwright.store.transaction import DAMAGED, P, R, Row, Tx
+from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _THREADS = 8
 _PATIENCE = 15.0
-"""Seconds for which a database that does not answer is waited for: longer than it takes to restart."""
+"""Seconds to wait for a database that does not answer: longer than it takes to restart."""
 _IMPATIENCE = 2.0
+"""Seconds to wait for it when it is opened or checked."""
 _MIGRATION_LOCK = 0x62617463687772
 
-# A process that was stopped inside of a transaction must not keep its locks for ever. Every statement has an index that
-# it is meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and
-# plans anew each time, since the sizes of tables change by orders of magnitude.
+# A process that was stopped in a transaction must not keep its locks for ever. Every statement has an index that it is
+# meant to use: the planner, which has no statistics of a batch that came a second ago, is left little choice, and plans
+# anew each time, since the sizes of tables change by orders of magnitude.
 _SESSION = """
 SET search_path TO batchwright;
 SET default_transaction_isolation TO 'read committed';
@@ -53,7 +52,7 @@ SET plan_cache_mode TO force_custom_plan;
 
 
 class _ForNow(Exception):
-    """The database does not answer, or rolled back what can be run again."""
+    """Failure of a transaction that can be run again."""
 
 
 _HOPELESS = (errors.InsufficientResources, errors.SystemError, errors.QueryCanceled)
@@ -61,17 +60,8 @@ _DAMAGE = (errors.UndefinedTable, errors.UndefinedColumn, errors.InvalidSchemaNa
 _PASSING = (psycopg.OperationalError, psycopg.InterfaceError, errors.ReadOnlySqlTransaction, _ForNow)
 
 
-@dataclass(frozen=True, slots=True)
-class _InDoubt(Generic[R]):
-    """The connection was lost while this transaction, its `number`-th, was being committed."""
-
-    connection: str
-    number: int
-    result: R
-
-
 class _Connection(psycopg.Connection[Row]):
-    """A connection that has a name in the table `connections`."""
+    """Connection with a name in the table `connections`."""
 
     name: str
 
@@ -92,7 +82,7 @@ class _PostgresqlTx:
         return float(seconds)
 
     def begin(self) -> int:
-        """Begin the transaction, and read its number among those of its connection and the database's time."""
+        """Read the time of the database, and return the number of this transaction of the connection."""
         row = self.row("begin", connection=self._connection.name)
         if row is None:
             self._connection.close()
@@ -115,16 +105,16 @@ class _PostgresqlTx:
         return self._execute(statement, values).rowcount
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Run it as one statement, which takes the columns as arrays."""
+        """Run one statement, which takes the columns as arrays."""
         if rows:
             self._execute(statement, {name: [row[name] for row in rows] for name in rows[0]})
 
 
 class PostgresqlDriver:
-    """A `Driver` on a database, in whose schema `batchwright` it makes its tables."""
+    """A `Driver` on a database. Its tables are in the schema `batchwright`."""
 
     def __init__(self, url: str, now: Callable[[], float] | None) -> None:
-        """Raises `StoreUnavailable` when the database cannot be reached, or was written by a newer version."""
+        """Raises `StoreUnavailable` if the database cannot be reached, or was written by a newer version."""
         self._url = url
         self._now = now
         self._idle: queue.LifoQueue[_Connection | None] = queue.LifoQueue()
@@ -146,10 +136,10 @@ class PostgresqlDriver:
         await self._in_thread(partial(self._write, operation.__name__, operation, _IMPATIENCE))
 
     async def verify(self) -> None:
-        """Do nothing: the server looks after its own pages, and says what it finds when they are read."""
+        """Do nothing: the server checks its own pages when they are read."""
 
     async def close(self) -> None:
-        """Finish what is under way, and close."""
+        """Finish running operations, and close the connections."""
         if self._closed:
             return
         self._closed = True
@@ -167,10 +157,14 @@ class PostgresqlDriver:
     # On the threads.
 
     def _persist(self, run: Callable[[], R], patience: float) -> R:
-        """Return the result of `run`, tried again for `patience` seconds while the database does not answer."""
+        """Call `run`, again for `patience` seconds while the database does not answer, and return its result."""
+
+        def may_pass(error: Exception) -> bool:
+            return isinstance(error, _PASSING) and not isinstance(error, _HOPELESS)
+
         try:
             for attempt in stamina.retry_context(
-                on=_may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
+                on=may_pass, attempts=None, timeout=patience, wait_initial=0.02, wait_max=1.0, wait_jitter=0.02
             ):
                 with attempt:
                     return run()
@@ -189,38 +183,33 @@ class PostgresqlDriver:
         raise AssertionError("unreachable: the loop ends by returning or raising")
 
     def _write(self, name: str, operation: Callable[[Tx], R], patience: float) -> R:
-        doubt: _InDoubt[R] | None = None
+        # The name of the connection, the number of the transaction, and its result, if its COMMIT was in doubt.
+        doubt: tuple[str, int, R] | None = None
 
         def attempt() -> R:
             nonlocal doubt
-            if doubt is not None and self._was_committed(doubt):
-                return doubt.result
+            if doubt is not None and self._was_committed(*doubt[:2]):
+                return doubt[2]
             doubt = None
-            came = self._write_once(name, operation)
-            if not isinstance(came, _InDoubt):
-                return came
-            doubt = came
-            raise _ForNow("the connection was lost in COMMIT, and it is not known what came of it")
+            with self._connection() as connection:
+                with self._transaction(connection):
+                    tx = _PostgresqlTx(connection, self._now)
+                    number = tx.begin()
+                    result = operation(tx)
+                crash_point(f"store.{name}.before_commit")
+                crash_point("store.before_commit")
+                try:
+                    connection.execute("COMMIT")
+                except _HOPELESS:
+                    raise
+                except psycopg.OperationalError:
+                    doubt = (connection.name, number, result)
+                    raise _ForNow("the connection was lost in COMMIT, and it is not known what came of it") from None
+                crash_point("store.after_commit")
+                crash_point(f"store.{name}.after_commit")
+                return result
 
         return self._persist(attempt, patience)
-
-    def _write_once(self, name: str, operation: Callable[[Tx], R]) -> R | _InDoubt[R]:
-        with self._connection() as connection:
-            with self._transaction(connection):
-                tx = _PostgresqlTx(connection, self._now)
-                number = tx.begin()
-                result = operation(tx)
-            crash_point(f"store.{name}.before_commit")
-            crash_point("store.before_commit")
-            try:
-                connection.execute("COMMIT")
-            except _HOPELESS:
-                raise
-            except psycopg.OperationalError:
-                return _InDoubt(connection.name, number, result)
-            crash_point("store.after_commit")
-            crash_point(f"store.{name}.after_commit")
-            return result
 
     def _read_once(self, operation: Callable[[Tx], R]) -> R:
         with self._connection() as connection:
@@ -229,10 +218,11 @@ class PostgresqlDriver:
             connection.execute("COMMIT")
             return result
 
-    def _was_committed(self, doubt: _InDoubt[R]) -> bool:
+    def _was_committed(self, name: str, number: int) -> bool:
+        """Whether the last committed transaction of the connection `name` is the `number`-th."""
         with self._connection() as connection:
-            row = _PostgresqlTx(connection, self._now).row("commits", connection=doubt.connection)
-        return row is not None and bool(row[0] == doubt.number)
+            row = _PostgresqlTx(connection, self._now).row("commits", connection=name)
+        return row is not None and bool(row[0] == number)
 
     @contextmanager
     def _transaction(self, connection: _Connection) -> Iterator[None]:
@@ -247,7 +237,7 @@ class PostgresqlDriver:
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """Lend a connection; there are as many as threads. A broken one is not given back."""
+        """A connection for exclusive use; there are as many as threads. A broken connection is not put back."""
         connection = self._idle.get()
         try:
             if connection is None:
@@ -270,7 +260,7 @@ class PostgresqlDriver:
         return connection
 
     def _open(self) -> _Connection:
-        """Open a connection that is not yet among the `connections`."""
+        """Open a connection, without a row in `connections`."""
         connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
         connection.name = uuid.uuid4().hex
         try:
@@ -301,7 +291,3 @@ class PostgresqlDriver:
                 connection.execute(script)
                 connection.execute("INSERT INTO schema_version VALUES (%s)", [number])
             connection.execute("COMMIT")
-
-
-def _may_pass(error: Exception) -> bool:
-    return isinstance(error, _PASSING) and not isinstance(error, _HOPELESS)

@@ -1,10 +1,10 @@
-"""The records of the store, as plain values. All times are Unix seconds."""
+"""Records that the store holds, as plain values. All times are Unix seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 
@@ -17,7 +17,7 @@ BatchStatus: TypeAlias = Literal[
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 KeyScope: TypeAlias = Literal["online", "batches", "metrics", "admin"]
 LineState: TypeAlias = Literal["pending", "suspect", "claimed", "succeeded", "failed"]
-"""State of a line. `suspect`: pending, but was in work when a process died, and is claimed only with few others."""
+"""States of a line. `suspect`: pending, but was in work when a process died, and is claimed only with few others."""
 
 ENDED: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
 
@@ -36,14 +36,14 @@ class FileRecord:
     status: FileStatus = "processed"
     status_details: str | None = None
     lines: int | None = None
-    """Number of lines of an input, blank ones counted; None: not known."""
+    """Number of lines of an input, blank ones included; None: not known."""
     key_id: str | None = None
-    """Key that uploaded it, or made the batch that wrote it; None where no keys are used."""
+    """The key that uploaded it, or made the batch that wrote it; None where no keys are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Numbers of lines of a batch. The others are pending; at the end of a batch there are none."""
+    """Numbers of lines of a batch. All others are pending; when a batch has ended there are no others."""
 
     total: int = 0
     completed: int = 0
@@ -53,54 +53,54 @@ class LineCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Numbers of tokens, by the model's tokenizer."""
+    """Numbers of tokens, as counted by the model's tokenizer."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Input tokens that were found in the prefix cache."""
+    """Input tokens found in a cache; `input_tokens` includes them."""
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    """Output tokens that are reasoning."""
+    """Output tokens spent on reasoning; `output_tokens` includes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProblem:
-    """Reason why a batch failed validation: an entry of `errors.data`."""
+    """A reason why a batch failed validation: an entry of `errors.data`."""
 
     code: str
     message: str
     param: str | None = None
     line: int | None = None
-    """Number of the line, from 1; None where it is not about a line."""
+    """Number of the line, from 1; None if no line is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch. Its life cycle is described in `store/store.py`."""
+    """A batch. Its life is described in `store/store.py`."""
 
     id: str
     tenant: str
     endpoint: Endpoint
     input_file_id: str
     completion_window: str
-    """Window as it was asked for: "24h"."""
+    """The completion window in the form in which the client gave it, such as "24h"."""
     created_at: float
     expires_at: float
     metadata: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
-    """Model, known when the input has been validated."""
+    """Name of the model; None until the input has been validated."""
     output_expires_after: float | None = None
-    """Seconds from the creation of an output file; None: the service's default."""
+    """Seconds from the creation of an output file to its expiry; None: the service's default."""
     idempotency_key: str | None = None
     callback_url: str | None = None
-    """Address that is told of the end beside the tenant's own webhooks."""
+    """URL that is told of the end of the batch, in addition to the tenant's webhooks."""
     simple: bool = False
-    """Whether it was made by `POST /v1/batch/async`: it is listed there, not among `/v1/batches`."""
+    """Whether it was made by `POST /v1/batch/async`, and is listed there instead of under `/v1/batches`."""
     parent_id: str | None = None
-    """Batch of which it retries lines."""
+    """The batch whose lines it retries."""
     status: BatchStatus = "validating"
     ending: Ending | None = None
-    """Final status, decided before the output is built. From here on no line is claimed, no result taken."""
+    """How the batch ends, from that decision until its output is built. No line is claimed and no result taken then."""
     paused: bool = False
     errors: tuple[BatchProblem, ...] = ()
     output_file_id: str | None = None
@@ -115,23 +115,23 @@ class BatchRecord:
     cancelling_at: float | None = None
     cancelled_at: float | None = None
     lines_removed_at: float | None = None
-    """When its lines and results were removed: its files are gone, or it ended before its lines were complete."""
+    """When it lost its lines and results: its files were removed, or it ended before its lines were complete."""
     key_id: str | None = None
-    """Key that made it; None where no keys are used."""
+    """The key that made it; None where no keys are used."""
     best_priority: int | None = None
-    """Smallest `priority` that its lines may have, by that key; None: any."""
+    """The smallest `priority` that its lines get; None: any."""
     enqueued_lines: int = 0
-    """Estimated number of lines, for quotas: known when it is made, before they are read."""
+    """Estimated number of lines, for quotas: known when the batch is made, before its lines are read."""
     enqueued_tokens: int = 0
-    """Estimated number of tokens of their prompts."""
+    """Estimated number of tokens in the prompts of those lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A line of a validated input: where it lies in the input file, in bytes."""
+    """A line of a validated input, and its place in the input file, in bytes."""
 
     number: int
-    """Number from 1, blank lines counted."""
+    """Number of the line, from 1; blank lines count."""
     custom_id: str
     offset: int
     length: int
@@ -144,34 +144,34 @@ class ClaimedLine:
     batch_id: str
     number: int
     attempt: int
-    """Try that this is: a result is taken only while the line is still at this attempt."""
+    """Number of this claim of the line: a result is taken only while the line is still at this attempt."""
     custom_id: str
     offset: int
     length: int
     input_file_id: str
     endpoint: Endpoint
     expires_at: float
-    """When its batch expires."""
+    """When the batch of the line expires."""
     best_priority: int | None = None
-    """Smallest `priority` that it may have, by the key of its batch."""
+    """`best_priority` of the batch of the line."""
     tenant: str = ""
-    """Tenant of its batch."""
+    """Tenant that owns the batch of the line."""
     crashes: int = 0
-    """Deaths of a process while computing it, as long as it is a suspect."""
+    """How often a process died with the line in work; 0 if the line is not under suspicion."""
     given_up: bool = False
-    """Whether it has ended too many processes: it is not to be computed, but to fail."""
+    """Whether the line ended too many processes, and is to fail without being computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """Result of a claimed line."""
+    """The result of a claimed line."""
 
     batch_id: str
     number: int
     attempt: int
     succeeded: bool
     output: bytes
-    """Line of the output (or error) file, without its newline."""
+    """The line of the output (or error) file, without its newline."""
     usage: TokenUsage = TokenUsage()
 
 
@@ -183,22 +183,22 @@ class StoredLine:
     custom_id: str
     state: LineState
     sequence: int | None
-    """Place among the finished lines of its batch in the order in which they were committed, from 1."""
+    """Place among the finished lines of its batch, from 1, in the order of commits; None if it is not finished."""
     output: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Endpoint of a tenant that is told how batches end."""
+    """An endpoint of a tenant that is told how batches end."""
 
     id: str
     tenant: str
     url: str
     secrets: tuple[str, ...]
-    """Secrets, `whsec_…`; more than one while a secret rotates, the newest first."""
+    """`whsec_…`; more than one while a secret rotates, the newest first."""
     created_at: float
     disabled_at: float | None = None
-    """When it answered 410, or was disabled by hand."""
+    """When it was turned off, because it answered 410 or by hand; None if it is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,67 +206,60 @@ class Delivery:
     """A message of the outbox on its way to one address."""
 
     id: str
-    """Id of the outbox entry; unique for each (event, address)."""
+    """Id of the outbox entry: unique for each pair of event and address."""
     event_id: str
-    """`webhook-id` and the event's `id`: the same on each try."""
+    """Id of the event, sent as `webhook-id` and as the event's `id`: the same on each try."""
     tenant: str
     type: str
     batch_id: str
     created_at: float
     url: str
     webhook_id: str | None
-    """Id of the webhook; None: a callback_url, signed with the tenant's own secret."""
+    """Webhook that it goes to; None: a `callback_url`, which is signed with the tenant's own secret."""
     tries: int
     """Number of tries before this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key; its secret is not kept."""
+    """An API key that was given out. Its secret is not kept."""
 
     id: str
     tenant: str
     name: str
     prefix: str
-    """First characters of the secret, to recognize it by."""
+    """The first characters of the secret, to recognize it by."""
     created_at: float
     revoked_at: float | None = None
     expires_at: float | None = None
     scopes: tuple[KeyScope, ...] = ("online", "batches")
-    """Scopes that the key opens."""
+    """Parts of the API that the key gives access to."""
     weight: float = 1.0
     """Share of the capacity, relative to other keys."""
     best_priority: int | None = None
-    """Smallest `priority` that its requests may have; None: any."""
+    """The smallest `priority` that its requests get; None: any."""
     last_used_at: float | None = None
-    """When it was last used; about a minute late at most."""
+    """When the key was last used; known up to about a minute late."""
     previous_until: float | None = None
-    """Time until which the secret before the last rotation works, too; None: it was never rotated."""
+    """When the secret from before the last rotation stops working; None: the key was never rotated."""
     quotas: Quotas = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
-    """Identity by which a store and the folder with its files recognize each other."""
+    """Marks by which a store and the folder with its files recognize each other."""
 
     store_id: str
-    """Id of the store, the same for ever, in backups too."""
+    """Id of the store, which never changes, and is the same in backups."""
     mark: str
     """Mark of the last time that the store and the folder were seen together."""
     next_mark: str | None = None
-    """Mark that is being written to the folder; None: the folder has `mark`."""
-
-
-class Enqueued(NamedTuple):
-    """Lines of batches without a result, and the estimated number of tokens of their prompts."""
-
-    lines: int
-    tokens: int
+    """The mark that is being written to the folder; None: the folder has `mark`."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """What a tenant or a key uses of what the store holds."""
+    """Amounts that a tenant or a key uses of what the store holds."""
 
     storage_bytes: int
     enqueued_lines: int
@@ -275,9 +268,9 @@ class QuotaUse:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that works on this store."""
+    """A process that works on this store, with a lease that holds."""
 
     worker: str
     name: str
     snapshot: str | None
-    """Figures that it last published, as JSON."""
+    """Its last published snapshot of itself, as JSON; None if it published none."""

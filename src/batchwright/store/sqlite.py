@@ -1,10 +1,10 @@
-"""The SQLite store: one thread that writes, one that reads.
+"""The SQLite driver, with one thread that writes and one that reads.
 
 The writer takes all operations that wait, runs each in a savepoint of one transaction, commits once, and only then
-tells those who wait. So a hundred of them cost one fsync, one that raises undoes only itself, and what was acknowledged
+reports their results. So a hundred operations cost one fsync, one that raises undoes only itself, and what was reported
 is on the disk. The reader has a connection of its own: with a write-ahead log it never waits for the writer.
 
-Several processes may use one file; a transaction of another one is waited for.
+Several processes may use one file; they wait for each other's transactions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import apsw
 from batchwright.crash_points import crash_point
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
 from batchwright.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
-from batchwright.store.statements import migrations, statements
-from batchwright.store.transaction import DAMAGED, P, R, Row, Tx
+from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _BUSY_MS = 20_000
 _UNAVAILABLE = (
@@ -47,7 +46,7 @@ _REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
     ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
     (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
 )
-"""Kinds of errors, their remedies, and what callers are told."""
+"""Kinds of errors, each with a remedy for the operator, and the message for callers."""
 _OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")
 
 
@@ -76,7 +75,7 @@ class _SqliteTx:
 
 @dataclass(slots=True)
 class _Waiting:
-    """An operation in the writer's queue, and its result."""
+    """An operation in the writer's queue, and its outcome."""
 
     name: str
     operation: Callable[[Tx], Any]
@@ -84,27 +83,18 @@ class _Waiting:
     result: Any = None
     error: BaseException | None = None
 
-    def resolve(self) -> None:
-        """Set the result, on the event loop."""
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self.result)
-
 
 class SqliteDriver:
-    """A `Driver` on a file, which is made where there is none."""
+    """A `Driver` on a file, which is made if it does not exist."""
 
     def __init__(self, path: Path, now: Callable[[], float]) -> None:
-        """Raises `StoreUnavailable` when the file cannot be opened, or is not a store."""
+        """Raises `StoreUnavailable` if the file cannot be opened, or is not a store of batchwright."""
         self._path = path
         self._now = now
         holds_a_store(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # It holds secrets: for its owner only, as are the files that SQLite puts beside it.
+            # It holds secrets: only its owner may read it, and the files that SQLite puts beside it.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
@@ -136,7 +126,7 @@ class SqliteDriver:
         connection.pragma("foreign_keys", True)
         connection.pragma("temp_store", "memory")
         connection.pragma("cache_size", -65536)
-        # In pages: at the default of 1000 a busy writer would copy the same pages into the file again and again.
+        # Pages: at the default of 1000 a busy writer would copy the same pages into the file again and again.
         connection.pragma("wal_autocheckpoint", 8000)
         connection.pragma("journal_size_limit", 128 << 20)
         return connection
@@ -148,7 +138,7 @@ class SqliteDriver:
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._require_open()
-        # It could end in a file that is no longer there.
+        # The write could end in a file that is no longer there.
         self._file.require_sound()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._queue.put(_Waiting(operation.__name__, lambda tx: operation(tx, *args, **kwargs), future))
@@ -168,7 +158,7 @@ class SqliteDriver:
         await asyncio.get_running_loop().run_in_executor(None, self._file.verify)
 
     async def close(self) -> None:
-        """Finish what waits, and close."""
+        """Finish the operations that wait, and close the file."""
         if self._closed:
             return
         self._closed = True
@@ -206,16 +196,22 @@ class SqliteDriver:
             open_ = len(waiting) == len(group)
             if waiting:
                 self._write_group(waiting)
-                _tell(waiting)
+                _report(waiting)
 
     def _write_group(self, waiting: Sequence[_Waiting]) -> None:
         try:
-            if self._writer.in_transaction:  # the disk did not even let the last one be rolled back
+            if self._writer.in_transaction:  # the disk did not even allow the last rollback
                 self._writer.execute("ROLLBACK")
             self._writer.execute("BEGIN IMMEDIATE")
             for entry in waiting:
                 self._run(entry)
-            self._commit(waiting)
+            for entry in waiting:
+                crash_point(f"store.{entry.name}.before_commit")
+            crash_point("store.before_commit")
+            self._writer.execute("COMMIT")
+            crash_point("store.after_commit")
+            for entry in waiting:
+                crash_point(f"store.{entry.name}.after_commit")
         except BaseException as error:
             with suppress(apsw.Error):
                 if self._writer.in_transaction:
@@ -226,7 +222,7 @@ class SqliteDriver:
                 entry.error = entry.error or reason
 
     def _run(self, entry: _Waiting) -> None:
-        """Run one operation. Raises an error that makes the whole transaction impossible."""
+        """Run one operation. Raises errors that make the whole transaction impossible."""
         self._writer.execute("SAVEPOINT operation")
         try:
             entry.result = entry.operation(_SqliteTx(self._writer, self._now))
@@ -237,18 +233,9 @@ class SqliteDriver:
             self._writer.execute("ROLLBACK TO operation")
         self._writer.execute("RELEASE operation")
 
-    def _commit(self, waiting: Sequence[_Waiting]) -> None:
-        for entry in waiting:
-            crash_point(f"store.{entry.name}.before_commit")
-        crash_point("store.before_commit")
-        self._writer.execute("COMMIT")
-        crash_point("store.after_commit")
-        for entry in waiting:
-            crash_point(f"store.{entry.name}.after_commit")
-
 
 def _explained(error: BaseException) -> BaseException:
-    """Return an error of the database as ours, any other as it is."""
+    """The error that callers get for `error`, which is its cause; `error` itself if it is not from the database."""
     found: BaseException
     if isinstance(error, apsw.ConstraintError):
         found = Conflict(f"what is to be added is already there: {error}")
@@ -260,15 +247,20 @@ def _explained(error: BaseException) -> BaseException:
     return found
 
 
-def _tell(waiting: Sequence[_Waiting]) -> None:
-    loop = waiting[0].future.get_loop()
+def _report(waiting: Sequence[_Waiting]) -> None:
+    """Set the futures on their event loop."""
 
     def resolve() -> None:
         for entry in waiting:
-            entry.resolve()
+            if entry.future.done():
+                continue
+            if entry.error is not None:
+                entry.future.set_exception(entry.error)
+            else:
+                entry.future.set_result(entry.result)
 
     with suppress(RuntimeError):  # the loop was closed: nobody waits any longer
-        loop.call_soon_threadsafe(resolve)
+        waiting[0].future.get_loop().call_soon_threadsafe(resolve)
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -284,7 +276,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
             )
         for script in scripts[version:]:
             connection.execute(script)
-        # Nothing is written where nothing changes: a service must start beside a full disk.
+        # Nothing is written if nothing changes: a service must start even if the disk is full.
         if version < len(scripts) or connection.pragma("application_id") != APPLICATION_ID:
             connection.pragma("user_version", len(scripts))
             connection.pragma("application_id", APPLICATION_ID)

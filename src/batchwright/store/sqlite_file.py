@@ -1,7 +1,7 @@
-"""Whether an SQLite file is a store, and whether it still is while it is open.
+"""Checks that an SQLite file is a store of batchwright, before it is opened and while it is open.
 
-The file is only ever opened through SQLite: closing another descriptor of it in this process would let go of the locks
-of all its connections. What is looked at here is read over a connection of its own, which has no pages in its cache.
+The file is only ever opened through SQLite: closing another descriptor of it in this process would release the locks of
+all its connections. Checks read over a connection of their own, which has no pages in its cache.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from batchwright.errors import StoreUnavailable
 from batchwright.store.transaction import DAMAGED
 
 APPLICATION_ID = 0x62776A73
-"""Application id in the header of the file; stores made by earlier versions have 0 there."""
+"""Application id in the header of the file; it is 0 in stores made by earlier versions."""
 _TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
 _LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
-"""Tables of an open store that are checked; it has all tables of this version."""
+"""Tables that an open store must have, since it was brought to this version."""
 _BUSY_MS = 2_000
 _SENSELESS = (apsw.CorruptError, apsw.NotADBError)
-"""Errors that SQLite raises for pages that make no sense to it, whatever it was asked."""
+"""Errors that SQLite raises for senseless pages, whatever the statement."""
 DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
-"""Errors for pages that something has overwritten. Our statements fit our tables, so an error of SQL says that
-these are gone."""
+"""Errors raised for overwritten pages. Statements fit the tables, so an SQL error means that the tables are gone."""
 
 
 def holds_a_store(path: Path) -> bool:
-    """Return whether the file is a store; False when it does not exist or is empty.
+    """Whether the file is a store; False if it does not exist or is empty. Writes nothing.
 
-    Nothing is written. Raises `StoreUnavailable` when it is something else, or damaged.
+    Raises `StoreUnavailable` if it is something else, or damaged.
     """
     try:
         if path.stat().st_size == 0:
-            # Not looked into: SQLite would remove a write-ahead log that lies beside it.
+            # Not opened: SQLite would remove a write-ahead log that lies beside it.
             return False
     except FileNotFoundError:
         return False
@@ -59,7 +58,7 @@ def holds_a_store(path: Path) -> bool:
 
 
 def is_a_store(connection: apsw.Connection, path: Path) -> bool:
-    """Return whether the database has our tables; False when empty. Raises `StoreUnavailable` for anything else."""
+    """Whether the database has our tables; False if it is empty. Raises `StoreUnavailable` for anything else."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     version, application = connection.pragma("user_version"), connection.pragma("application_id")
     if not tables and version == 0 and application in (0, APPLICATION_ID):
@@ -74,7 +73,7 @@ def is_a_store(connection: apsw.Connection, path: Path) -> bool:
 
 
 class SqliteFile:
-    """File of an open store. Its methods block; they raise `StoreUnavailable`."""
+    """The file of an open store. Methods raise `StoreUnavailable` if it is damaged; all but `require_sound` block."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,7 +81,7 @@ class SqliteFile:
         self._place = (found.st_dev, found.st_ino)
         self._size = found.st_size
         self.damage: str | None = None
-        """First damage that was found; it stays until the store is opened again."""
+        """Message about damage that was found, reported until the store is opened again; None if there was none."""
 
     def look(self) -> None:
         """Check that this is still the file that was opened, and that its first pages can be read."""
@@ -100,17 +99,17 @@ class SqliteFile:
         self._examine()
 
     def verify(self) -> None:
-        """Check that the records of files are sound, in time proportional to their number."""
+        """Check that the records of files are sound, which takes time in proportion to their number."""
         self.look()
         self._examine("quick_check('files')")
 
     def require_sound(self) -> None:
-        """Raise if damage was found so far. Does not block."""
+        """Raise if damage was found before. Does not block."""
         if self.damage is not None:
             raise StoreUnavailable(self.damage, told=DAMAGED)
 
     def note(self, error: BaseException) -> None:
-        """Note that a statement has failed: damage that it met is reported from now on, whatever else is asked."""
+        """Note the error of a statement: if it shows damage, `require_sound` raises from now on."""
         if self.damage is None and isinstance(error, _SENSELESS):
             self._damaged(str(error))
 
@@ -126,7 +125,7 @@ class SqliteFile:
             with _reading(self._path) as connection:
                 if not is_a_store(connection, self._path):
                     raise self._damaged("it is empty")
-                # The columns too, or an index would answer for its table.
+                # All columns, or an index would answer for its table.
                 for table in _LOOKED_AT:
                     connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
                 if check is not None:
@@ -141,7 +140,7 @@ class SqliteFile:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[apsw.Connection]:
-    """Return a connection that only reads."""
+    """A connection that only reads, which is closed at the end of the block."""
     connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         connection.set_busy_timeout(_BUSY_MS)

@@ -1,14 +1,14 @@
-"""The promises of a store of files, batches and lines, whichever database is behind it.
+"""The store of files, batches and lines, with the promises that it keeps whichever database is behind it.
 
-Every method is one transaction: when it returns, what it says has happened survives a crash of the process and of the
-machine, and when it raises, nothing has happened. Every method that reads or changes what belongs to a tenant takes the
-tenant, and finds nothing of another's.
+Every method is one transaction: when it returns, its changes survive a crash of the process and of the machine, and
+when it raises, nothing has changed. Methods that read or change what belongs to a tenant take the tenant, and find
+nothing of another tenant.
 
-Every method raises `StoreUnavailable` when the database does not answer or its disk is full. There is one exception to
-"nothing has happened" then: a connection to PostgreSQL that is lost in COMMIT, when the server stays away so long that
-it cannot be asked what came of it. After `StoreUnavailable` a worker therefore retires and registers again, which frees
-what it may hold without knowing. The methods that add something raise `Conflict` when its id is there already. Texts
-with lone surrogates, and in PostgreSQL those with NUL characters, raise `InvalidRequest`.
+Every method raises `StoreUnavailable` when the database does not answer or its disk is full. Only then may something
+have changed all the same: when a connection to PostgreSQL is lost in COMMIT, and the server stays away too long to be
+asked about the outcome. After `StoreUnavailable` a worker therefore retires and registers again, which frees what it
+may hold without knowing. Methods that add something raise `Conflict` when its id is there already. Texts with lone
+surrogates, and in PostgreSQL those with NUL characters, raise `InvalidRequest`.
 
 The life of a batch:
 
@@ -17,35 +17,33 @@ The life of a batch:
         └──reject──▶ failed   └──request_cancel──▶ cancelling ───────finish──▶ cancelled
 
 `ending` is set in the transaction that decides the end: with the last line, at expiry, on cancelling. From then on no
-line is claimed and no result is taken; `finish` writes the ids of the files, the final status and the messages of the
-outbox in one transaction, so a batch is never seen as completed without its files. It also clears `ending`. A batch
-that expires keeps its status until then. One that ends while it is being validated has no lines.
+line is claimed and no result is taken. `finish` clears `ending` and writes the ids of the files, the final status and
+the messages of the outbox in one transaction, so a batch is never seen as completed without its files. A batch that
+expires keeps its status until then. A batch that ends while it is being validated has no lines.
 
-The lines and results of an ended batch are there for as long as a file that was built from them, `forget_files` having
-the last word. Then the batch has none (`lines_removed_at`); its counts and usage stay. Their rows go in small
-transactions afterwards, by `remove_lines`, so that a batch of a million lines holds up nobody.
+The lines and results of an ended batch are kept until `forget_files` has forgotten all files that were built from them.
+Then the batch has none (`lines_removed_at`); its counts and usage stay. `remove_lines` removes their rows afterwards in
+small transactions, so that a batch of a million lines does not hold up other transactions.
 
-Workers hold leases. One that does not renew its lease in time loses its claims: its late results are refused, since
-`commit` compares the attempt of each line and looks at the lease in the transaction that counts the result. Thus each
-line is committed exactly once, though it may be computed more than once.
+Workers hold leases. A worker that does not renew its lease in time loses its claims: its late results are refused,
+since `commit` compares the attempt of each line and checks the lease in the transaction that counts the result. Thus
+each line is committed exactly once, though it may be computed more than once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, Self
 
 from batchwright.limiting.rates import Change
 from batchwright.store.operations import batches as batch_operations
-from batchwright.store.operations import claims as line_operations
-from batchwright.store.operations import fair_claims, removal, stages
+from batchwright.store.operations import claims as claim_operations
 from batchwright.store.operations import files as file_operations
-from batchwright.store.operations import identity as identity_operations
 from batchwright.store.operations import keys as key_operations
 from batchwright.store.operations import outbox as outbox_operations
 from batchwright.store.operations import quotas as quota_operations
+from batchwright.store.operations import stored_lines as line_operations
 from batchwright.store.operations import workers as worker_operations
 from batchwright.store.transaction import Driver, P, R, Tx
 
@@ -79,17 +77,17 @@ class Store:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
-    # Files. The bytes are not here but in `service/files/blobs.py`.
+    # Records of files, whose bytes are stored by `service/files/blobs.py`.
 
     add_file = _write(file_operations.add_file)
     file = _read(file_operations.file)
     files = _read(file_operations.files)
     delete_file = _write(file_operations.delete_file)
     take_dead_files = _read(file_operations.take_dead_files)
-    forget_files = _write(removal.forget_files)
+    forget_files = _write(line_operations.forget_files)
     known_files = _read(file_operations.known_files)
 
-    # Batches, as their owner sees them.
+    # Batches, as their owners see them.
 
     create_batch = _write(batch_operations.create_batch)
     batch = _read(batch_operations.batch)
@@ -99,7 +97,7 @@ class Store:
     retry_batch = _write(batch_operations.retry_batch)
     results = _read(batch_operations.results)
     count_batches = _read(batch_operations.count_batches)
-    count_lines = _read(line_operations.count_lines)
+    count_lines = _read(claim_operations.count_lines)
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
@@ -109,24 +107,24 @@ class Store:
     retire_worker = _write(worker_operations.retire_worker)
     worker_died = _write(worker_operations.worker_died)
     reap = _write(worker_operations.reap)
-    take_validation = _write(stages.take_validation)
-    add_lines = _write(stages.add_lines)
-    begin = _write(stages.begin)
-    reject = _write(stages.reject)
-    claim = _write(line_operations.claim)
-    release = _write(line_operations.release)
-    commit = _write(line_operations.commit)
-    expire_batches = _write(stages.expire_batches)
+    take_validation = _write(batch_operations.take_validation)
+    add_lines = _write(batch_operations.add_lines)
+    begin = _write(batch_operations.begin)
+    reject = _write(batch_operations.reject)
+    claim = _write(claim_operations.claim)
+    release = _write(claim_operations.release)
+    commit = _write(claim_operations.commit)
+    expire_batches = _write(batch_operations.expire_batches)
     ending_among = _read(batch_operations.ending_among)
-    take_finishing = _write(stages.take_finishing)
+    take_finishing = _write(batch_operations.take_finishing)
     lines = _read(line_operations.lines)
-    finish = _write(stages.finish)
-    remove_lines = _write(removal.remove_lines)
+    finish = _write(batch_operations.finish)
+    remove_lines = _write(line_operations.remove_lines)
 
     # Shares of tenants.
 
-    set_tenant_weight = _write(fair_claims.set_tenant_weight)
-    tenant_weights = _read(fair_claims.tenant_weights)
+    set_tenant_weight = _write(quota_operations.set_tenant_weight)
+    tenant_weights = _read(quota_operations.tenant_weights)
 
     # Webhooks and the outbox.
 
@@ -153,16 +151,16 @@ class Store:
     note_key_uses = _write(key_operations.note_key_uses)
     revoke_key = _write(key_operations.revoke_key)
 
-    # What the store and the folder with its files recognize each other by: `service/files/custody.py`.
+    # Marks by which the store and the folder with its files recognize each other: see `service/files/custody.py`.
 
-    identity = _read(identity_operations.identity)
-    set_identity = _write(identity_operations.set_identity)
-    a_live_file = _read(identity_operations.a_live_file)
+    identity = _read(file_operations.identity)
+    set_identity = _write(file_operations.set_identity)
+    a_live_file = _read(file_operations.a_live_file)
 
     async def verify(self) -> None:
-        """Raise `StoreUnavailable` when the records of files are damaged, as far as the database can tell.
+        """Raise `StoreUnavailable` if the records of files are damaged, as far as the database can tell.
 
-        Takes time in proportion to the number of files. What removes files asks this first.
+        Takes time in proportion to the number of files. Called before files are removed.
         """
         await self.driver.verify()
 
@@ -176,10 +174,10 @@ class Store:
     async def share_rates(
         self, changes: Sequence[Change], rates: Sequence[str], *, oldest: int, since: int
     ) -> tuple[float, list[Change]]:
-        """Add `changes` to the counters of all processes, and return them: those of `rates` from slot `oldest` on, all
-        others from `since` on. Of two calls with changes at once the later one sees those of both.
+        """Add `changes` to the counters that all processes share, and read them: those of `rates` from slot `oldest`
+        on, all others from slot `since` on. Of two calls with changes at once, the later one sees the changes of both.
 
-        The time of the store comes with them, by which all processes count.
+        Returns the counters after the time of the store, by which all processes count.
         """
         if not changes:
             return await self.driver.read(quota_operations.read_rates, rates, oldest, since)
@@ -189,7 +187,7 @@ class Store:
     peers = _read(worker_operations.peers)
 
     async def check(self) -> None:
-        """Raise `StoreUnavailable` when the database does not answer a write, for `/ready`."""
+        """Raise `StoreUnavailable` if the database does not answer a write, for `/ready`."""
         await self.driver.check(worker_operations.check)
 
     async def close(self) -> None:
@@ -198,7 +196,5 @@ class Store:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from batchwright.errors import InvalidRequest, NotFound, shown
-from batchwright.lines.batch_line import BatchLine, check_batch_line, decode_line, line_too_long
+from batchwright.lines.batch_line import BatchLine, check_batch_line, decode_line, line_too_long, split_lines
 from batchwright.lines.custom_ids import IdTable, duplicate_id
-from batchwright.lines.splitting import split_lines
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop

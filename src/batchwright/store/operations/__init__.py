@@ -1,1 +1,1 @@
-"""The operations of the store, as functions of a transaction, named as the methods of `Store` that they carry out."""
+"""What the store does, as functions of a transaction, named as the methods of `Store` that they carry out."""

@@ -1,4 +1,4 @@
-"""Operations on batches, as their owner sees them."""
+"""Operations on batches: those of their owners, and those by which workers take them from one stage to the next."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.limiting.quotas import UNLIMITED, Quotas
-from batchwright.store.operations import result_pages
-from batchwright.store.operations.files import is_there
+from batchwright.store.operations.files import add_file, is_there
+from batchwright.store.operations.outbox import announce
 from batchwright.store.operations.quotas import require_queue
-from batchwright.store.operations.removal import removed_on
+from batchwright.store.operations.stored_lines import page, removed_on
+from batchwright.store.operations.workers import require_lease
 from batchwright.store.records import (
     ENDED,
     BatchProblem,
     BatchRecord,
     BatchStatus,
+    FileRecord,
     LineCounts,
+    NewLine,
     StoredLine,
     TokenUsage,
 )
@@ -27,13 +30,12 @@ from batchwright.store.transaction import Row, Tx
 _NEWEST = 2**62
 _PARTS: Mapping[str, type[LineCounts | TokenUsage]] = {"counts": LineCounts, "usage": TokenUsage}
 _PART_COLUMNS = {name: [each.name for each in fields(part)] for name, part in _PARTS.items()}
-_COLUMNS = [
-    column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])
-]  # as `batch_columns` names them
+_COLUMNS = [column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])]
+"""The columns that `batch_columns` in `sql/batches.sql` names."""
 
 
-def as_record(row: Row) -> BatchRecord:
-    """Return the record of a row of `batch_columns`: its fields in order, with those of its parts in their place."""
+def _as_record(row: Row) -> BatchRecord:
+    """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name, part in _PARTS.items():
         values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
@@ -43,7 +45,7 @@ def as_record(row: Row) -> BatchRecord:
     return BatchRecord(**values)
 
 
-def problems_as_json(problems: Sequence[BatchProblem]) -> str:
+def _problems_as_json(problems: Sequence[BatchProblem]) -> str:
     return json.dumps([asdict(problem) for problem in problems])
 
 
@@ -51,12 +53,12 @@ def _values(batch: BatchRecord) -> Mapping[str, Any]:
     values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
     counts, usage = values.pop("counts"), values.pop("usage")
     values["metadata"] = json.dumps(dict(batch.metadata))
-    values["errors"] = problems_as_json(batch.errors)
+    values["errors"] = _problems_as_json(batch.errors)
     return values | asdict(counts) | asdict(usage)
 
 
 def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
-    """Return the new key and record of the batch, or None and the batch made with the same idempotency key before."""
+    """The key and the record of the batch; or None and the batch made before with the same idempotency key."""
     row = tx.row("add_batch", **_values(batch))
     if row is not None:
         return row[0], batch
@@ -70,7 +72,7 @@ def _of_idempotency_key(tx: Tx, batch: BatchRecord) -> BatchRecord | None:
     if batch.idempotency_key is None:
         return None
     row = tx.row("batch_of_idempotency_key", tenant=batch.tenant, idempotency_key=batch.idempotency_key)
-    return as_record(row) if row else None
+    return _as_record(row) if row else None
 
 
 def _require_input(tx: Tx, batch: BatchRecord) -> None:
@@ -79,9 +81,9 @@ def _require_input(tx: Tx, batch: BatchRecord) -> None:
 
 
 def create_batch(tx: Tx, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
-    """Make and return a batch, or return the one made before with the same tenant and idempotency key.
+    """Add a batch and return it, or the batch made before with the same tenant and idempotency key.
 
-    Raises `NotFound` when its input file is not there any more, and `QuotaExceeded` where too much is enqueued.
+    Raises `NotFound` if its input file is not there any more, and `QuotaExceeded` if too much is enqueued.
     """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
@@ -93,7 +95,7 @@ def create_batch(tx: Tx, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) ->
 
 def batch(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
     row = tx.row("batch_of_tenant", tenant=tenant, id=batch_id)
-    return as_record(row) if row else None
+    return _as_record(row) if row else None
 
 
 def batches(
@@ -105,7 +107,7 @@ def batches(
     simple: bool = False,
     status: BatchStatus | None = None,
 ) -> list[BatchRecord]:
-    """Return batches, the newest first. `after`: the last id of the previous page. Raises `NotFound` as `files`."""
+    """A page of the batches of a tenant, the newest first. `after` and `NotFound`: as for `files`."""
     before = _NEWEST
     if after is not None:
         row = tx.row("batch_key_of_tenant", tenant=tenant, id=after)
@@ -113,13 +115,13 @@ def batches(
             raise NotFound(f"after={after!r}: there is no such batch; list from the start", param="after")
         before = row[0]
     rows = tx.rows("batches", tenant=tenant, before=before, simple=simple, status=status, limit=limit)
-    return [as_record(row) for row in rows]
+    return [_as_record(row) for row in rows]
 
 
 def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
-    """Cancel a batch that is validating or in progress without an ending. Otherwise nothing changes.
+    """Move a batch that is validating or in progress, without an ending, to `cancelling`, and set its ending.
 
-    The batch as it is then; None: no such batch.
+    Other batches do not change. Returns the batch as it is then; None if there is no such batch.
     """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
@@ -133,9 +135,9 @@ def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
 
 
 def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord | None:
-    """Pause or resume a batch. Lines of a paused batch are not claimed; those being computed end. Its time goes on.
+    """Pause or resume a batch. Lines of a paused batch are not claimed; its claimed lines and its time go on.
 
-    Nothing changes once it has an ending. The batch as it is then; None: no such batch.
+    Nothing changes once it has an ending. Returns the batch as it is then; None if there is no such batch.
     """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
@@ -147,12 +149,12 @@ def set_paused(tx: Tx, tenant: str, batch_id: str, paused: bool) -> BatchRecord 
 
 
 def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defaults: Quotas = UNLIMITED) -> BatchRecord:
-    """Make `batch`, in progress, of the lines of an ended batch that did not succeed; line numbers stay.
+    """Make `batch`, in progress, from the lines of an ended batch that did not succeed; line numbers stay.
 
-    Of `batch` the input file, the parent, the status and the counts are set here, and the model where it is None.
-    An idempotency key is honoured as in `create_batch`. Raises `NotFound` for the batch or its input file,
-    `Conflict` when it has not ended, or has no such lines, or they were removed, and `QuotaExceeded` as
-    `create_batch`. The lines of the new batch are its own: they stay when those of the old one go.
+    Sets the input file, the parent, the status and the counts of `batch`, and its model if that is None. The lines
+    of the new batch are copies, which stay when those of the old batch are removed. An idempotency key is honoured
+    as in `create_batch`. Raises `NotFound` for the old batch or its input file, `Conflict` if it has not ended, has
+    no such lines or they were removed, and `QuotaExceeded` as `create_batch`.
     """
     before = _of_idempotency_key(tx, batch)
     if before is not None:
@@ -162,7 +164,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defau
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
     parent_key = row[0]
-    [parent] = [as_record(row) for row in tx.rows("batch", id=batch_id)]
+    parent = _record(tx, batch_id)
     total = _count_retriable(tx, parent_key, parent)
     made = replace(
         batch,
@@ -184,7 +186,7 @@ def retry_batch(tx: Tx, tenant: str, batch_id: str, batch: BatchRecord, *, defau
 
 
 def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
-    """Return how many lines did not succeed. Raises `Conflict` when there are none, or it is too early or too late."""
+    """Number of lines that did not succeed. Raises `Conflict` if there are none, or it is too early or too late."""
     if batch.status not in ENDED:
         raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
     removed = removed_on(tx, key)
@@ -197,28 +199,28 @@ def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
     if batch.lines_removed_at is None:
         [(total,)] = tx.rows("count_unsuccessful_lines", batch=key)
     if total == 0:
-        raise Conflict(f"batch {batch.id} has no lines to retry: {_why_none(batch)}")
+        if batch.status == "failed":
+            why = "its input was not valid; mend it and make a new batch"
+        elif batch.in_progress_at is None:
+            why = (
+                f"it was {batch.status} before its input was read; make a new batch of {batch.input_file_id}, its input"
+            )
+        else:
+            why = "all of them succeeded"
+        raise Conflict(f"batch {batch.id} has no lines to retry: {why}")
     return total
 
 
-def _why_none(batch: BatchRecord) -> str:
-    if batch.status == "failed":
-        return "its input was not valid; mend it and make a new batch"
-    if batch.in_progress_at is None:
-        return f"it was {batch.status} before its input was read; make a new batch of {batch.input_file_id}, its input"
-    return "all of them succeeded"
-
-
 def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> list[StoredLine] | None:
-    """Return finished lines in the order in which they were committed, those with `sequence` > `after`.
+    """A page of the finished lines with `sequence` > `after`, in the order in which they were committed.
 
-    At most `limit`, and fewer where they are large; an empty page is the last one. No line appears later at a
-    place that was passed before. None: no such batch. Raises `NotFound` when they were removed.
+    At most `limit`, and fewer if they are large; an empty page is the last one. No line appears later at a place
+    that was passed before. None if there is no such batch. Raises `NotFound` if the results were removed.
     """
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
-    found = result_pages.page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
+    found = page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
     removed = removed_on(tx, row[0])
     if removed is not None:
         raise NotFound(f"the results of batch {batch_id} were removed with its output files on {removed}")
@@ -226,10 +228,137 @@ def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> li
 
 
 def count_batches(tx: Tx, tenant: str | None = None, *, simple: bool | None = None) -> dict[BatchStatus, int]:
-    """Return numbers of batches by status; None: of all tenants, of both kinds."""
+    """Number of batches by status. `tenant` None: of all tenants. `simple` None: of both kinds."""
     return dict(tx.rows("count_batches", tenant=tenant, simple=simple))
 
 
 def ending_among(tx: Tx, batch_ids: Sequence[str]) -> set[str]:
-    """Return which of these have an ending or are gone: a worker need not go on with their lines."""
+    """Those of the batches that have an ending or are gone, whose lines need not be computed any further."""
     return {row[0] for row in tx.rows("ending_among", ids=json.dumps([*batch_ids]))}
+
+
+# Stages in the life of a batch, as workers see them.
+
+
+def _record(tx: Tx, batch_id: str) -> BatchRecord:
+    [row] = tx.rows("batch", id=batch_id)
+    return _as_record(row)
+
+
+def take_validation(tx: Tx, worker: str) -> BatchRecord | None:
+    """Take the oldest batch to validate that no other worker has. Lines that an earlier try added are removed.
+
+    A worker validates one batch at a time: a batch that it took and neither began nor rejected is given again.
+    None if there is none. Raises `LeaseLost`.
+    """
+    require_lease(tx, worker)
+    row = tx.row("take_validation", worker=worker, now=tx.now)
+    if row is None:
+        return None
+    key, batch_id = row
+    tx.run("remove_lines", batch=key)
+    return _record(tx, batch_id)
+
+
+def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
+    """The key of a batch, which is locked, if this worker is validating it; None otherwise."""
+    row = tx.row("lock_batch", id=batch_id)
+    if row is None:
+        return None
+    key, status, ending, holder = row
+    return int(key) if (status, ending, holder) == ("validating", None, worker) else None
+
+
+def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
+    """Add lines; False if the batch is not this worker's any more, or has an ending: then nothing was added."""
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    rows = [
+        {
+            "batch": key,
+            "number": line.number,
+            "custom_id": line.custom_id,
+            "first_byte": line.offset,
+            "bytes": line.length,
+        }
+        for line in lines
+    ]
+    tx.many("add_lines", rows)
+    return True
+
+
+def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
+    """Move a batch from validating to in_progress, or on to finalizing if `total`, its number of lines, is 0.
+
+    False as in `add_lines`.
+    """
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    tx.run("begin_batch", key=key, total=total, model=model, now=tx.now)
+    if total == 0:
+        tx.run("finalize_batch", key=key, now=tx.now)
+    return True
+
+
+def reject(tx: Tx, worker: str, batch_id: str, problems: Sequence[BatchProblem]) -> bool:
+    """Move a batch from validating to failed, announce it, and remove its lines. False as in `add_lines`."""
+    key = _validated_by(tx, worker, batch_id)
+    if key is None:
+        return False
+    tx.run("reject_batch", key=key, errors=_problems_as_json(problems), now=tx.now)
+    tx.run("forget_lines", key=key, now=tx.now)
+    announce(tx, key, "batch.failed")
+    return True
+
+
+def expire_batches(tx: Tx) -> list[str]:
+    """Set the ending of batches, in progress or validating, whose time is over. Returns their ids."""
+    overdue = tx.rows("overdue_batches", now=tx.now)
+    for key, _, status in overdue:
+        tx.run("expire_batch", key=key)
+        if status == "validating":
+            tx.run("forget_lines", key=key, now=tx.now)
+    return [batch_id for _, batch_id, _ in overdue]
+
+
+def take_finishing(tx: Tx, worker: str) -> BatchRecord | None:
+    """Take a batch with an ending, to build its files, that no other worker has. None if there is none.
+
+    A worker finishes one batch at a time: a batch that it took and did not finish is given again. Raises
+    `LeaseLost`.
+    """
+    require_lease(tx, worker)
+    row = tx.row("take_finishing", worker=worker)
+    return _record(tx, row[0]) if row else None
+
+
+def finish(
+    tx: Tx, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
+) -> bool:
+    """Give a batch its files and final status, and announce its end. False if it is not this worker's any more.
+
+    `unfinished`: the number of lines without a result, which count as failed from now on.
+    """
+    row = tx.row("lock_batch", id=batch_id)
+    if row is None:
+        return False
+    key, _, ending, holder = row
+    if ending is None or holder != worker:
+        return False
+    for file in (output, errors):
+        if file is not None:
+            add_file(tx, file, defaults=None)
+    tx.run(
+        "finish_batch",
+        key=key,
+        output_file_id=output.id if output else None,
+        error_file_id=errors.id if errors else None,
+        unfinished=unfinished,
+        now=tx.now,
+    )
+    tx.run("free_lines_of_batch", batch=key)
+    tx.run("clear_suspects_of_batch", batch=key)
+    announce(tx, key, f"batch.{ending}")
+    return True

@@ -16,26 +16,26 @@ _SCOPES, _QUOTAS = 7, 12
 
 
 def _as_key(row: Row) -> ApiKey:
-    """Return the key from the columns that `key_columns` names, which are the fields of the record in order."""
+    """The record of a row whose first columns are `key_columns`: the fields of the record in order."""
     values = [*row[:_COLUMNS]]
     values[_SCOPES] = tuple(json.loads(values[_SCOPES]))
     values[_QUOTAS] = of_values(json.loads(values[_QUOTAS]))
     return ApiKey(*values)
 
 
-def _values(key: ApiKey) -> Mapping[str, Any]:
+def _values(key: ApiKey) -> dict[str, Any]:
     return asdict(key) | {"scopes": json.dumps(key.scopes), "quotas": json.dumps(key.quotas.as_values())}
 
 
 def add_key(tx: Tx, key: ApiKey, digest: bytes) -> None:
-    """Add a key; `digest` is the SHA-256 of its secret."""
+    """Add a key, the SHA-256 of whose secret is `digest`."""
     tx.run("add_key", **_values(key), digest=digest)
 
 
 def key(tx: Tx, digest: bytes) -> ApiKey | None:
-    """Return the key whose secret has this digest, if it is neither revoked nor expired.
+    """The key whose secret has this digest; None if there is none, or it is revoked or expired.
 
-    The secret before the last rotation counts until its time is over, which `expires_at` then says.
+    The secret from before the last rotation counts until its time is over, which `expires_at` then says.
     """
     row = tx.row("key", digest=digest, now=tx.now)
     if row is None:
@@ -47,21 +47,20 @@ def key(tx: Tx, digest: bytes) -> ApiKey | None:
 
 
 def any_key(tx: Tx) -> bool:
-    """Return whether a key was ever made. Revoked and expired ones count."""
+    """Whether a key was ever given out, revoked and expired keys included."""
     return tx.row("any_key") is not None
 
 
 def keys(tx: Tx, tenant: str | None = None) -> list[ApiKey]:
-    """Return keys, the newest first, revoked ones too; None: of all tenants."""
+    """Keys of a tenant, or of all tenants (None), the newest first, revoked keys included."""
     return [_as_key(row) for row in tx.rows("keys", tenant=tenant)]
 
 
 def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None:
     """Replace fields of a key by name: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, `quotas`.
 
-    Of its `quotas` those are replaced that are given, by name; None: not limited any more.
-
-    The key as it is then; None: there is no such key.
+    `quotas` replaces single quotas by name; a quota of None is no limit any more. Returns the key as it is then;
+    None if there is no such key.
     """
     row = tx.row("lock_key", id=key_id)
     if row is None:
@@ -75,24 +74,24 @@ def update_key(tx: Tx, key_id: str, changes: Mapping[str, Any]) -> ApiKey | None
 
 
 def rotate_key(tx: Tx, key_id: str, digest: bytes, prefix: str, overlap: float) -> ApiKey | None:
-    """Give a key another secret; the one before works for `overlap` seconds more, and the one before that no more.
+    """Give a key another secret. The previous secret works for `overlap` seconds more, older ones no longer.
 
-    The key as it is then; None: there is no such key, or it is revoked.
+    Returns the key as it is then; None if there is no such key, or it is revoked.
     """
     row = tx.row("lock_key", id=key_id)
-    if row is None or _as_key(row).revoked_at is not None:
+    if row is None or (key := _as_key(row)).revoked_at is not None:
         return None
     until = tx.now + overlap
     tx.run("rotate_key", id=key_id, digest=digest, prefix=prefix, until=until)
-    return replace(_as_key(row), prefix=prefix, previous_until=until)
+    return replace(key, prefix=prefix, previous_until=until)
 
 
 def note_key_uses(tx: Tx, used_at: Mapping[str, float]) -> None:
-    """Note when keys were last used, by their ids. An earlier time than the known one changes nothing."""
+    """Note when keys were last used, by key id. A time earlier than the one noted before changes nothing."""
     for key_id in sorted(used_at):
         tx.run("note_key_use", id=key_id, used_at=used_at[key_id])
 
 
 def revoke_key(tx: Tx, key_id: str) -> bool:
-    """Revoke a key. It stays on the list, with the time of the first revocation. False: there is no such key."""
+    """Revoke a key, which stays listed with the time of its first revocation. False if there is no such key."""
     return tx.run("revoke_key", id=key_id, now=tx.now) == 1

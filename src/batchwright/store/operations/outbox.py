@@ -1,4 +1,4 @@
-"""Operations on webhooks and on the messages that are on their way to them."""
+"""Operations on webhooks and on the outbox: the messages on their way to them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def webhooks(tx: Tx, tenant: str) -> list[Webhook]:
 
 
 def update_webhook(tx: Tx, webhook: Webhook) -> bool:
-    """Replace the webhook with this id and tenant. False: no such webhook.
+    """Replace the webhook with the same id and tenant; False if there is none.
 
-    What is on its way to it goes to the new URL, or is given up where it is turned off.
+    Messages on their way to it go to the new URL, or are given up if it is turned off.
     """
     if not tx.run("update_webhook", **_values(webhook)):
         return False
@@ -43,7 +43,7 @@ def update_webhook(tx: Tx, webhook: Webhook) -> bool:
 
 
 def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
-    """Delete a webhook and what is on its way to it. False: no such webhook."""
+    """Delete a webhook, and give up the messages on their way to it. False if there is no such webhook."""
     if not tx.run("delete_webhook", id=webhook_id, tenant=tenant):
         return False
     tx.run("give_up_deliveries", webhook_id=webhook_id, now=tx.now, reason="the webhook was deleted")
@@ -51,42 +51,33 @@ def delete_webhook(tx: Tx, tenant: str, webhook_id: str) -> bool:
 
 
 def tenant_secrets(tx: Tx, tenant: str, new: str) -> tuple[str, ...]:
-    """Return the secrets that sign callbacks of this tenant, the newest first: `new` where it has none yet."""
+    """The secrets that sign callbacks of this tenant, the newest first; it gets `new` if it has none yet."""
     tx.run("add_tenant_secret", tenant=tenant, secret=new)
     [found] = tx.rows("tenant_secrets", tenant=tenant)
     return tuple(secret for secret in found if secret is not None)
 
 
 def rotate_tenant_secret(tx: Tx, tenant: str, new: str) -> None:
-    """Put `new` before the newest of a tenant's secrets; the one before that is forgotten."""
+    """Make `new` the newest secret of callbacks of a tenant. Only the secret that was the newest so far is kept."""
     tx.run("rotate_tenant_secret", tenant=tenant, secret=new)
 
 
 def announce(tx: Tx, key: int, kind: str) -> None:
-    """Put one event about the batch of this key into the outbox, for each address that is to hear of it."""
+    """Put an event about the batch of this key into the outbox, once for each address that is told of it."""
     [(batch_id, tenant, callback_url)] = tx.rows("event_of_batch", key=key)
     addresses = tx.rows("webhooks_to_tell", tenant=tenant)
     if callback_url is not None:
         addresses.append((callback_url, None))
     event_id = f"evt_{secrets.token_hex(12)}"
     for url, webhook_id in addresses:
-        tx.run(
-            "add_delivery",
-            id=f"dlv_{secrets.token_hex(12)}",
-            event_id=event_id,
-            tenant=tenant,
-            type=kind,
-            batch_id=batch_id,
-            now=tx.now,
-            url=url,
-            webhook_id=webhook_id,
-        )
+        message = {"event_id": event_id, "tenant": tenant, "type": kind, "batch_id": batch_id, "now": tx.now}
+        tx.run("add_delivery", id=f"dlv_{secrets.token_hex(12)}", url=url, webhook_id=webhook_id, **message)
 
 
 def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
-    """Take messages that are due and that no worker delivers, the oldest first.
+    """Take messages that are due and that no other worker delivers, the oldest first.
 
-    Each counts as a try, unless the worker is gone before it says what came of it. Raises `LeaseLost`.
+    Each counts as a try, unless the worker is removed before it reports the outcome. Raises `LeaseLost`.
     """
     require_lease(tx, worker)
     taken = [Delivery(*row) for row in tx.rows("take_deliveries", worker=worker, now=tx.now, limit=limit)]
@@ -94,23 +85,26 @@ def take_deliveries(tx: Tx, worker: str, limit: int) -> list[Delivery]:
 
 
 def delivered(tx: Tx, worker: str, delivery_id: str) -> bool:
-    """Remove a message that arrived from the outbox. False: not this worker's any more."""
+    """Remove a message that arrived from the outbox. False if it is not this worker's any more."""
     return tx.run("delivered", id=delivery_id, worker=worker) == 1
 
 
 def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
-    """Put a message off until `until`, or give it up (None) and keep it with its reason. False as in `delivered`."""
+    """Try a message that did not arrive again at `until`, or give it up (None), and keep the reason.
+
+    False if it is not this worker's any more.
+    """
     if until is None:
         return tx.run("give_up", id=delivery_id, worker=worker, now=tx.now, reason=reason) == 1
     return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1
 
 
 def failed_deliveries(tx: Tx, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
-    """Return messages that were given up, the newest first, with their reasons."""
+    """Messages that were given up, the newest first, with the reasons."""
     return [(Delivery(*row[:9]), row[9]) for row in tx.rows("failed_deliveries", tenant=tenant, limit=limit)]
 
 
 def count_deliveries(tx: Tx) -> dict[str, int]:
-    """Return the numbers of `pending` and `failed` messages, for the metrics."""
+    """Numbers of `pending` and `failed` messages, for the metrics."""
     [(total, failed)] = tx.rows("count_deliveries")
     return {"pending": total - failed, "failed": failed}

@@ -1,4 +1,4 @@
-"""Operations on quotas, and on the use that they are compared with inside of the transactions that add something."""
+"""Operations on quotas and weights, and the checks against them in the transactions that add something."""
 
 from __future__ import annotations
 
@@ -6,26 +6,42 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from batchwright.errors import QuotaExceeded
+from batchwright.errors import InvalidRequest, QuotaExceeded
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.limiting.rates import Change
-from batchwright.store.operations.fair_claims import set_tenant_weight
-from batchwright.store.records import BatchRecord, Enqueued, FileRecord, QuotaUse
+from batchwright.limiting.shares import WEIGHTS
+from batchwright.store.records import BatchRecord, FileRecord, QuotaUse
 from batchwright.store.transaction import Tx
 
 _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
-"""Names of the quotas on what the store keeps."""
+"""Names of the quotas that limit what the store keeps, in the order of the fields of `QuotaUse`."""
+
+
+def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
+    """Set the share of the capacity that a tenant gets, relative to others; it is 1 for tenants without one.
+
+    Raises `InvalidRequest` for a weight that is not 0.01 to 1000.
+    """
+    least, most = WEIGHTS
+    if not least <= weight <= most:
+        raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")
+    tx.run("set_tenant_weight", tenant=tenant, weight=float(weight))
+
+
+def tenant_weights(tx: Tx) -> dict[str, float]:
+    """Weights of tenants, by tenant, that are not 1."""
+    return dict(tx.rows("tenant_weights"))
 
 
 def tenant_quotas(tx: Tx) -> dict[str, Quotas]:
-    """Return the quotas of the tenants that have some of their own."""
+    """Quotas of the tenants that have any of their own, by tenant."""
     return {tenant: of_values(json.loads(values)) for tenant, values in tx.rows("tenant_quotas")}
 
 
 def set_tenant_quotas(tx: Tx, tenant: str, limits: Quotas, weight: float | None = None) -> None:
-    """Replace the quotas of a tenant; where `limits` has none, the defaults hold again.
+    """Replace the quotas of a tenant; the default holds for those that `limits` lacks.
 
-    `weight`: as for `set_tenant_weight`, which is done as well or nothing is; None: it stays.
+    `weight`: set as by `set_tenant_weight`, in the same transaction; None: it stays.
     """
     if weight is not None:
         set_tenant_weight(tx, tenant, weight)
@@ -36,18 +52,16 @@ def set_tenant_quotas(tx: Tx, tenant: str, limits: Quotas, weight: float | None 
 
 
 def quota_use(tx: Tx, tenant: str, key_id: str | None = None) -> QuotaUse:
-    """Return what a tenant uses, or one of its keys."""
+    """Amounts that a tenant, or one of its keys, uses of what the store holds."""
     return QuotaUse(_stored(tx, tenant, key_id), *_enqueued(tx, tenant, key_id))
 
 
 def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
-    """Return each limit on what is kept, such as `tenant:a/storage_bytes`, with its value and its use.
-
-    `defaults`: the quotas of tenants that have none of their own.
-    """
+    """Limits on what the store keeps: a name such as `tenant:a/storage_bytes`, the limit, and the amount used."""
     keys = [(key_id, tenant, of_values(json.loads(values))) for key_id, tenant, values in tx.rows("quotas_of_keys")]
     of_tenants = tenant_quotas(tx)
-    if not any(_limits_what_is_kept(each) for each in (defaults, *of_tenants.values(), *(key[2] for key in keys))):
+    all_limits = (defaults, *of_tenants.values(), *(limits for _, _, limits in keys))
+    if all(getattr(limits, name) is None for limits in all_limits for name in _KEPT):
         return []
     used: defaultdict[tuple[str, str | None], list[int]] = defaultdict(lambda: [0] * len(_KEPT))
     for name, at in (("stored_of_all", 0), ("enqueued_of_all", 1)):
@@ -69,12 +83,8 @@ def kept_quotas(tx: Tx, defaults: Quotas) -> list[tuple[str, int, int]]:
     ]
 
 
-def _limits_what_is_kept(limits: Quotas) -> bool:
-    return any(getattr(limits, name) is not None for name in _KEPT)
-
-
 def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
-    """Raise `QuotaExceeded` where there is no room for this file."""
+    """Raise `QuotaExceeded` if there is no room for this file."""
     for whose, key_id, quotas in _quotas(tx, file.tenant, file.key_id, defaults):
         if (most := quotas.storage_bytes) is None:
             continue
@@ -90,8 +100,8 @@ def require_storage(tx: Tx, file: FileRecord, defaults: Quotas) -> None:
 
 
 def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
-    """Raise `QuotaExceeded` where there is no room for the lines of this batch."""
-    asked = Enqueued(batch.enqueued_lines, batch.enqueued_tokens)
+    """Raise `QuotaExceeded` if there is no room for the lines of this batch."""
+    asked = (batch.enqueued_lines, batch.enqueued_tokens)
     for whose, key_id, quotas in _quotas(tx, batch.tenant, batch.key_id, defaults):
         limits = (("requests", quotas.enqueued_lines), ("tokens", quotas.enqueued_tokens))
         if all(most is None for _, most in limits):
@@ -109,7 +119,10 @@ def require_queue(tx: Tx, batch: BatchRecord, defaults: Quotas) -> None:
 
 
 def _quotas(tx: Tx, tenant: str, key_id: str | None, defaults: Quotas) -> Iterator[tuple[str, str | None, Quotas]]:
-    """Return the limited subjects (tenant, key) and their quotas. Their use is fixed for the transaction."""
+    """The tenant and the key to check, each as its description, the id if it is a key, and its quotas.
+
+    The tenant is locked: what it and its keys use does not change until the transaction ends.
+    """
     row = tx.row("quotas_of_tenant", tenant=tenant)
     of_tenant = (UNLIMITED if row is None else of_values(json.loads(row[0]))).over(defaults)
     row = None if key_id is None else tx.row("quotas_of_key", key_id=key_id)
@@ -126,9 +139,10 @@ def _stored(tx: Tx, tenant: str, key_id: str | None) -> int:
     return int(used)
 
 
-def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> Enqueued:
-    [waiting] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
-    return Enqueued(*waiting)
+def _enqueued(tx: Tx, tenant: str, key_id: str | None) -> tuple[int, int]:
+    """Lines of batches without a result, and about how many tokens their prompts have."""
+    [(lines, tokens)] = tx.rows("enqueued", tenant=tenant, key_id=key_id)
+    return lines, tokens
 
 
 def share_rates(
