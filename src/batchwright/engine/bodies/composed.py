@@ -11,9 +11,8 @@ from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
 from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
-from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
+from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
-from batchwright.engine.bodies.triton_op_choice import choose_ops
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
 

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.tiled_plan import TiledPlan, TilingRoom
-from batchwright.engine.attention.tiles import TileShape, capacity, tile
+from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
 from batchwright.engine.step.batch import StepBatch
 
 _log = logging.getLogger(__name__)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.config_file import plain_llama_config
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
@@ -86,3 +87,53 @@ def read_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"transformers cannot read the config of {folder}: {error}") from error
+
+
+_WHOLE_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_NOT_PLAIN = frozenset({"auto_map", "quantization_config", "partial_rotary_factor", "per_layer_config"})
+
+
+def plain_llama_config(folder: Path) -> Any:
+    """The transformers config of the Llama in `folder`; None for anything that needs the config's own class."""
+    try:
+        fields = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    rope = _plain_rope(fields) if isinstance(fields, dict) else None
+    if rope is None or not _says_everything(fields):
+        return None
+    from transformers import PreTrainedConfig
+
+    known = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
+    return PreTrainedConfig(**known | {"rope_parameters": rope})
+
+
+def _says_everything(fields: Mapping[str, Any]) -> bool:
+    return (
+        fields.get("model_type") == "llama"
+        and all(type(fields.get(name)) is int and fields[name] > 0 for name in _WHOLE_NUMBERS)
+        and fields["hidden_size"] % fields["num_attention_heads"] == 0
+        and type(fields.get("head_dim")) in (int, type(None))
+        and fields.get("hidden_act") == "silu"
+        and type(fields.get("rms_norm_eps")) is float
+        and type(fields.get("tie_word_embeddings")) is bool
+        and not _NOT_PLAIN & fields.keys()
+    )
+
+
+def _plain_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters that scale nothing, in today's form or as files had them before transformers 5."""
+    rope = fields.get("rope_parameters")
+    if rope is None and fields.get("rope_scaling") is None:
+        rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta")}
+    if not isinstance(rope, dict) or rope.keys() != {"rope_type", "rope_theta"} or rope["rope_type"] != "default":
+        return None
+    return dict(rope) if type(rope["rope_theta"]) in (int, float) else None

@@ -1,11 +1,12 @@
-"""Compile kernels once for this compiler and this processor, into the cache folder.
+"""Compilation of kernels, once for this compiler and this processor, into the cache folder.
 
-Compiling where the code runs lets it use all that the processor has, and bakes nothing into a wheel. Without a
+Compiling where the code runs lets it use all features of the processor, and puts no binaries into a wheel. Without a
 compiler, or when compiling fails, `library_path` says why and the engine runs on torch alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -19,9 +20,9 @@ from batchwright.models import cache_dir
 
 _HERE = Path(__file__).parent
 SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
-"""The engine's own kernels."""
+"""Sources of the engine's own kernels."""
 _HEADERS = tuple(sorted(_HERE.glob("*.h")))
-"""Any source may include them."""
+"""Headers that any source may include."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 
 
@@ -30,7 +31,7 @@ class BuildError(Exception):
 
 
 def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> Path:
-    """The library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
+    """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
     compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
@@ -42,6 +43,17 @@ def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
     if not library.exists():
         _compile(compiler, target, sources, library)
     return library
+
+
+def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | str:
+    """Load the library of compiled `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
+    if os.environ.get("BATCHWRIGHT_NATIVE") == "0":
+        return "turned off by BATCHWRIGHT_NATIVE=0"
+    try:
+        # torch has loaded its OpenMP runtime by now; the library shares it, and with it its threads.
+        return ctypes.CDLL(str(library_path(name, sources)))
+    except (BuildError, OSError) as error:
+        return str(error)
 
 
 def _compilers() -> tuple[str, ...]:
@@ -57,17 +69,14 @@ def _key(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...]) -> s
     digest = hashlib.sha256()
     for path in (*sources, *_HEADERS):
         digest.update(path.read_bytes())
-    for text in (*_FLAGS, *target, _version(compiler), _processor()):
+    version = _run([compiler, "--version"]).partition("\n")[0]
+    for text in (*_FLAGS, *target, version, _processor()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"]).partition("\n")[0]
-
-
 def _processor() -> str:
-    """What `-march=native` depends on: a cache folder may be shared by machines that differ."""
+    """Return the features that `-march=native` depends on: different machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -77,7 +86,7 @@ def _processor() -> str:
 
 
 def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], library: Path) -> None:
-    """Each source on its own, as many at a time as there are processors, then all into `library`."""
+    """Compile each source on its own, as many at a time as there are processors, and link `library`."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent)
