@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from batchwright import Engine, SamplingParams
 from batchwright.engine.bodies.compiled import screen_for, turned
-from batchwright.engine.bodies.layers import Projection
+from batchwright.engine.bodies.weights import Projection
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, quantize_rows
 

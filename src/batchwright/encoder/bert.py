@@ -1,4 +1,4 @@
-"""BERT and RoBERTa encoders over flat rows of cells: q, k and v in one product, nothing computed for padding's sake."""
+"""BERT and RoBERTa encoders over flat rows of cells: q, k and v in one product, and attention without padding."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from batchwright.engine.bodies.linear import can_pack
 from batchwright.engine.bodies.weights import Weights
 
 _TYPICAL_ROWS = 512
-"""oneDNN picks the packed layout for a number of rows; an encoder's batches have hundreds."""
+"""Number of rows that oneDNN picks the packed layout for; an encoder's batches have hundreds."""
 
 _ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh"), "gelu_pytorch_tanh": ("gelu", "tanh")}
 _PLAIN = ("none", "")
 
 ACTIVATIONS = frozenset(_ACTIVATIONS)
-"""Names, as in a transformers config, of those that a `Product` can apply."""
+"""Activations that a `Product` can apply, by their names in a transformers config."""
 
 
 class Product:
     """`x · weightᵀ + bias` for `weight` [out, in], followed by an activation. The CPU works on a repacked copy."""
 
-    # torch packs weights and fuses what follows only through operators that it names as private; inductor, its
-    # compiler, uses the same ones.
+    # torch packs weights and fuses activations only through private operators; inductor, its compiler, uses the same.
 
     def __init__(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> None:
         self._kind, self._algorithm = _PLAIN if activation is None else _ACTIVATIONS[activation]
@@ -38,7 +37,7 @@ class Product:
         self._weight = reorder(weight, _TYPICAL_ROWS) if self._packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] → [rows, out]"""
+        """Compute the product of `x` [rows, in] -> [rows, out]."""
         if self._packed:
             fused = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
             out: Tensor = fused(x, self._weight, self._bias, self._kind, [], self._algorithm)
@@ -47,7 +46,7 @@ class Product:
         return functional.gelu(out, approximate=self._algorithm) if self._kind == "gelu" else out
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """The product, without the activation, plus `other` [rows, out]."""
+        """Return the product, without the activation, plus `other` [rows, out] -> [rows, out]."""
         if self._packed:
             fused = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001
             out: Tensor = fused(x, other, self._weight, self._bias, "add")
@@ -56,7 +55,7 @@ class Product:
 
 
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
-"""By model type, what stands before the encoder's tensors where a head for another task was saved with it."""
+"""Prefix of the encoder's tensors, by model type, in checkpoints that include a head for another task."""
 _WORDS = "embeddings.word_embeddings.weight"
 
 
@@ -81,20 +80,20 @@ class _Layer:
 
 
 class BertBody:
-    """`config` is the transformers config of a model for which `unsuitable` returned None."""
+    """Body of a model for whose transformers config, `config`, `unsuitable` returned None."""
 
     name = "fused"
-    packs = True
 
     def __init__(self, config: Any, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.dim: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self._offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
         self.max_positions: int = config.max_position_embeddings - self._offset
+        """Tokens of the longest sequence that the model can compute."""
         self._device = device
         tensors = _Tensors(weights, "" if weights.has(_WORDS) else _PREFIXES[config.model_type], config)
         self._words = tensors.take(_WORDS)
-        # All tokens are of the first type.
+        # All tokens have the first type.
         positions = tensors.take("embeddings.position_embeddings.weight").float()
         self._positions = (positions + tensors.take("embeddings.token_type_embeddings.weight")[0].float()).to(dtype)
         self._embedding_norm = tensors.norm("embeddings.LayerNorm")
@@ -104,11 +103,11 @@ class BertBody:
 
     @property
     def description(self) -> str:
-        """Which implementations run."""
+        """Names of the implementations that run."""
         return f"fused body, {self._attention.name} attention"
 
     def forward(self, cells: Cells) -> Tensor:
-        """Last hidden states [cells, dim]; of no meaning at padding."""
+        """Return the last hidden states -> [cells, dim], meaningless at padding. Call in `torch.inference_mode`."""
         ids, positions = torch.from_numpy(cells.ids), torch.from_numpy(cells.positions)
         starts, lengths = torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths)
         x = self._words[ids.to(self._device)] + self._positions[positions.to(self._device) + self._offset]
@@ -122,7 +121,7 @@ class BertBody:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """The pieces of a checkpoint whose names begin with `prefix`."""
+    """Tensors of a checkpoint whose names begin with `prefix`."""
 
     weights: Weights
     prefix: str
@@ -152,7 +151,7 @@ class _Tensors:
 
 
 def unsuitable(config: Any, weights: Weights) -> str | None:
-    """Why the fused body cannot run a model with this transformers config and these weights, or None if it can."""
+    """Return why the fused body cannot run a model with this transformers config and weights, or None if it can."""
     if config.model_type not in _PREFIXES:
         return f"model_type {config.model_type!r} is not of the BERT family"
     if config.hidden_act not in ACTIVATIONS:

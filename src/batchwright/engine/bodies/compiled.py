@@ -7,6 +7,7 @@ that can be the likeliest at all (`native/screening.h`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from torch import Tensor
 from batchwright.engine.attention import AttentionBackend, LayerCache
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import StepOutput
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape
 from batchwright.engine.bodies.rotation import hadamard, mixed_channels
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderScreen, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
 from batchwright.engine.native.large_pages import Arena
@@ -46,7 +47,8 @@ class CompiledStack:
         self.seconds: DecoderSeconds | None = None
         """Where the times of each step are added, if set."""
         self._quantized = quantized
-        size = sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights))
+        products = (each for layer in weights.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        size = sum(packed_bytes(each.weight, quantized=quantized) for each in chain(products, (weights.head,)))
         self._arena = Arena(size + (packed_bytes(weights.head.weight, quantized=True) if weights.tied else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         screen = screen_for(weights.head, self._arena) if weights.tied else None
@@ -72,6 +74,7 @@ class CompiledStack:
         )
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
         return self._decoder.forward(residual, batch, self.seconds)[0]
 
     def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
@@ -121,11 +124,6 @@ def _runs(kernels: NativeKernels | str, shape: HeadShape, hidden: int, intermedi
         return False
     widths = (hidden, intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     return all(width % PANEL == 0 for width in widths) and shape.head_dim <= _MOST_HEAD_DIM and not biased_mlp
-
-
-def _projections(weights: LlamaWeights) -> list[Projection]:
-    layers = weights.layers
-    return [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)] + [weights.head]
 
 
 _MOST_MIXED = 8

@@ -1,4 +1,4 @@
-"""Llama layers out of torch's products and what stands between them: any device, any dtype."""
+"""Llama layers composed of torch's products and the operations between them, on any device and in any dtype."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 from batchwright.engine.attention import AttentionBackend, AttentionShape, LayerCache
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
 from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
 
@@ -32,7 +32,7 @@ class _Layer:
 
 
 class ComposedStack:
-    """Takes the layers out of `weights`; `quantized` multiplies in int8."""
+    """Stack that takes the layers out of `weights` and, if `quantized`, multiplies in int8."""
 
     def __init__(
         self, weights: LlamaWeights, caches: list[LayerCache], attention: AttentionBackend, *, quantized: bool
@@ -54,6 +54,7 @@ class ComposedStack:
         self._head = self._linear(weights.head)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
         ops, shape, eps = self._ops, self._shape, self._eps
         queries = shape.heads * shape.head_dim
         delta: Tensor | None = None
@@ -75,14 +76,14 @@ class ComposedStack:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
 
     def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
-        """See `ModelBody`, for native attention on the CPU. Layers are alike, so the products of one are tried."""
+        """Answer as `ModelBody` does, for native attention on the CPU. Layers are alike, so one layer is tried."""
         if not isinstance(self._ops, NativeOps):
             return (
                 "torch's norms may round a row differently in other company, and the compiled ones need a hidden and "
                 f"an intermediate size divisible by {LANES}"
             )
         if self._quantized:
-            return None  # sums of whole numbers are exact
+            return None  # sums of integers are exact
         hidden, queries, first = self._norm.shape[0], self._shape.heads * self._shape.head_dim, self._layers[0]
         for product, inputs, most in (
             (first.qkv, hidden, rows),

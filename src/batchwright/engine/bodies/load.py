@@ -1,4 +1,9 @@
-"""Which body runs a model, and in which precision and on which device."""
+"""The choice of a model's body, precision and device, and the reading of its config.
+
+A Llama whose config file says everything is loaded without the class of its config, whose module imports half of torch:
+that takes more than a second, longer than loading a small model. The class adds defaults, which such a file does not
+need, and checks, which are made here.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_body(folder: Path, config: EngineConfig) -> ModelBody:
-    """The model in `folder` (transformers format).
+    """Load the model in `folder` (transformers format).
 
-    `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. `dtype="auto"` is
-    as in `choose_dtype`, and bfloat16 where the layers are compiled for it, which needs native attention. Raises
-    ValueError for a device that is not there, `UnsupportedModel` for a model that cannot be run correctly.
+    `body="auto"` takes the fused body for the Llama family, the only one with `quantization="int8"`. `dtype="auto"` is
+    as in `choose_dtype`, and bfloat16 if the layers are compiled for it, which needs native attention. Raises
+    ValueError for a device that does not exist, `UnsupportedModel` for a model that cannot be run correctly.
     """
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
@@ -47,7 +52,7 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA where there is one, else the CPU. Raises ValueError otherwise."""
+    """Return the device called `name`; "auto" is CUDA if available, else the CPU. Raises ValueError for other names."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -64,9 +69,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype called `name`; "auto" is bfloat16 where the hardware multiplies it, else float32."""
+    """Return the dtype called `name`; "auto" is bfloat16 if the hardware multiplies it, else float32."""
     if name == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bfloat16()
+        checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+        on_cpu = any(check is not None and check() for check in checks)
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else on_cpu
         return torch.bfloat16 if fast else torch.float32
     try:
         return _DTYPES[name]
@@ -74,13 +81,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         raise ValueError(f"dtype={name!r}: must be auto, {', '.join(_DTYPES)}") from None
 
 
-def _cpu_has_bfloat16() -> bool:
-    has = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return any(check is not None and check() for check in has)
-
-
 def read_config(folder: Path) -> Any:
-    """The transformers config of a model's folder. Raises `UnsupportedModel`."""
+    """Return the transformers config of a model's folder. Raises `UnsupportedModel`."""
     from transformers import AutoConfig
 
     try:
@@ -102,7 +104,7 @@ _NOT_PLAIN = frozenset({"auto_map", "quantization_config", "partial_rotary_facto
 
 
 def plain_llama_config(folder: Path) -> Any:
-    """The transformers config of the Llama in `folder`; None for anything that needs the config's own class."""
+    """Return the transformers config of the Llama in `folder`; None for a model that needs the config's own class."""
     try:
         fields = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -130,7 +132,7 @@ def _says_everything(fields: Mapping[str, Any]) -> bool:
 
 
 def _plain_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Rotary parameters that scale nothing, in today's form or as files had them before transformers 5."""
+    """Return rotary parameters without scaling, given in today's form or in that before transformers 5, or None."""
     rope = fields.get("rope_parameters")
     if rope is None and fields.get("rope_scaling") is None:
         rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta")}

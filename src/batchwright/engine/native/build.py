@@ -34,10 +34,12 @@ def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
     """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
-    compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
+    chosen = os.environ.get("CXX")
+    compilers = (chosen,) if chosen else ("g++", "clang++", "c++")
+    compiler = next((path for each in compilers if (path := shutil.which(each))), None)
     if compiler is None:
-        raise BuildError(f"no C++ compiler found (looked for {', '.join(_compilers())})")
-    target = _target_flags()
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(compilers)})")
+    target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
     folder = cache_dir() / "native"
     library = folder / f"{name}-{_key(compiler, target, sources)}.so"
     if not library.exists():
@@ -56,21 +58,12 @@ def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
         return str(error)
 
 
-def _compilers() -> tuple[str, ...]:
-    chosen = os.environ.get("CXX")
-    return (chosen,) if chosen else ("g++", "clang++", "c++")
-
-
-def _target_flags() -> tuple[str, ...]:
-    return ("-march=native",) if platform.machine() in {"x86_64", "AMD64"} else ("-mcpu=native",)
-
-
-def _key(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...]) -> str:
+def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for path in (*sources, *_HEADERS):
         digest.update(path.read_bytes())
     version = _run([compiler, "--version"]).partition("\n")[0]
-    for text in (*_FLAGS, *target, version, _processor()):
+    for text in (*_FLAGS, target, version, _processor()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -85,7 +78,7 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], library: Path) -> None:
+def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Path) -> None:
     """Compile each source on its own, as many at a time as there are processors, and link `library`."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +86,7 @@ def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], 
     except OSError as error:
         raise BuildError(f"cannot write to {library.parent}: {error}") from error
     with folder as name:
-        flags = [compiler, *_FLAGS, *target, f"-I{_HERE}"]
+        flags = [compiler, *_FLAGS, target, f"-I{_HERE}"]
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
