@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,14 +60,7 @@ _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", 
 _WORDS = "embeddings.word_embeddings.weight"
 
 
-@dataclass(slots=True)
-class _Norm:
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+_Norm: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -144,7 +138,9 @@ class _Tensors:
         return Product(weight, bias, activation)
 
     def norm(self, name: str) -> _Norm:
-        return _Norm(self.take(name + ".weight"), self.take(name + ".bias"), float(self.config.layer_norm_eps))
+        weight, bias = self.take(name + ".weight"), self.take(name + ".bias")
+        eps = float(self.config.layer_norm_eps)
+        return lambda x: functional.layer_norm(x, weight.shape, weight, bias, eps)
 
     def take(self, name: str) -> Tensor:
         return self.weights.take(self.prefix + name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ _LEAST_ROOM = 256
 """Least tokens that are worth a lane of their own; all threads compute fewer together."""
 _SLACK = 1.05
 """Ratio of rows to equal shares, so that the last texts find room in them."""
+_PROBE_LENGTHS = (24, 11, 2)
+"""Lengths of the sequences that a body is tried with."""
 _WINDOW = 16384
 """Texts whose tokens are held at a time."""
 
@@ -106,7 +108,8 @@ class Encoder:
         """cpu or cuda."""
         self._room = _ROOM[where.type]
         # transformers' own code has so many small steps that several threads would only slow each other down.
-        self._lanes = Lanes.open() if where.type == "cpu" and self._body.name == "fused" else None
+        self._num_lanes = torch.get_num_threads() if where.type == "cpu" and self._body.name == "fused" else 1
+        self._lanes = _open_lanes(self._num_lanes)
         self._stats = EncoderStats()
         self._counting = threading.Lock()
 
@@ -170,7 +173,7 @@ class Encoder:
         """Return the most tokens of a row, so that all lanes get equal work."""
         if self._lanes is None:
             return self._room
-        share = sum(map(len, sequences)) / self._lanes.count * _SLACK
+        share = sum(map(len, sequences)) / self._num_lanes * _SLACK
         return max(_LEAST_ROOM, min(self._room, int(share) + 1))
 
     def _embed(self, sequences: list[Ids], batch: list[Cells]) -> Vectors:
@@ -183,7 +186,7 @@ class Encoder:
             for cells in batch:
                 compute(cells)
         else:
-            self._lanes.map(compute, batch)
+            list(self._lanes.map(compute, batch))
         with self._counting:
             stats = self._stats
             self._stats = replace(
@@ -212,32 +215,15 @@ def _checked_length(given: int | None, made_for: int | None, positions: int) -> 
     return given
 
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
-
-
-class Lanes:
-    """Several batches at once on one CPU, each computed by one of `count` threads.
+def _open_lanes(count: int) -> ThreadPoolExecutor | None:
+    """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be told to.
 
     Threads that share one batch wait for each other after every product; threads with a batch of their own never do,
     and each finds the rows that it has just written in the cache of its own core.
     """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="batchwright-lane", initializer=_work_alone)
-
-    @classmethod
-    def open(cls) -> Lanes | None:
-        """Return a lane for each thread that torch uses; None if there is only one, or OpenMP cannot be configured."""
-        count = torch.get_num_threads()
-        if count == 1 or _set_openmp_threads() is None:
-            return None
-        return cls(count)
-
-    def map(self, function: Callable[[_In], _Out], items: Iterable[_In]) -> list[_Out]:
-        """Return the results of `function` for `items`, begun in their order. Raises what `function` raises."""
-        return list(self._executor.map(function, items))
+    if count == 1 or _set_openmp_threads() is None:
+        return None
+    return ThreadPoolExecutor(count, thread_name_prefix="batchwright-lane", initializer=_work_alone)
 
 
 def _work_alone() -> None:
@@ -254,9 +240,6 @@ def _set_openmp_threads() -> Callable[[int], object] | None:
     except (AttributeError, OSError, TypeError):  # not found; no such library; Windows
         return None
     return found
-
-
-_PROBE_LENGTHS = (24, 11, 2)
 
 
 EncoderBody: TypeAlias = BertBody | WrappedBody

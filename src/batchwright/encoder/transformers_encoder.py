@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.encoder.layouts import Cells
+from batchwright.encoder.layouts import Cells, padded
 from batchwright.engine.pretrained import load_pretrained
 from batchwright.errors import UnsupportedModel
 
@@ -57,7 +57,8 @@ class WrappedBody:
             if self._windowed is not None:
                 raise UnsupportedModel(f"{self._windowed} is set, and one mask does not serve all layers")
             together = self.forward(probe).float()
-            alone = torch.cat([self.forward(one).float() for one in _single(probe)])
+            sequences = np.split(probe.ids, probe.starts[1:])
+            alone = torch.cat([self.forward(*padded([each], 0)).float() for each in sequences])
             error = float((together - alone).norm() / alone.norm())
             if not error < (1e-4 if self._dtype is torch.float32 else 0.1):
                 raise UnsupportedModel(f"its packed output differs by {error:.2g} (relative norm)")
@@ -81,19 +82,3 @@ class WrappedBody:
             "position_ids": torch.from_numpy(cells.positions)[None].to(self._device),
             "attention_mask": mask[None, None],
         }
-
-
-def _single(cells: Cells) -> list[Cells]:
-    """Return each sequence as a rectangle of its own."""
-    ends = cells.starts + cells.lengths
-    return [
-        Cells(
-            ids=cells.ids[start:end],
-            positions=cells.positions[start:end],
-            starts=np.zeros(1, np.int32),
-            lengths=np.array([end - start], np.int32),
-            indices=[0],
-            width=int(end - start),
-        )
-        for start, end in zip(cells.starts.tolist(), ends.tolist(), strict=True)
-    ]

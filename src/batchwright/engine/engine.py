@@ -69,13 +69,8 @@ class Engine:
             draft_rows=loaded.free_rows if config.drafting else 0,
             slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
         )
-        self._core: EngineCore | None = EngineCore(
-            loaded,
-            Tokenizer(folder, loaded.vocab_size, context=length),
-            scheduler,
-            clock or MonotonicClock(),
-            max_model_len=length,
-        )
+        tokenizer, clock = Tokenizer(folder, loaded.vocab_size, context=length), clock or MonotonicClock()
+        self._core: EngineCore | None = EngineCore(loaded, tokenizer, scheduler, clock, max_model_len=length)
         self._stats = self._core.stats
         self._unclaimed: list[InferenceResponse] = []
         """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""

@@ -183,7 +183,7 @@ class SdpaAttention(PagedAttention):
         views = self._views.setdefault(group, {})
         key = (cache.keys.shape, cache.keys.dtype)
         if key not in views:
-            views[key] = _Gathered.over(self._memory(cache, group), cache, group)
+            views[key] = _Gathered(self._memory(cache, group), cache, group)
         return views[key]
 
     def _memory(self, cache: LayerCache, group: CallGroup) -> Tensor:
@@ -194,38 +194,26 @@ class SdpaAttention(PagedAttention):
         return self._scratch[dtype][:, :size]
 
 
-@dataclass(frozen=True, slots=True)
 class _Gathered:
     """Memory that the keys and values of a group's decodes are gathered in, the same for each layer.
 
     Its views are made once a step: with few sequences the number of calls costs, even of calls that only make views.
     """
 
-    keys: Tensor
-    """[n · kv_heads · blocks, block_size · head_dim], as are `values`."""
-    values: Tensor
-    value_rows: Tensor
-    """[any, head_dim]."""
-    keys_across: Tensor
-    """[n · kv_heads, head_dim, keys]."""
-    values_by_head: Tensor
-    """[n · kv_heads, keys, head_dim]."""
-    ignored: Tensor
-
-    @classmethod
-    def over(cls, memory: Tensor, cache: LayerCache, group: CallGroup) -> _Gathered:
-        """Return views of `memory` [2, n · kv_heads · keys · head_dim], for the keys and for the values."""
+    def __init__(self, memory: Tensor, cache: LayerCache, group: CallGroup) -> None:
+        """Make views of `memory` [2, n · kv_heads · keys · head_dim], for the keys and for the values."""
         _, kv_heads, block_size, head_dim = cache.keys.shape
         keys, values = memory
         by_head = (group.size * kv_heads, -1, head_dim)
-        return cls(
-            keys=keys.view(-1, block_size * head_dim),
-            values=values.view(-1, block_size * head_dim),
-            value_rows=values.view(-1, head_dim),
-            keys_across=keys.view(by_head).transpose(1, 2),
-            values_by_head=values.view(by_head),
-            ignored=memory[:1, :1, None],
-        )
+        self.keys, self.values = (each.view(-1, block_size * head_dim) for each in (keys, values))
+        """[n · kv_heads · blocks, block_size · head_dim] each."""
+        self.value_rows = values.view(-1, head_dim)
+        """[any, head_dim]."""
+        self.keys_across = keys.view(by_head).transpose(1, 2)
+        """[n · kv_heads, head_dim, keys]."""
+        self.values_by_head = values.view(by_head)
+        """[n · kv_heads, keys, head_dim]."""
+        self.ignored = memory[:1, :1, None]
 
 
 def _gathered_attention(query: Tensor, cache: LayerCache, shape: AttentionShape, group: CallGroup) -> Tensor:

@@ -84,7 +84,7 @@ class TorchOps:
     ) -> None:
         rotated = shape.heads + shape.kv_heads
         if self._turns is None or self._turns.positions is not batch.positions or self._turns.rope is not rope:
-            self._turns = _Turns.of(batch.positions, rope)
+            self._turns = _Turns(batch.positions, rope)
         heads = qkv.view(-1, rotated + shape.kv_heads, shape.head_dim)
         wide = heads[:, :rotated].float()
         halves_swapped = wide.roll(shape.head_dim // 2, -1)
@@ -92,19 +92,14 @@ class TorchOps:
         self._attention.store(heads[:, shape.heads : rotated], heads[:, rotated:], cache, batch)
 
 
-@dataclass(frozen=True, slots=True)
 class _Turns:
     """Factors of heads, and of heads with their halves swapped, for all layers of a step: [T, 1, head_dim] float32."""
 
-    positions: Tensor
-    rope: RopeTable
-    cosines: Tensor
-    sines: Tensor
-
-    @classmethod
-    def of(cls, positions: Tensor, rope: RopeTable) -> _Turns:
+    def __init__(self, positions: Tensor, rope: RopeTable) -> None:
+        self.positions, self.rope = positions, rope
         cosines, sines = rope.cosines[positions], rope.sines[positions]
-        return cls(positions, rope, torch.cat((cosines, cosines), -1)[:, None], torch.cat((-sines, sines), -1)[:, None])
+        self.cosines = torch.cat((cosines, cosines), -1)[:, None]
+        self.sines = torch.cat((-sines, sines), -1)[:, None]
 
 
 class NativeOps:
