@@ -38,14 +38,13 @@ def as_requests(
         )
     if len(params) != len(several):
         raise ValueError(f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one for each")
-    return [_request(cast(Prompt, prompt), p) for prompt, p in zip(several, params, strict=True)]
-
-
-def _request(prompt: Prompt, params: SamplingParams) -> InferenceRequest | InferenceResponse:
-    try:
-        return InferenceRequest.of(prompt, params)
-    except InvalidRequest as error:
-        return refused(InferenceRequest.of("-", params), error)
+    made: list[InferenceRequest | InferenceResponse] = []
+    for prompt, each in zip(several, params, strict=True):
+        try:
+            made.append(InferenceRequest.of(cast(Prompt, prompt), each))
+        except InvalidRequest as error:
+            made.append(refused(InferenceRequest.of("-", each), error))
+    return made
 
 
 def refused(request: InferenceRequest, error: InvalidRequest) -> InferenceResponse:

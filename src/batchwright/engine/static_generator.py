@@ -86,10 +86,10 @@ class StaticGenerator:
     def generate_batch(
         self, prompts: list[Any], requests: Sequence[InferenceRequest | SamplingParams | None] | None = None
     ) -> list[Answer]:
-        """An answer for each prompt: text, token ids or chat messages, with the parameters of its request.
+        """Return an answer for each prompt (text, token ids or chat messages) with the parameters of its request.
 
         `requests` has an entry for each prompt, None for the default parameters, and may be left out. A prompt that
-        cannot be computed, or whose logits are not finite, gives an error in its place. Raises ValueError when there
+        cannot be computed, or with logits that are not finite, gets an error in its place. Raises ValueError if there
         are not as many requests as prompts.
         """
         if requests is not None and len(requests) != len(prompts):
@@ -115,7 +115,7 @@ class StaticGenerator:
             ids = self.tokenizer.encode(prompt)
         except InvalidRequest as error:
             return error
-        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this prompt alone
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this prompt only
             return InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt")
         total = len(ids) + request.max_tokens
         if total > self.max_model_len:

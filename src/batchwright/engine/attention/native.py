@@ -1,7 +1,8 @@
 """Attention through the compiled CPU kernels: parallel over (sequences, KV head, tile of queries), without copies.
 
 Caches without quantization are keys [blocks, kv_heads, head_dim / unit, block_size · unit] and values [blocks,
-kv_heads, block_size / unit, head_dim · unit], where a unit is the 1 or 2 values of 4 bytes.
+kv_heads, block_size / unit, head_dim · unit], where a unit is the 1 or 2 values of 4 bytes. Quantized ones are bytes,
+[blocks, kv_heads, bytes of a head in a block].
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class NativeAttention(AttentionBackend):
         return None
 
     def allocate(self, shape: KVShape) -> LayerCache:
+        heads, per_unit = (shape.num_blocks, shape.kv_heads), 4 // shape.dtype.itemsize
         if shape.quantized:
-            size = (shape.num_blocks, shape.kv_heads, shape.bytes_per_head)
-            return _in_huge_pages(torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8))
-        per_unit = 4 // shape.dtype.itemsize
-        heads = (shape.num_blocks, shape.kv_heads)
-        keys = torch.empty(*heads, shape.head_dim // per_unit, BLOCK_SIZE * per_unit, dtype=shape.dtype)
-        values = torch.empty(*heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype)
-        return _in_huge_pages(keys, values)
+            keys, values = (torch.empty(*heads, shape.bytes_per_head, dtype=torch.uint8) for _ in range(2))
+        else:
+            keys = torch.empty(*heads, shape.head_dim // per_unit, BLOCK_SIZE * per_unit, dtype=shape.dtype)
+            values = torch.empty(*heads, BLOCK_SIZE // per_unit, shape.head_dim * per_unit, dtype=shape.dtype)
+        prefer_huge_pages(keys)
+        prefer_huge_pages(values)
+        return LayerCache(keys, values)
 
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
         """Write `key` and `value` [T, kv_heads, head_dim] to the slots of `batch`."""
@@ -57,13 +59,6 @@ class NativeAttention(AttentionBackend):
         return self.kernels.attend(
             query, cache.keys, cache.values, batch, shape.heads, shape.scale, shape.window, shape.softcap
         )
-
-
-def _in_huge_pages(keys: Tensor, values: Tensor) -> LayerCache:
-    """Return `keys` and `values`, of any shape, as a cache whose memory has large pages."""
-    prefer_huge_pages(keys)
-    prefer_huge_pages(values)
-    return LayerCache(keys, values)
 
 
 def _dense_rows(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class TriedAttention(PagedAttention):
 
     def __init__(self, candidate: PagedAttention, fallback: PagedAttention) -> None:
         self.current, self._fallback = candidate, fallback
-        """The implementation that computes: the candidate or, after a failure, the fallback."""
+        """Implementation that computes: the candidate or, after a failure, the fallback."""
         self._passed: set[tuple[AttentionShape, torch.dtype, torch.Size]] = set()
         self.name = candidate.name
 

@@ -54,7 +54,8 @@ class CompiledStack:
         screen = screen_for(weights.head, self._arena) if weights.tied else None
         self.screens = screen is not None
         """Whether `output` finds the likeliest tokens without logits."""
-        self._decoder: NativeDecoder = kernels.decoder(
+        self._decoder = NativeDecoder(
+            kernels.library,
             DecoderModel(
                 layers=layers,
                 head=self._packed(weights.head),
@@ -70,7 +71,7 @@ class CompiledStack:
                 eps=weights.eps,
                 mix=weights.mix,
                 quantized=quantized,
-            )
+            ),
         )
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:

@@ -100,7 +100,7 @@ class ComposedStack:
         return None
 
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
-        scale = self._shape.head_dim**-0.5
+        scale, channels, down = self._shape.head_dim**-0.5, self._mix, self._linear(weights.down)
         return _Layer(
             input_norm=weights.input_norm,
             query_norm=weights.query_norm,
@@ -109,14 +109,10 @@ class ComposedStack:
             qkv=self._linear(weights.qkv),
             output=self._linear(weights.output),
             gate_up=self._linear(weights.gate_up),
-            down=self._mixed(self._linear(weights.down)),
+            down=down if channels == 1 else lambda x: down(mix(x, channels)),
             attention=AttentionShape(self._shape.heads, scale, weights.window),
             cache=cache,
         )
-
-    def _mixed(self, down: Linear) -> Linear:
-        channels = self._mix
-        return down if channels == 1 else lambda x: down(mix(x, channels))
 
     def _linear(self, projection: Projection) -> Linear:
         make = make_quantized_linear if self._quantized else make_linear

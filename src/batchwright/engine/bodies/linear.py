@@ -49,10 +49,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
             _single_row_differs[shape] = _differs_alone(packed_linear, weight)
         return never_single if _single_row_differs[shape] else packed_linear
 
-    def plain_linear(x: Tensor) -> Tensor:
-        return functional.linear(x, weight, bias)
-
-    return plain_linear
+    return lambda x: functional.linear(x, weight, bias)
 
 
 def make_quantized_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

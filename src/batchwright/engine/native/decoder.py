@@ -18,6 +18,9 @@ from torch import Tensor
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear
 from batchwright.engine.step.batch import StepBatch
 
+_ALIGNED = 64
+"""Bytes of a cache line."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
@@ -162,7 +165,7 @@ class NativeDecoder:
         rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
         outputs = self._kept.head.outputs
         chosen = None if greedy is None else _Chosen(greedy)
-        logits = residual.new_empty(wanted if chosen is None else chosen.others, -(-outputs // PANEL) * PANEL)
+        logits = residual.new_empty(wanted - sum(greedy or ()), -(-outputs // PANEL) * PANEL)
         spent = (c_double * 3)()
         step = _Step(
             residual=residual.data_ptr(),
@@ -198,17 +201,12 @@ class NativeDecoder:
         return start + -start % _ALIGNED
 
 
-_ALIGNED = 64
-
-
 class _Chosen:
     """Which logit rows are greedy, and memory for their outcome."""
 
     def __init__(self, greedy: Sequence[bool]) -> None:
         self.greedy = torch.tensor(greedy, dtype=torch.bool)
-        self.greatest = torch.empty(len(greedy))
-        self.likeliest = torch.empty(len(greedy), dtype=torch.int64)
-        self.others = len(greedy) - sum(greedy)
+        self.greatest, self.likeliest = torch.empty(len(greedy)), torch.empty(len(greedy), dtype=torch.int64)
 
     def tokens(self) -> dict[int, int | None]:
         places = self.greedy.nonzero()[:, 0]

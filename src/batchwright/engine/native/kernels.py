@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.native.build import load_library
-from batchwright.engine.native.decoder import DecoderModel, NativeDecoder
 from batchwright.engine.step.batch import StepBatch
 from batchwright.request import SamplingParams
 
@@ -41,7 +40,7 @@ class NativeKernels:
     """The kernels for one dtype (float32 or bfloat16). Tensors are on the CPU; row strides as each method says."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._library, self._dtype = library, dtype
+        self.library, self._dtype = library, dtype
         self._bound = SimpleNamespace()
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"bw_{name}_{_SUFFIX[dtype]}")
@@ -56,12 +55,8 @@ class NativeKernels:
 
     def product_rows(self, *, quantized: bool) -> int:
         """Rows that the compiled layers multiply at a time; 0 where there are none for this processor."""
-        rows: int = self._library.bw_product_rows_int8() if quantized else self._library.bw_product_rows_bf16()
+        rows: int = self.library.bw_product_rows_int8() if quantized else self.library.bw_product_rows_bf16()
         return rows
-
-    def decoder(self, model: DecoderModel) -> NativeDecoder:
-        """Return `model` as one call for each step; `has_decoder` must be true."""
-        return NativeDecoder(self._library, model)
 
     def attend(
         self,
