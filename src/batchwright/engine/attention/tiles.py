@@ -128,6 +128,7 @@ class Tiling:
 
     @property
     def parts(self) -> list[np.ndarray]:
+        """The arrays in the order of the fields: [tiles, FIELDS] twice, [any], [T + 1], [any]."""
         return [self.narrow, self.wide, self.rows, self.partial_starts, self.merged]
 
 
