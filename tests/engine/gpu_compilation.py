@@ -14,11 +14,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from batchwright.engine.attention import AttentionShape, KVShape
-from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.tiled import TritonAttention
 from batchwright.engine.attention.trial import trial_batch
-from batchwright.engine.bodies.ops import HeadShape
-from batchwright.engine.bodies.triton_op_choice import everything
+from batchwright.engine.bodies.ops import HeadShape, everything
 from batchwright.engine.bodies.triton_ops import FusedOps
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from batchwright.engine.attention import KVShape, choose_attention
 from batchwright.engine.bodies.compiled import CompiledStack, kernels_for
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
-from batchwright.engine.drawing import row_maxima
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.sampling import row_maxima
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.scheduling import Chunk
 from batchwright.scheduling import Sequence as Tokens

@@ -32,12 +32,7 @@ def test_exact(
 ) -> None:
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     with Engine(
-        smollm2_path,
-        dtype="float32",
-        device="cuda",
-        body=body,
-        max_batch_tokens=max_batch_tokens,
-        kv_memory="1GiB",
+        smollm2_path, dtype="float32", device="cuda", body=body, max_batch_tokens=max_batch_tokens, kv_memory="1GiB"
     ) as engine:
         assert [list(response.token_ids) for response in engine.generate(prompts, params)] == expected
         assert engine.stats.cached_tokens > 0

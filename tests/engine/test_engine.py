@@ -15,10 +15,7 @@ from torch.nn import functional
 
 from batchwright import Engine, InferenceRequest, InferenceResponse, SamplingParams, StreamEvent
 from batchwright.engine.bodies.linear import make_linear, rounds_by_company
-from batchwright.errors import (
-    Cancelled,
-    EngineClosed,
-)
+from batchwright.errors import Cancelled, EngineClosed
 
 from .support import GREEDY, LIST, STORY, final, joined, nothing_left, only
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.bodies import load_body
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.llama import LlamaBody
-from batchwright.engine.bodies.ops import HeadShape, TorchOps
-from batchwright.engine.bodies.triton_op_choice import choose_ops, difference
+from batchwright.engine.bodies.ops import HeadShape, TorchOps, choose_ops, difference
 from batchwright.engine.step.batch import build_batch
 from batchwright.engine_config import EngineConfig
 from batchwright.scheduling import Chunk, Sequence

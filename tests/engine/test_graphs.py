@@ -24,7 +24,7 @@ from .support import TINY, tiny_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from batchwright.engine.attention import tiled, tiles
-from batchwright.engine.bodies import triton_op_kernels as fused_kernels
+from batchwright.engine.bodies import triton_ops as fused_kernels
 
 if torch.cuda.is_available():
     pytest.skip("there are graphs of CUDA's own here: test_cuda.py", allow_module_level=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.engine.attention.plans import GroupedPlan
+from batchwright.engine.attention.sdpa import GroupedPlan
 
 from .paged import BLOCK, Case, Paged, Problem, textbook
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from batchwright.engine.bodies.config_file import plain_llama_config
 from batchwright.engine.bodies.llama import unsuitable
-from batchwright.engine.bodies.load import read_config
+from batchwright.engine.bodies.load import plain_llama_config, read_config
 from batchwright.engine.tokenizer import Tokenizer
 
 from .support import TINY

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from batchwright.engine.attention import KVShape, LayerCache, choose_attention
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.bodies.ops import HeadShape, LayerOps, NativeOps, RopeTable, TorchOps
 from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.engine.native.build import BuildError, library_path

@@ -9,10 +9,7 @@ import pytest
 
 from batchwright import Engine, InferenceRequest, InferenceResponse
 from batchwright.clock import ManualClock
-from batchwright.errors import (
-    Cancelled,
-    DeadlineExceeded,
-)
+from batchwright.errors import Cancelled, DeadlineExceeded
 
 from .support import GREEDY, LIST, STORY, nothing_left, only, run
 

@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from batchwright import Engine, InferenceRequest, SamplingParams
-from batchwright.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    UnsupportedModel,
-)
+from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from batchwright.request import Prompt
 
 from .support import GREEDY, STORY, only, run
@@ -26,12 +22,7 @@ from .support import GREEDY, STORY, only, run
         ("", GREEDY, "prompt is empty", "prompt"),
         ([49152], GREEDY, "token id 49152: the model has ids 0 to 49151", "prompt"),
         ([5] * 600, GREEDY, "exceed the context of 512 tokens", "prompt"),
-        (
-            "x" * 10**5,
-            GREEDY,
-            "100,000 characters has at least 1,235 tokens",
-            "prompt",
-        ),
+        ("x" * 10**5, GREEDY, "100,000 characters has at least 1,235 tokens", "prompt"),
         ([{"role": "user", "content": "x" * 10**5}], GREEDY, "exceed the context of 512 tokens", "prompt"),
         (" " * 81 * 40, GREEDY, None, None),
         ([5] * 500, GREEDY, None, None),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import Rotation, hadamard, mix, mixed_channels, rotate
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.weight_panels import quantize_rows
 
 

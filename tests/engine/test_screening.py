@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright import Engine, SamplingParams
-from batchwright.engine.bodies.layers import Projection
-from batchwright.engine.bodies.screening import screen_for, turned
+from batchwright.engine.bodies.compiled import screen_for, turned
+from batchwright.engine.bodies.weights import Projection
 from batchwright.engine.native.large_pages import Arena
 from batchwright.engine.native.weight_panels import PANEL, quantize_rows
 

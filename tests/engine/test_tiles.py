@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.engine.attention.spans import shared_spans
 from batchwright.engine.attention.tiles import (
     BEGIN,
     COUNT,
@@ -18,6 +17,7 @@ from batchwright.engine.attention.tiles import (
     TileShape,
     Tiling,
     capacity,
+    shared_spans,
     tile,
 )
 

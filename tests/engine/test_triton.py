@@ -15,7 +15,7 @@ from torch import Tensor
 
 from batchwright import UnsupportedModel
 from batchwright.engine.attention import AttentionShape, KVShape, LayerCache, choice, choose_attention
-from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.attention.paged import ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
 from batchwright.engine.attention.trial import TriedAttention, disagreement
 from batchwright.engine.step.batch import StepBatch

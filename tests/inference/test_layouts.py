@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from batchwright.encoder import layouts
 from batchwright.encoder.layouts import Cells
-from batchwright.encoder.native import load_bidirectional
-from batchwright.encoder.packed_attention import Attention, NativeBidirectionalAttention, TorchAttention
+from batchwright.encoder.packed_attention import (
+    Attention,
+    NativeBidirectionalAttention,
+    TorchAttention,
+    load_bidirectional,
+)
 from batchwright.engine.native import load_kernels
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=25)
@@ -80,11 +84,7 @@ def test_attention_keeps_sequences_apart(dtype: torch.dtype, heads: int, head_di
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(len(cells.ids), 3 * heads * head_dim, generator=generator).to(dtype)
     expected = reference(qkv, cells, heads)
-    kernel = load_bidirectional(dtype)
-    ways: list[Attention] = [TorchAttention(heads)]
-    if not isinstance(kernel, str):
-        ways.append(NativeBidirectionalAttention(heads, head_dim, kernel))
-    for way in ways:
+    for way in (TorchAttention(heads), *_native(heads, head_dim, dtype)):
         got = way.attend(qkv, torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths))
         tolerance = 1e-5 if dtype is torch.float32 else 0.03
         assert (got.double() - expected).abs().max() < tolerance, way.name
@@ -100,7 +100,7 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_only() -> None:
     (cells,) = layouts.packed(sequences([5, 20, 3]), 100)
     qkv = torch.randn(28, 3 * 32, generator=torch.Generator().manual_seed(0))
     qkv[int(cells.starts[1]) + 1] = float("nan")
-    for way in (TorchAttention(1), *_native()):
+    for way in (TorchAttention(1), *_native(1, 32, torch.float32)):
         got = way.attend(qkv, torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths))
         spoilt = slice(int(cells.starts[1]), int(cells.starts[1] + cells.lengths[1]))
         assert bool(got[spoilt].isnan().all())
@@ -108,6 +108,6 @@ def test_a_token_that_is_not_finite_spoils_its_own_sequence_only() -> None:
         assert bool(got[torch.from_numpy(rest)].isfinite().all())
 
 
-def _native() -> list[Attention]:
-    kernel = load_bidirectional(torch.float32)
-    return [] if isinstance(kernel, str) else [NativeBidirectionalAttention(1, 32, kernel)]
+def _native(heads: int, head_dim: int, dtype: torch.dtype) -> list[Attention]:
+    kernel = load_bidirectional(dtype)
+    return [] if isinstance(kernel, str) else [NativeBidirectionalAttention(heads, head_dim, kernel, dtype)]

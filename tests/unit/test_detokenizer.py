@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchwright.engine.detokenizer import IncrementalDetokenizer
+from batchwright.engine.tokenizer import IncrementalDetokenizer
 
 _UNDECIDED = 8
 """Tokens that are held at most for a character that never comes."""

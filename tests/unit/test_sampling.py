@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from batchwright import SamplingParams
-from batchwright.engine import drawing
+from batchwright.engine import sampling
 from batchwright.engine.native import load_kernels
 from batchwright.engine.sampling import Sampled, SamplingState, sample
 
@@ -23,7 +23,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with the compiled kernels, where there are some, and with torch."""
     if request.param == "torch":
-        monkeypatch.setattr(drawing, "_kernels", lambda logits: None)
+        monkeypatch.setattr(sampling, "_kernels", lambda logits: None)
     elif isinstance(reason := load_kernels(torch.float32), str):
         pytest.skip(reason)
 
@@ -357,6 +357,6 @@ def test_kernels_and_torch_draw_the_same_tokens(vocab: int, params: dict[str, An
     some = list(range(0, 40, 2))
     each = [SamplingParams(**({"temperature": 1.0} | params))] * len(some)
     uniforms = torch.rand(len(some), generator=generator, dtype=torch.float64).tolist()
-    best, _ = drawing.row_maxima(logits)
-    drawn = drawing.draw(logits, some, best, each, uniforms)
-    assert drawn == drawing.draw_with_torch(logits[some], each, uniforms)
+    best, _ = sampling.row_maxima(logits)
+    drawn = sampling.draw(logits, some, best, each, uniforms)
+    assert drawn == sampling.draw_with_torch(logits[some], each, uniforms)

@@ -1,9 +1,10 @@
-"""BERT and RoBERTa encoders over flat rows of cells: q, k and v in one product, nothing computed for padding's sake."""
+"""BERT and RoBERTa encoders over flat rows of cells: q, k and v in one product, and attention without padding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,22 +12,55 @@ from torch.nn import functional
 
 from batchwright.encoder.layouts import Cells
 from batchwright.encoder.packed_attention import choose_attention
-from batchwright.encoder.products import ACTIVATIONS, Product
+from batchwright.engine.bodies.linear import can_pack
 from batchwright.engine.bodies.weights import Weights
 
+_TYPICAL_ROWS = 512
+"""Number of rows that oneDNN picks the packed layout for; an encoder's batches have hundreds."""
+
+_ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh"), "gelu_pytorch_tanh": ("gelu", "tanh")}
+_PLAIN = ("none", "")
+
+ACTIVATIONS = frozenset(_ACTIVATIONS)
+"""Activations that a `Product` can apply, by their names in a transformers config."""
+
+
+class Product:
+    """`x · weightᵀ + bias` for `weight` [out, in], followed by an activation. The CPU works on a repacked copy."""
+
+    # torch packs weights and fuses activations only through private operators; inductor, its compiler, uses the same.
+
+    def __init__(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> None:
+        self._kind, self._algorithm = _PLAIN if activation is None else _ACTIVATIONS[activation]
+        self._bias = bias
+        self._packed = weight.device.type == "cpu" and can_pack(weight.dtype)
+        reorder = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001
+        self._weight = reorder(weight, _TYPICAL_ROWS) if self._packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute the product of `x` [rows, in] -> [rows, out]."""
+        if self._packed:
+            fused = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001
+            out: Tensor = fused(x, self._weight, self._bias, self._kind, [], self._algorithm)
+            return out
+        out = functional.linear(x, self._weight, self._bias)
+        return functional.gelu(out, approximate=self._algorithm) if self._kind == "gelu" else out
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return the product, without the activation, plus `other` [rows, out] -> [rows, out]."""
+        if self._packed:
+            fused = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001
+            out: Tensor = fused(x, other, self._weight, self._bias, "add")
+            return out
+        return functional.linear(x, self._weight, self._bias) + other
+
+
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
-"""By model type, what stands before the encoder's tensors where a head for another task was saved with it."""
+"""Prefix of the encoder's tensors, by model type, in checkpoints that include a head for another task."""
 _WORDS = "embeddings.word_embeddings.weight"
 
 
-@dataclass(slots=True)
-class _Norm:
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+_Norm: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -40,20 +74,20 @@ class _Layer:
 
 
 class BertBody:
-    """`config` is the transformers config of a model for which `unsuitable` returned None."""
+    """Body of a model for whose transformers config, `config`, `unsuitable` returned None."""
 
     name = "fused"
-    packs = True
 
     def __init__(self, config: Any, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.dim: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self._offset = 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
         self.max_positions: int = config.max_position_embeddings - self._offset
+        """Tokens of the longest sequence that the model can compute."""
         self._device = device
         tensors = _Tensors(weights, "" if weights.has(_WORDS) else _PREFIXES[config.model_type], config)
         self._words = tensors.take(_WORDS)
-        # All tokens are of the first type.
+        # All tokens have the first type.
         positions = tensors.take("embeddings.position_embeddings.weight").float()
         self._positions = (positions + tensors.take("embeddings.token_type_embeddings.weight")[0].float()).to(dtype)
         self._embedding_norm = tensors.norm("embeddings.LayerNorm")
@@ -63,11 +97,11 @@ class BertBody:
 
     @property
     def description(self) -> str:
-        """Which implementations run."""
+        """Names of the implementations that run."""
         return f"fused body, {self._attention.name} attention"
 
     def forward(self, cells: Cells) -> Tensor:
-        """Last hidden states [cells, dim]; of no meaning at padding."""
+        """Return the last hidden states -> [cells, dim], meaningless at padding. Call in `torch.inference_mode`."""
         ids, positions = torch.from_numpy(cells.ids), torch.from_numpy(cells.positions)
         starts, lengths = torch.from_numpy(cells.starts), torch.from_numpy(cells.lengths)
         x = self._words[ids.to(self._device)] + self._positions[positions.to(self._device) + self._offset]
@@ -81,7 +115,7 @@ class BertBody:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """The pieces of a checkpoint whose names begin with `prefix`."""
+    """Tensors of a checkpoint whose names begin with `prefix`."""
 
     weights: Weights
     prefix: str
@@ -104,14 +138,16 @@ class _Tensors:
         return Product(weight, bias, activation)
 
     def norm(self, name: str) -> _Norm:
-        return _Norm(self.take(name + ".weight"), self.take(name + ".bias"), float(self.config.layer_norm_eps))
+        weight, bias = self.take(name + ".weight"), self.take(name + ".bias")
+        eps = float(self.config.layer_norm_eps)
+        return lambda x: functional.layer_norm(x, weight.shape, weight, bias, eps)
 
     def take(self, name: str) -> Tensor:
         return self.weights.take(self.prefix + name)
 
 
 def unsuitable(config: Any, weights: Weights) -> str | None:
-    """Why the fused body cannot run a model with this transformers config and these weights, or None if it can."""
+    """Return why the fused body cannot run a model with this transformers config and weights, or None if it can."""
     if config.model_type not in _PREFIXES:
         return f"model_type {config.model_type!r} is not of the BERT family"
     if config.hidden_act not in ACTIVATIONS:

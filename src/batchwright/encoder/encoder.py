@@ -1,54 +1,60 @@
-"""`Encoder`: sentence embeddings, with no padding, as a model for a batcher or for a whole list of texts."""
+"""`Encoder`: sentence embeddings without padding, as a model for a batcher or for a whole list of texts."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from batchwright.encoder import layouts
-from batchwright.encoder.encoder_body import load_encoder_body
-from batchwright.encoder.lanes import Lanes
+from batchwright.encoder.bert import BertBody, unsuitable
 from batchwright.encoder.layouts import LAYOUTS, Cells, Layout
-from batchwright.encoder.sentence import normalized, pool, read_settings
+from batchwright.encoder.sentence import pool, read_settings
 from batchwright.encoder.texts import TextTokenizer
-from batchwright.engine.bodies.load import choose_device, choose_dtype
-from batchwright.errors import InvalidRequest
+from batchwright.encoder.transformers_encoder import WrappedBody
+from batchwright.engine.bodies.load import choose_device, choose_dtype, read_config
+from batchwright.engine.bodies.weights import Weights
+from batchwright.errors import InvalidRequest, UnsupportedModel
 from batchwright.models import resolve
 from batchwright.padding.rectangle import Ids
 
 Vectors = npt.NDArray[np.float32]
 
 _ROOM = {"cpu": 1024, "cuda": 16384}
-"""Tokens in a row: on a CPU what leaves its intermediate results in a core's cache, on a GPU what fills it."""
+"""Tokens of a row: few enough to keep its results in the cache of a CPU core, or enough to fill a GPU."""
 _LEAST_ROOM = 256
-"""Less is not worth a lane of its own: all threads compute it together."""
+"""Least tokens that are worth a lane of their own; all threads compute fewer together."""
 _SLACK = 1.05
-"""How much longer rows are than equal shares, so that the last texts find room in them."""
+"""Ratio of rows to equal shares, so that the last texts find room in them."""
+_PROBE_LENGTHS = (24, 11, 2)
+"""Lengths of the sequences that a body is tried with."""
 _WINDOW = 16384
-"""Texts of which the tokens are held at a time."""
+"""Texts whose tokens are held at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderStats:
-    """What an `Encoder` has computed until now."""
+    """Counts of what an `Encoder` has computed so far."""
 
     texts: int = 0
     tokens: int = 0
     cells: int = 0
-    """Tokens and padding: what was computed."""
+    """Computed tokens, padding included."""
     truncated: int = 0
     """Texts cut to the longest that the model takes; 0 without `truncate`."""
 
 
 class Encoder:
-    """Embeds texts: all-MiniLM-L6-v2 by default.
+    """Embedding of texts, with all-MiniLM-L6-v2 by default.
 
         Encoder().encode(["Why is the sky blue?", "Rayleigh scattering."])  # [2, 384] float32
         Batcher(Encoder())                                                  # the same, request by request
@@ -57,10 +63,10 @@ class Encoder:
     normalization and the longest text are taken from its `modules.json` where it has one. Texts that a model wants
     prefixed ("query: ...") must be given with their prefix.
 
-    - `dtype`: float32, whose vectors can be compared with those that other programs made from the same model;
-      bfloat16 is about twice as fast, and differs in the third digit; float16; auto.
+    - `dtype`: float32, whose vectors are comparable with those of other programs for the same model; bfloat16, about
+      twice as fast and different in the third digit; float16; auto.
     - `device`: auto, cpu, cuda or cuda:N.
-    - `layout`: "packed" puts texts end to end with attention kept apart; "padded" pads a batch to its longest;
+    - `layout`: "packed" puts texts end to end with separate attention; "padded" pads a batch to its longest text;
       "bucketed" to a few lengths that are fitted to the batch. They give the same vectors; packed computes least.
     - `max_length`: tokens of the longest text, special ones included (default: what the model was made for).
     - `truncate`: cut longer texts, and count them in `stats.truncated`, instead of refusing them.
@@ -101,18 +107,19 @@ class Encoder:
         self.device_type = where.type
         """cpu or cuda."""
         self._room = _ROOM[where.type]
-        # transformers' own code would only get in its own way, with all its small steps, in several threads at once.
-        self._lanes = Lanes.open() if where.type == "cpu" and self._body.name == "fused" else None
+        # transformers' own code has so many small steps that several threads would only slow each other down.
+        self._num_lanes = torch.get_num_threads() if where.type == "cpu" and self._body.name == "fused" else 1
+        self._lanes = _open_lanes(self._num_lanes)
         self._stats = EncoderStats()
         self._counting = threading.Lock()
 
     @property
     def stats(self) -> EncoderStats:
-        """Figures since it was made."""
+        """Counts since the encoder was made."""
         return replace(self._stats, truncated=self.tokenizer.truncated)
 
     def generate_batch(self, prompts: list[Any]) -> list[Vectors | InvalidRequest]:
-        """The vector [dim] of each prompt, text or a list of token ids, computed as one batch in the layout.
+        """Return the vector [dim] of each prompt, text or a list of token ids, computed as one batch in the layout.
 
         A prompt that cannot be computed gives an `InvalidRequest` in its place, one that is too long a
         `ContextLengthExceeded`.
@@ -126,7 +133,7 @@ class Encoder:
         return outputs
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors [len(texts), dim] float32 in the order of `texts`, batched for speed.
+        """Return the vectors of `texts`, batched for speed -> [len(texts), dim] float32.
 
         Raises `InvalidRequest`, naming the position, for a text that cannot be computed (`ContextLengthExceeded` for
         one that is too long), and ValueError for a single text in place of a list.
@@ -163,10 +170,10 @@ class Encoder:
         ]
 
     def _row_room(self, sequences: list[Ids]) -> int:
-        """Tokens in a row, so that each lane has as much to do."""
+        """Return the most tokens of a row, so that all lanes get equal work."""
         if self._lanes is None:
             return self._room
-        share = sum(map(len, sequences)) / self._lanes.count * _SLACK
+        share = sum(map(len, sequences)) / self._num_lanes * _SLACK
         return max(_LEAST_ROOM, min(self._room, int(share) + 1))
 
     def _embed(self, sequences: list[Ids], batch: list[Cells]) -> Vectors:
@@ -179,7 +186,7 @@ class Encoder:
             for cells in batch:
                 compute(cells)
         else:
-            self._lanes.map(compute, batch)
+            list(self._lanes.map(compute, batch))
         with self._counting:
             stats = self._stats
             self._stats = replace(
@@ -194,7 +201,7 @@ class Encoder:
     def _vectors(self, cells: Cells) -> Vectors:
         starts, lengths = (torch.from_numpy(part.astype(np.int64)) for part in (cells.starts, cells.lengths))
         vectors = pool(self._body.forward(cells), starts, lengths, self._pooling)
-        result: Vectors = (normalized(vectors) if self._normalize else vectors).cpu().numpy()
+        result: Vectors = (functional.normalize(vectors, dim=1) if self._normalize else vectors).cpu().numpy()
         return result
 
 
@@ -206,3 +213,66 @@ def _checked_length(given: int | None, made_for: int | None, positions: int) -> 
     if given > positions:
         raise ValueError(f"max_length={given}: this model has {positions} positions")
     return given
+
+
+def _open_lanes(count: int) -> ThreadPoolExecutor | None:
+    """Return `count` threads, each of which computes a batch alone; None if OpenMP cannot be told to.
+
+    Threads that share one batch wait for each other after every product; threads with a batch of their own never do,
+    and each finds the rows that it has just written in the cache of its own core.
+    """
+    if count == 1 or _set_openmp_threads() is None:
+        return None
+    return ThreadPoolExecutor(count, thread_name_prefix="batchwright-lane", initializer=_work_alone)
+
+
+def _work_alone() -> None:
+    torch.get_num_threads()  # torch sets the number of a new thread when first asked, which would undo ours
+    set_threads = _set_openmp_threads()
+    if set_threads is not None:
+        set_threads(1)  # for this thread only: OpenMP keeps the number by thread
+
+
+def _set_openmp_threads() -> Callable[[int], object] | None:
+    """Return `omp_set_num_threads` of torch's OpenMP; torch's own function would change all threads to come."""
+    try:
+        found: Callable[[int], object] = ctypes.CDLL(None).omp_set_num_threads
+    except (AttributeError, OSError, TypeError):  # not found; no such library; Windows
+        return None
+    return found
+
+
+EncoderBody: TypeAlias = BertBody | WrappedBody
+"""Model that computes the last hidden states of tokens. Safe for use from several threads."""
+
+
+@torch.inference_mode()
+def load_encoder_body(folder: Path, layout: str, dtype: torch.dtype, device: torch.device) -> EncoderBody:
+    """Load the model in `folder` for the fused body if that can run it, else for transformers' own code.
+
+    The fused body, and packing by transformers' code, are compared with the plain way of computing a few sequences
+    before they are used. Raises `UnsupportedModel`.
+    """
+    config = read_config(folder)
+    wrapped = WrappedBody(folder, config, dtype, device)
+    # Some models give a padding token no position.
+    ordinary = np.delete(np.arange(min(wrapped.vocab_size, 1000)), [getattr(config, "pad_token_id", None) or 0])
+    sequences = [ordinary[np.arange(length) * 37 % len(ordinary)] for length in _PROBE_LENGTHS]
+    (probe,) = layouts.packed(sequences, sum(_PROBE_LENGTHS))
+    weights = Weights(folder, dtype, device)
+    if unsuitable(config, weights) is not None:
+        if layout == "packed":
+            wrapped.require_packing(probe)
+        return wrapped
+    body = BertBody(config, weights, dtype, device)
+    (rectangle,) = layouts.padded(sequences, 0)
+    own = wrapped.forward(rectangle)
+    spans = [(int(rectangle.starts[index]), int(rectangle.lengths[index])) for index in probe.indices]
+    expected = torch.cat([own[start : start + length] for start, length in spans]).float()
+    error = float((body.forward(probe).float() - expected).norm() / expected.norm())
+    if not error < (1e-4 if dtype is torch.float32 else 0.1):
+        raise UnsupportedModel(
+            f"hidden states of the fused body differ from transformers' own by {error:.2g} (relative norm): running "
+            "it would give wrong embeddings"
+        )
+    return body

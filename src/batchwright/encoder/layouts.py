@@ -1,4 +1,4 @@
-"""How the sequences of a batch lie in the rows that an encoder computes: padded, bucketed or packed."""
+"""Layouts of the sequences of a batch in the rows that an encoder computes: padded, bucketed or packed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Layout: TypeAlias = Literal["packed", "padded", "bucketed"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 MOST_BUCKETS = 8
 _BUCKET_SIZE = 8
-"""Sequences in a bucket on average, at least: each bucket is a pass of its own through the weights."""
+"""Least average number of sequences in a bucket: each bucket is a pass of its own through the weights."""
 
 Counts: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What is computed in one pass: sequences in one flat row of cells, with padding between them or without."""
+    """Sequences that are computed in one pass, in one flat row of cells, with or without padding between them."""
 
     ids: Ids
-    """[cells]"""
+    """Token ids: [cells]."""
     positions: Ids
-    """[cells]: counted from 0 in each sequence, on into its padding."""
+    """Positions in each sequence from 0 on, continued in its padding: [cells]."""
     starts: Counts
-    """[sequences]: the first cell of each."""
+    """First cell of each sequence: [sequences]."""
     lengths: Counts
-    """[sequences]"""
+    """Tokens of each sequence: [sequences]."""
     indices: list[int]
-    """Which of the given sequences they are."""
+    """Indices of the sequences among those of the batch."""
     width: int | None
-    """Cells of each sequence, padding included, where all have the same; None where there is no padding."""
+    """Cells of every sequence, padding included; None if there is no padding."""
 
 
 def packed(sequences: Sequence[Tokens], room: int) -> list[Cells]:
-    """End to end, without padding, in rows of at most `room` tokens, or of the longest sequence if that is more.
+    """Pack sequences end to end, in rows of at most `room` tokens, or of the longest sequence if that is more.
 
-    Sequences of equal length lie side by side in each row.
+    Sequences of equal length are neighbours in each row.
     """
     order = by_length(sequences)
     longest = max((len(sequence) for sequence in sequences), default=1)
@@ -61,14 +61,14 @@ def packed(sequences: Sequence[Tokens], room: int) -> list[Cells]:
 
 
 def padded(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
-    """One rectangle as wide as the longest sequence."""
+    """Pad all sequences to the longest: one rectangle."""
     longest = max(len(sequence) for sequence in sequences)
     optimizer = PaddingOptimizer(PaddingConfig(pad_token_id=pad_token_id, max_length=longest))
     return [_rectangle(*optimizer.pad_batch(sequences), list(range(len(sequences))))]
 
 
 def bucketed(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
-    """A rectangle for each bucket of like length, the boundaries fitted to these sequences: at most `MOST_BUCKETS`."""
+    """Pad buckets of similar lengths, at most `MOST_BUCKETS`, with boundaries fitted to these sequences."""
     buckets = min(MOST_BUCKETS, -(-len(sequences) // _BUCKET_SIZE))
     boundaries = fit_boundaries([len(sequence) for sequence in sequences], buckets)
     padding = BucketedPadding(boundaries, pad_token_id)
@@ -76,7 +76,7 @@ def bucketed(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
 
 
 def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:
-    """Indices in batches of like length, the longest first, none above `most_cells` when padded, unless it is one."""
+    """Return indices in batches of similar lengths, longest first, of at most `most_cells` cells if more than one."""
     found: list[list[int]] = []
     width = 0
     for index in by_length(sequences):
@@ -88,7 +88,7 @@ def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:
 
 
 def by_length(sequences: Sequence[Tokens]) -> list[int]:
-    """Indices, the longest sequence first, equal ones in their order."""
+    """Return the indices of sequences by descending length, equal ones in their order."""
     return sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
 
 

@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says about how tokens become one vector."""
+"""Settings of a sentence-transformers folder, and the pooling of tokens into one vector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from batchwright.errors import UnsupportedModel
 
@@ -26,17 +25,17 @@ _POOLINGS = ("cls", "mean", "max", "lasttoken")
 
 @dataclass(frozen=True, slots=True)
 class SentenceSettings:
-    """Without `modules.json` in the folder: the mean of all tokens, not normalized, as sentence-transformers does."""
+    """How tokens become one vector. Defaults are those of sentence-transformers for a folder without `modules.json`."""
 
     pooling: tuple[str, ...] = ("mean",)
-    """One of cls, mean, max, lasttoken, or several, whose vectors are put end to end."""
+    """One or several of cls, mean, max and lasttoken; the vectors of several are concatenated."""
     normalize: bool = False
     max_length: int | None = None
     lower_case: bool = False
 
 
 def read_settings(folder: Path) -> SentenceSettings:
-    """From `modules.json` and what it names. Raises `UnsupportedModel` for a module or pooling that is not known."""
+    """Read `modules.json` and the files that it names. Raises `UnsupportedModel` for an unknown module or pooling."""
     modules = _read(folder / "modules.json")
     if modules is None:
         return SentenceSettings()
@@ -62,9 +61,9 @@ def read_settings(folder: Path) -> SentenceSettings:
 
 
 def pool(hidden: Tensor, starts: Tensor, lengths: Tensor, pooling: tuple[str, ...]) -> Tensor:
-    """[cells, dim] → [sequences, dim · number of poolings] float32. `starts`, `lengths` [sequences] int64, no length 0.
+    """Pool `hidden` [cells, dim] -> [sequences, dim · number of poolings] float32; cells between sequences are ignored.
 
-    Cells between the sequences are left out.
+    `starts` and `lengths` are [sequences] int64, no length is 0.
     """
     starts, lengths = starts.to(hidden.device), lengths.to(hidden.device)
     wide = hidden.float()
@@ -83,11 +82,6 @@ def pool(hidden: Tensor, starts: Tensor, lengths: Tensor, pooling: tuple[str, ..
         else:
             parts.append(torch.segment_reduce(tokens, mode, lengths=lengths))
     return torch.cat(parts, dim=1)
-
-
-def normalized(vectors: Tensor) -> Tensor:
-    """Each row [n, dim] divided by its length; a row of zeros stays one."""
-    return functional.normalize(vectors, dim=1)
 
 
 def _pooling(config: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Texts to token ids for an encoder, many at a time."""
+"""Tokenization of many texts at a time for an encoder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from batchwright.padding.rectangle import Ids
 
 
 class TextTokenizer:
-    """The model's own tokenizer, special tokens included.
+    """Tokenizer of the model, special tokens included.
 
-    A text of more than `max_length` tokens is refused, or with `truncate` cut to its first ones (the special tokens
+    A text of more than `max_length` tokens is refused, or with `truncate` cut to its first tokens (the special ones
     stay) and counted in `truncated`. Raises `UnsupportedModel` for a tokenizer without a fast (Rust) version.
     """
 
@@ -39,24 +39,20 @@ class TextTokenizer:
         self._long_texts = LongTexts(self._whole)
         self._cut = Tokenizer.from_str(self._whole.to_str())
         self._cut.enable_truncation(max_length)
-        self._truncated = 0
+        self.truncated = 0
+        """Number of texts that have been cut."""
         self._counting = threading.Lock()
 
-    @property
-    def truncated(self) -> int:
-        """Texts cut until now."""
-        return self._truncated
-
     def encode(self, text: str) -> list[int]:
-        """Token ids of one text, cut with `truncate`; without it, of its whole length. Counts nothing.
+        """Return the token ids of one text, cut with `truncate`, else of any length. Counts nothing.
 
-        Raises `InvalidRequest` for a text that has no UTF-8 form, and refuses no other.
+        Raises `InvalidRequest` only for a text that has no UTF-8 form.
         """
         ids: list[int] = (self._cut if self._truncate else self._whole).encode(self._spelled(text)).ids
         return ids
 
     def encode_many(self, prompts: Sequence[Any]) -> list[Ids | InvalidRequest]:
-        """Token ids of each text, or of a list of token ids as it is; for one that cannot be computed, why.
+        """Return the token ids of each prompt, a text or a list of token ids, or why it cannot be computed.
 
         The Rust tokenizer works on all cores and lets other threads run meanwhile.
         """
@@ -68,7 +64,7 @@ class TextTokenizer:
         ]
 
     def _read(self, prompt: Any) -> str | Ids | InvalidRequest:
-        """What of a prompt is to be tokenized, or its token ids, or why there are none."""
+        """Return the text to tokenize, or the prompt's token ids, or why it is refused."""
         if not isinstance(prompt, str):
             return self._given(prompt)
         try:
@@ -79,7 +75,7 @@ class TextTokenizer:
         return text if least is None else self._too_long(f"at least {least}", text)
 
     def _spelled(self, text: str) -> str:
-        """As the tokenizer is to see it. Raises `InvalidRequest` for a text that has no UTF-8 form."""
+        """Return `text`, in lower case if the model wants that. Raises `InvalidRequest` if it has no UTF-8 form."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -115,7 +111,7 @@ class TextTokenizer:
         if not self._truncate or text is None:
             return self._too_long(str(len(ids)), text)
         with self._counting:
-            self._truncated += 1
+            self.truncated += 1
         return np.array(self._cut.encode(text).ids, np.int64)
 
     def _too_long(self, tokens: str, text: str | None) -> ContextLengthExceeded:

@@ -1,4 +1,4 @@
-"""Any encoder of transformers, computed by its own code: padded, or packed behind a block-diagonal mask."""
+"""Encoders of any kind through transformers' own code: padded, or packed with a block-diagonal mask."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from batchwright.encoder.layouts import Cells
-from batchwright.engine.quiet_loading import no_progress_bars
+from batchwright.encoder.layouts import Cells, padded
+from batchwright.engine.pretrained import load_pretrained
 from batchwright.errors import UnsupportedModel
 
 _WINDOWS = ("sliding_window", "local_attention", "attention_window", "layer_types")
-"""Config fields of models some of whose layers see a part of the sequence: one mask for all of them is wrong."""
+"""Config fields of models in which some layers see a part of the sequence: one mask for all layers is wrong."""
 
 
 class WrappedBody:
-    """Raises `UnsupportedModel` when transformers cannot load the folder as an encoder."""
+    """Encoder body of transformers. Raises `UnsupportedModel` if transformers cannot load the folder as an encoder."""
 
     name = "transformers"
 
@@ -29,19 +28,12 @@ class WrappedBody:
         self._architecture = str((getattr(config, "architectures", None) or [config.model_type])[0])
         if getattr(config, "is_encoder_decoder", False):
             raise UnsupportedModel(f"{self._architecture} has a decoder beside its encoder")
-        try:
-            with no_progress_bars():
-                model, found = AutoModel.from_pretrained(
-                    folder, dtype=dtype, local_files_only=True, output_loading_info=True
-                )
-        except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
-            raise UnsupportedModel(f"transformers cannot load {self._architecture} as an encoder: {error}") from error
-        # The pooler is for another task than ours; anything else would be random.
-        if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
+        self._model, lacking = load_pretrained(AutoModel, folder, f"{self._architecture} as an encoder", dtype, device)
+        # The pooler is not used; any other missing weight would be random.
+        if missing := [name for name in lacking if not name.startswith("pooler.")]:
             raise UnsupportedModel(
                 f"{folder} has no weights for {missing[0]} and {len(missing) - 1} others of its encoder"
             )
-        self._model: Any = model.to(device).eval()
         self._device, self._dtype = device, dtype
         self.dim: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
@@ -50,22 +42,23 @@ class WrappedBody:
 
     @property
     def description(self) -> str:
-        """Which implementations run."""
+        """Names of the implementations that run."""
         return "transformers body"
 
     def forward(self, cells: Cells) -> Tensor:
-        """Last hidden states [cells, dim]; of no meaning at padding."""
+        """Return the last hidden states -> [cells, dim], meaningless at padding."""
         inputs = self._packed(cells) if cells.width is None else self._padded(cells, cells.width)
         hidden: Tensor = self._model(**inputs).last_hidden_state
         return hidden.reshape(-1, self.dim)
 
     def require_packing(self, probe: Cells) -> None:
-        """Compute `probe` packed and one by one. Raises `UnsupportedModel` when that is not the same."""
+        """Compute `probe` packed and one by one. Raises `UnsupportedModel` if the results differ."""
         try:
             if self._windowed is not None:
                 raise UnsupportedModel(f"{self._windowed} is set, and one mask does not serve all layers")
             together = self.forward(probe).float()
-            alone = torch.cat([self.forward(one).float() for one in _single(probe)])
+            sequences = np.split(probe.ids, probe.starts[1:])
+            alone = torch.cat([self.forward(*padded([each], 0)).float() for each in sequences])
             error = float((together - alone).norm() / alone.norm())
             if not error < (1e-4 if self._dtype is torch.float32 else 0.1):
                 raise UnsupportedModel(f"its packed output differs by {error:.2g} (relative norm)")
@@ -89,19 +82,3 @@ class WrappedBody:
             "position_ids": torch.from_numpy(cells.positions)[None].to(self._device),
             "attention_mask": mask[None, None],
         }
-
-
-def _single(cells: Cells) -> list[Cells]:
-    """Each sequence as a rectangle of its own."""
-    ends = cells.starts + cells.lengths
-    return [
-        Cells(
-            ids=cells.ids[start:end],
-            positions=cells.positions[start:end],
-            starts=np.zeros(1, np.int32),
-            lengths=np.array([end - start], np.int32),
-            indices=[0],
-            width=int(end - start),
-        )
-        for start, end in zip(cells.starts.tolist(), ends.tolist(), strict=True)
-    ]

@@ -1,7 +1,7 @@
 """`AsyncEngine`: the engine on a thread of its own, for servers and other asyncio programs.
 
-The thread alone touches the engine. Coroutines hand it commands and get events back through their own event loop, so
-nothing is locked and a slow reader delays nobody.
+Only the thread touches the engine. Coroutines give it commands and get events back through their own event loop, so
+nothing is locked and a slow reader delays no other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from batchwright.engine.engine import Engine
@@ -26,14 +25,14 @@ _Item = StreamEvent | BatchwrightError
 
 
 class _Reader:
-    """Where the events of one request go."""
+    """Queue of the events of one request, in the event loop that reads them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
 
     def put(self, item: _Item) -> None:
-        """Called on the engine's thread. A loop that has been closed no longer wants to know."""
+        """Add `item`, on the engine's thread; does nothing if the loop has been closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
@@ -45,7 +44,7 @@ class _Reader:
 
 
 class AsyncEngine:
-    """Many coroutines, one engine. Takes the arguments of `Engine`, and raises what it raises.
+    """One engine for many coroutines. Takes the arguments of `Engine`, and raises what it raises.
 
     Making one loads the model, which blocks: in a running program use `await asyncio.to_thread(AsyncEngine, …)`. An
     `Engine` in place of the model is taken over: from then on it belongs to this one, and is closed with it.
@@ -62,26 +61,26 @@ class AsyncEngine:
         self._engine = model if isinstance(model, Engine) else Engine(model, config, **options)
         self.model_name = self._engine.model_name
         self.max_model_len = self._engine.max_model_len
-        """Tokens of prompt and output together, at most."""
+        """Greatest number of tokens of prompt and output together."""
         self.tokenizer = self._engine.core.tokenizer
-        """Of the model. Encoding changes nothing in it, so any thread may do it."""
+        """Tokenizer of the model. Any thread may encode, which does not change it."""
         self._clock = self._engine.core.clock
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closing = False
         self._ended = False
-        """The thread has obeyed its last command, or is about to."""
+        """Whether the thread has carried out its last command, or is about to."""
         self._failure: BaseException | None = None
         self._stats = self._engine.stats.copy()
-        """Made by the engine's thread, and changed by nobody."""
+        """Copy made by the engine's thread and never changed."""
         self._readers: dict[str, _Reader] = {}
-        """Touched by the engine's thread only."""
+        """Readers by request id, used by the engine's thread only."""
         self._thread = threading.Thread(target=self._run, name="batchwright-engine", daemon=True)
         self._thread.start()
 
     @property
     def stats(self) -> EngineStats:
-        """Figures since the engine was made, as they were after its last step: a copy, so any thread may read it."""
+        """Copy of the figures since the engine was made, as of its last step; any thread may read it."""
         return self._stats
 
     async def generate(
@@ -89,8 +88,8 @@ class AsyncEngine:
     ) -> InferenceResponse:
         """Compute one prompt or request. Cancelling the awaiting task cancels it in the engine.
 
-        Raises `InvalidRequest` when it is refused, `EngineClosed` when the engine is; a request that fails later, or
-        whose deadline passes, is answered with `error` set.
+        Raises `InvalidRequest` if it is refused, `EngineClosed` if the engine is closed; a request that fails later, or
+        exceeds its deadline, is answered with `error` set.
         """
         async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=False)) as events:
             async for event in events:
@@ -101,16 +100,16 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompt | InferenceRequest, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamEvent]:
-        """Compute one prompt and give its text as it comes; the last event carries the response.
+        """Compute one prompt and yield its text as it comes; the last event carries the response.
 
-        Raises as `generate`. Leaving the iterator early cancels the request.
+        Raises what `generate` raises. Leaving the iterator early cancels the request.
         """
         async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=True)) as events:
             async for event in events:
                 yield event
 
     async def close(self) -> None:
-        """End what is not finished with `EngineClosed`, stop the thread, free the model. May be called again."""
+        """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""
         self._closing = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
@@ -118,9 +117,7 @@ class AsyncEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _events(self, request: InferenceRequest, *, stream: bool) -> AsyncGenerator[StreamEvent]:
@@ -147,8 +144,8 @@ class AsyncEngine:
             raise EngineClosed("the engine is closed") from self._failure
         self._commands.append(command)
         self._wake.set()
-        # The thread sets `_ended` before it empties the queue for the last time: a command that it may have missed
-        # finds it set.
+        # The thread sets `_ended` before it empties the queue for the last time: if it may have missed this command,
+        # `_ended` is set by now.
         if self._ended and not quietly:
             raise EngineClosed("the engine is closed") from self._failure
 
@@ -157,7 +154,7 @@ class AsyncEngine:
             self._engine.core.add(request, stream=stream, submitted_at=submitted_at)
         except BatchwrightError as error:
             reader.put(error)
-        except Exception as error:  # whatever it is, it concerns this request alone
+        except Exception as error:  # whatever it is, it fails this request only
             failure = GenerationError(f"the request could not be taken: {type(error).__name__}: {error}")
             failure.__cause__ = error
             reader.put(failure)
@@ -175,10 +172,10 @@ class AsyncEngine:
                 self._obey()
                 if self._engine.core.scheduler.has_work:
                     events = self._engine.core.step()
-                    self._publish()
+                    self._stats = self._engine.stats.copy()
                     self._dispatch(events)
                 else:
-                    self._publish()
+                    self._stats = self._engine.stats.copy()
                     self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
@@ -192,9 +189,6 @@ class AsyncEngine:
         while self._commands:
             self._commands.popleft()()
 
-    def _publish(self) -> None:
-        self._stats = self._engine.stats.copy()
-
     def _dispatch(self, events: list[StreamEvent]) -> None:
         for event in events:
             reader = self._readers.get(event.request_id)
@@ -204,12 +198,12 @@ class AsyncEngine:
                 reader.put(event)
 
     def _shut_down(self) -> None:
-        """Answer everybody: those who are being computed, and those whose command came too late."""
+        """End all requests, those being computed and those whose command came too late."""
         self._ended = True
         try:
             self._obey()
             events = self._engine.core.close()
-            self._publish()
+            self._stats = self._engine.stats.copy()
             self._dispatch(events)
         finally:
             for reader in self._readers.values():
@@ -219,7 +213,7 @@ class AsyncEngine:
 
 
 def as_request(prompt: Prompt | InferenceRequest, params: SamplingParams | None) -> InferenceRequest:
-    """A request for `prompt`. Raises ValueError for several prompts, or a request with parameters beside it."""
+    """Return a request for `prompt`. Raises ValueError for several prompts, or for a request with `params`."""
     if isinstance(prompt, InferenceRequest):
         if params is not None:
             raise ValueError("sampling_params: a request brings its own, leave it out")

@@ -1,6 +1,6 @@
-"""The token-level loop: plan a step, run the model, choose tokens, hand out what is finished.
+"""The token-level loop: plan a step, run the model, choose tokens, deliver results.
 
-Single-threaded and without locks: whoever owns the core calls `add`, `cancel` and `step`. `Engine` owns one directly,
+Single-threaded and without locks: the owner of the core calls `add`, `cancel` and `step`. `Engine` owns one directly,
 `AsyncEngine` on a thread of its own.
 """
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Computes requests step by step. `scheduler`'s blocks must be those that `body` has allocated."""
+    """Step-by-step computation of requests. The blocks of `scheduler` must be those that `body` has allocated."""
 
     def __init__(
         self, body: ModelBody, tokenizer: Tokenizer, scheduler: Scheduler, clock: Clock, *, max_model_len: int
@@ -57,24 +57,25 @@ class EngineCore:
         )
         self._requests: dict[str, RequestState] = {}
         self._generations: dict[int, Generation] = {}
-        """By the ordinal of their sequence."""
+        """Unfinished generations by the ordinals of their sequences."""
         self._callbacks: list[tuple[Callable[[InferenceResponse], object], InferenceResponse]] = []
-        """To be called once the step is over, when a callback may itself submit or cancel."""
+        """Callbacks to call after the step, since a callback may itself submit or cancel."""
 
     @property
     def unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     @property
     def unfinished_sequences(self) -> int:
+        """Number of sequences that have not ended."""
         return len(self._generations)
 
     def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
-        """Queue a request. With `stream`, every step gives an event for its new text.
+        """Queue a request. With `stream`, every step returns an event with its new text.
 
-        `submitted_at` is when its caller handed it in, by the engine's clock: before now where a step was in between.
-        Raises `InvalidRequest` for a request that can never be computed; nothing of it stays behind.
+        `submitted_at` is the time of its submission by the engine's clock, earlier than now if a step was in between.
+        Raises `InvalidRequest` for a request that can never be computed, and leaves no state of it behind.
         """
         if request.request_id in self._requests:
             raise InvalidRequest(
@@ -101,7 +102,7 @@ class EngineCore:
             if self.scheduler.draft_rows and generation.sampling.follows_from_logits:
                 sequence.drafter = Drafter()
             state.generations.append(generation)
-        # From here on nothing raises: `_encode` has asked the scheduler.
+        # Nothing raises from here on: `_encode` has asked the scheduler.
         for generation in state.generations:
             self.scheduler.add(generation.sequence)
             self._generations[generation.sequence.ordinal] = generation
@@ -113,7 +114,7 @@ class EngineCore:
         self._gauge()
 
     def cancel(self, request_id: str) -> StreamEvent | None:
-        """End a request now, its slot and blocks free at once. None when there is no such request."""
+        """End a request now and free its slot and blocks. Returns None if there is no such request."""
         state = self._requests.get(request_id)
         if state is None:
             return None
@@ -131,7 +132,7 @@ class EngineCore:
         return events
 
     def step(self) -> list[StreamEvent]:
-        """Compute one step; gives the events of those who stream, and the last event of each request that ended."""
+        """Compute one step; return the events of streaming requests, and the last event of each request that ended."""
         events = self._step()
         self._gauge()
         self._call_back()
@@ -141,7 +142,13 @@ class EngineCore:
     def _step(self) -> list[StreamEvent]:
         began = self.clock.now()
         plan = self.scheduler.schedule(began)
-        events = self._give_up(plan.expired)
+        events: list[StreamEvent] = []
+        for late in plan.expired:
+            expired = self._generations.get(late.ordinal)
+            if expired is not None:  # else another completion of the same request has just ended it, too
+                seconds = expired.owner.request.deadline
+                error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
+                events.append(self._fail(expired.owner, error))
         self.stats.preemptions += len(plan.preempted)
         for sequence in plan.preempted:
             self.stats.traffic[sequence.traffic].preemptions += 1
@@ -150,8 +157,8 @@ class EngineCore:
         sampled = [chunk for chunk in plan.chunks if chunk.samples]
         try:
             outcomes, model_seconds = self._compute(plan, sampled)
-        except Exception as error:
-            return events + self._recover(plan, error)
+        except Exception as failure:
+            return events + self._recover(plan, failure)
         except BaseException:  # an interrupt: the step is undone, so that the engine can go on after it
             self.scheduler.rollback(plan)
             raise
@@ -164,21 +171,11 @@ class EngineCore:
         try:
             for chunk, chosen in zip(sampled, outcomes, strict=True):
                 events.extend(self._deliver_all(chunk, chosen, now))
-        except BaseException:  # an interrupt: tokens that were not taken are chosen again
+        except BaseException:  # an interrupt: tokens that were not delivered are chosen again
             for chunk in sampled:
                 self.scheduler.repeat_last(chunk.sequence)
             raise
         self._count(plan, model_seconds, self.clock.now() - began)
-        return events
-
-    def _give_up(self, late: list[Sequence]) -> list[StreamEvent]:
-        events = []
-        for sequence in late:
-            expired = self._generations.get(sequence.ordinal)
-            if expired is not None:  # else another completion of the same request has just taken it along
-                seconds = expired.owner.request.deadline
-                error = DeadlineExceeded(f"deadline={seconds} s passed before the request was finished")
-                events.append(self._fail(expired.owner, error))
         return events
 
     def _encode(self, request: InferenceRequest) -> list[int]:
@@ -186,7 +183,7 @@ class EngineCore:
             prompt = self.tokenizer.encode(request.prompt)
         except BatchwrightError:
             raise
-        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
             raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
         if len(prompt) + request.max_tokens > self.max_model_len:
             raise ContextLengthExceeded(
@@ -205,7 +202,7 @@ class EngineCore:
         return prompt
 
     def _compute(self, plan: StepPlan, sampled: list[Chunk]) -> tuple[list[list[Sampled]], float]:
-        """For each chunk what follows it, and what follows each of its drafts; and the seconds that this took."""
+        """Return the tokens that follow each sampled chunk and each of its drafts, and the seconds that this took."""
         batch = build_batch(plan.chunks, self.scheduler.blocks.block_size, self.body.device)
         began = self.clock.now()
         states = [
@@ -216,13 +213,13 @@ class EngineCore:
         output = self.body.output(batch, [state.takes_likeliest for state in states])
         outcomes = iter(sample(output.logits, states, output.likeliest) if sampled else [])
         if not sampled and output.logits.is_cuda:
-            # Nobody has waited for the device: this step would seem to take no time, and the next one that of both.
+            # Nothing has waited for the device: this step would seem to take no time, and the next one that of both.
             torch.cuda.synchronize(output.logits.device)
         seconds = self.clock.now() - began
         return [list(islice(outcomes, 1 + len(chunk.drafts))) for chunk in sampled], seconds
 
     def _recover(self, plan: StepPlan, error: Exception) -> list[StreamEvent]:
-        """After a step that raised: go on in smaller steps, or one by one, and fail only the culprit."""
+        """Undo a step that raised, to retry in smaller steps or one by one; fail only the request that is the cause."""
         self.scheduler.rollback(plan)
         if ran_out_of_memory(error):
             if self.body.device.type == "cuda":
@@ -239,7 +236,7 @@ class EngineCore:
         return [self._fail(self._generations[plan.chunks[0].sequence.ordinal].owner, failure)]
 
     def _deliver_all(self, chunk: Chunk, chosen: list[Sampled], now: float) -> list[StreamEvent]:
-        """What follows the chunk; and as long as a draft was right, what follows it."""
+        """Deliver the token that follows the chunk and, as long as drafts are right, those that follow them."""
         events: list[StreamEvent] = []
         accepted = 0
         for place, outcome in enumerate(chosen):
@@ -276,7 +273,7 @@ class EngineCore:
         try:
             text = generation.accept(outcome)
             response = state.response(now) if generation.finish_reason is not None and state.done else None
-        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this request alone
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this request only
             failure = GenerationError(f"the tokenizer failed on the output: {type(error).__name__}: {error}")
             failure.__cause__ = error
             return self._fail(state, failure)
@@ -292,18 +289,15 @@ class EngineCore:
                 traffic.tpot_ms.add(tpot)
                 traffic.recent_tpot_ms.add(tpot)
         if response is not None:
-            self._finish(state, response)
+            self._forget(state)
+            self.stats.latency_ms.add(response.latency_ms)
+            traffic.completed += 1
+            self._answer(state.request, response)
         elif not state.streams:
             return None
         tokens = (outcome.token,)
         request_id, reason = state.request.request_id, generation.finish_reason
         return StreamEvent(request_id, generation.index, text, tokens, reason, response, generation.last_logprobs)
-
-    def _finish(self, state: RequestState, response: InferenceResponse) -> None:
-        self._forget(state)
-        self.stats.latency_ms.add(response.latency_ms)
-        self.stats.traffic[state.request.traffic].completed += 1
-        self._answer(state.request, response)
 
     def _fail(self, state: RequestState, error: BatchwrightError, reason: FinishReason = "error") -> StreamEvent:
         state.error = error
@@ -332,7 +326,7 @@ class EngineCore:
             callback, response = self._callbacks.pop(0)
             try:
                 callback(response)
-            except Exception:  # the caller's code: what it raises must not cost other requests their answers
+            except Exception:  # the caller's code: other requests must get their answers whatever it raises
                 _log.exception("the callback of request %s raised", response.request_id)
 
     def _forget(self, state: RequestState) -> None:

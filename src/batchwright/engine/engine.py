@@ -1,20 +1,21 @@
-"""`Engine`: a model, its KV cache and its scheduler, for callers that are not asynchronous."""
+"""`Engine`: a model, its KV cache and its scheduler, for synchronous callers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.engine.attention import KVShape
 from batchwright.engine.bodies import load_body
 from batchwright.engine.core import EngineCore
 from batchwright.engine.engine_stats import EngineStats
-from batchwright.engine.kv_memory import num_kv_blocks
 from batchwright.engine.prompts import as_requests, refused
 from batchwright.engine.tokenizer import Tokenizer
-from batchwright.engine_config import EngineConfig
+from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.errors import EngineClosed, InvalidRequest, UnsupportedModel
 from batchwright.kv import BlockManager
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind, resolve
@@ -68,42 +69,37 @@ class Engine:
             draft_rows=loaded.free_rows if config.drafting else 0,
             slo=SloController(ttft=_seconds(config.ttft_ms), tpot=_seconds(config.tpot_ms)),
         )
-        self._core: EngineCore | None = EngineCore(
-            loaded,
-            Tokenizer(folder, loaded.vocab_size, context=length),
-            scheduler,
-            clock or MonotonicClock(),
-            max_model_len=length,
-        )
+        tokenizer, clock = Tokenizer(folder, loaded.vocab_size, context=length), clock or MonotonicClock()
+        self._core: EngineCore | None = EngineCore(loaded, tokenizer, scheduler, clock, max_model_len=length)
         self._stats = self._core.stats
         self._unclaimed: list[InferenceResponse] = []
-        """Of requests from `submit` that ended while `generate` or `stream` were stepping."""
+        """Responses to requests from `submit` that ended while `generate` or `stream` were stepping."""
 
     @property
     def core(self) -> EngineCore:
-        """The loop itself. Raises `EngineClosed` after `close`."""
+        """The token-level loop. Raises `EngineClosed` after `close`."""
         if self._core is None:
             raise EngineClosed("the engine is closed: make a new one")
         return self._core
 
     @property
     def stats(self) -> EngineStats:
-        """Figures since the engine was made; still there after `close`."""
+        """Figures since the engine was made; available after `close`, too."""
         return self._stats
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Greatest number of tokens of prompt and output together."""
         return self.core.max_model_len
 
     @property
     def unfinished(self) -> int:
-        """Requests submitted and not ended."""
+        """Number of requests that were submitted and have not ended."""
         return self.core.unfinished
 
     @property
     def wants(self) -> int:
-        """How many more requests to submit so that no place in the batch stays empty for want of them."""
+        """Number of further requests to submit so that the batch never lacks any."""
         return max(0, 2 * self.core.scheduler.max_num_seqs - self.core.unfinished_sequences)
 
     def submit(self, request: InferenceRequest) -> None:
@@ -111,12 +107,12 @@ class Engine:
         self.core.add(request)
 
     def step(self) -> list[InferenceResponse]:
-        """Compute one step; the responses of the requests that ended in it, failed ones with `error` set."""
+        """Compute one step; return the responses to requests that ended in it, failed ones with `error` set."""
         responses, self._unclaimed = self._unclaimed, []
         return responses + [event.response for event in self.core.step() if event.response is not None]
 
     def cancel(self, request_id: str) -> InferenceResponse | None:
-        """End a request at once; its response so far, or None when there is no such request."""
+        """End a request at once; return its response so far, or None if there is no such request."""
         event = self.core.cancel(request_id)
         return None if event is None else event.response
 
@@ -125,19 +121,16 @@ class Engine:
         prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[InferenceResponse]:
-        """Compute `prompts` and give their responses in the same order.
+        """Compute `prompts` and return their responses in the same order.
 
         `prompts` is one prompt or several, each text, token ids or chat messages; or requests, which bring their own
-        parameters. `sampling_params` is one for all or one for each. A request that fails or is refused has its
-        response's `error` set; the others are not affected. Raises ValueError for arguments of another kind, or when
-        the numbers do not match.
+        parameters. `sampling_params` is one for all or one for each. If a request fails or is refused, the `error` of
+        its response is set and the others are not affected. Raises ValueError for arguments of other types, or if the
+        numbers do not match.
         """
         requests = as_requests(prompts, sampling_params)
-        responses = {
-            event.request_id: event.response
-            for event in self._events(requests, stream=False)
-            if event.response is not None
-        }
+        events = self._events(requests, stream=False)
+        responses = {event.request_id: event.response for event in events if event.response is not None}
         return [responses[request.request_id] for request in requests]
 
     def stream(
@@ -145,7 +138,7 @@ class Engine:
         prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamEvent]:
-        """Compute `prompts` and give text as it comes; the last event of each prompt carries its response.
+        """Compute `prompts` and yield text as it comes; the last event of each prompt carries its response.
 
         Arguments as in `generate`. Leaving the iterator early cancels what is not finished.
         """
@@ -154,9 +147,9 @@ class Engine:
     def _events(
         self, requests: Sequence[InferenceRequest | InferenceResponse], *, stream: bool
     ) -> Iterator[StreamEvent]:
-        """Submit `requests` and step until all have ended; those that have not when the iterator is left are cancelled.
+        """Submit `requests` and step until all have ended, or cancel the rest when the iterator is left early.
 
-        Events of other requests, from `submit`, are kept for `step`.
+        Responses to other requests, from `submit`, are kept for `step`.
         """
         core, waiting = self.core, set[str]()
         try:
@@ -182,7 +175,7 @@ class Engine:
                 core.cancel(request_id)
 
     def close(self) -> None:
-        """Free the model and its caches. What is not finished ends with `EngineClosed`. May be called again."""
+        """Free the model and its caches; end unfinished requests with `EngineClosed`. May be called again."""
         if self._core is not None:
             self._core.close()
             self._core = None
@@ -190,9 +183,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -205,3 +196,41 @@ def _require_generating(model: str) -> None:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
+
+
+_CPU_SHARE = 0.25
+_CPU_MOST = 4 * 2**30
+_GPU_SHARE = 0.85
+
+
+def num_kv_blocks(layers: list[KVShape], kv_memory: str | int | None, most_blocks: int) -> int:
+    """Return how many blocks fit `kv_memory` (None: a share of the memory free now), at most `most_blocks`.
+
+    `layers` are the cache shapes of all layers, with any number of blocks. Raises ValueError if not even one block
+    fits, or if more memory is wanted than is free.
+    """
+    per_block = sum(layer.bytes_per_block for layer in layers)
+    budget = _free_share(layers[0].device) if kv_memory is None else parse_bytes(kv_memory)
+    wanted = min(budget, most_blocks * per_block)
+    if kv_memory is not None and wanted > (free := _free(layers[0].device)):
+        raise ValueError(
+            f"kv_memory={kv_memory!r}: {wanted / 2**30:.1f} GiB would be taken and {free / 2**30:.1f} GiB are free; "
+            "give less"
+        )
+    if budget < per_block:
+        raise ValueError(f"kv_memory={kv_memory!r}: one KV block of this model takes {per_block} bytes; give more")
+    return min(budget // per_block, most_blocks)
+
+
+def _free_share(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(_free(device) * _GPU_SHARE)
+    return min(_CPU_MOST, int(_free(device) * _CPU_SHARE))
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)

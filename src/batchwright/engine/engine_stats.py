@@ -1,4 +1,4 @@
-"""What an engine did: the figures that every run reports."""
+"""The figures of an engine that every run reports."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from batchwright.request import Traffic
 
 @dataclass(slots=True)
 class TrafficStats:
-    """One class of traffic. Latencies are milliseconds, those of a request whose tokens have come."""
+    """Figures of one class of traffic. Latencies are milliseconds, of requests that got the tokens they measure."""
 
     waiting: int = 0
-    """Sequences without a place, now."""
+    """Sequences that wait for a slot now."""
     running: int = 0
-    """Sequences with a place, now."""
+    """Sequences that have a slot now."""
     submitted: int = 0
-    """Requests."""
     completed: int = 0
     """Requests answered without an error."""
     failed: int = 0
-    """Requests answered with one, cancelled and expired ones included."""
+    """Requests answered with an error, cancelled and expired ones included."""
     preemptions: int = 0
     computed_tokens: int = 0
-    """Tokens that steps computed, of prompts and outputs; recomputed ones counted again."""
+    """Prompt and output tokens computed in steps, with recomputed ones counted again."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     ttft_ms: Histogram = field(default_factory=Histogram)
@@ -33,51 +32,46 @@ class TrafficStats:
     recent_tpot_ms: Recent = field(default_factory=Recent)
 
     def copy(self) -> TrafficStats:
-        """As it is now; nothing is added to it any more."""
-        return replace(
-            self,
-            ttft_ms=self.ttft_ms.copy(),
-            tpot_ms=self.tpot_ms.copy(),
-            recent_ttft_ms=self.recent_ttft_ms.copy(),
-            recent_tpot_ms=self.recent_tpot_ms.copy(),
-        )
+        """Return a copy that does not change."""
+        latencies = ("ttft_ms", "tpot_ms", "recent_ttft_ms", "recent_tpot_ms")
+        return replace(self, **{name: getattr(self, name).copy() for name in latencies})
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counted since the engine started. Times are seconds, latencies milliseconds."""
+    """Figures since the engine started. Times are seconds, latencies milliseconds."""
 
     implementation: str = ""
-    """Which body and attention compute, in which dtype, where."""
+    """Names of the body, attention, dtype and device."""
     max_num_seqs: int = 0
     kv_blocks: int = 0
     block_size: int = 0
     steps: int = 0
     prefill_tokens: int = 0
-    """Prompt tokens computed (recomputed ones counted again), prefix-cache hits left out."""
+    """Prompt tokens computed (recomputed ones counted again), without prefix-cache hits."""
     decode_tokens: int = 0
     """Rows that computed a single next token."""
     drafted_tokens: int = 0
     """Guesses at next tokens that were computed along with decodes."""
     accepted_tokens: int = 0
-    """Of them, those that were right: each saved its sequence a step."""
+    """Drafted tokens that were right: each saved its sequence a step."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache at first admission."""
     prefill_seconds: float = 0.0
-    """Model time, shared out by the share of prefill tokens in each step."""
+    """Model time of prefill tokens, by their share of each step."""
     decode_seconds: float = 0.0
     model_seconds: float = 0.0
-    """In the forward pass and the choice of tokens."""
+    """Time in the forward pass and the choice of tokens."""
     step_seconds: float = 0.0
-    """In whole steps, scheduling and bookkeeping included."""
+    """Time in whole steps, scheduling and bookkeeping included."""
     preemptions: int = 0
     occupancy_sum: int = 0
     """Sum over steps of the sequences in the step."""
     occupancy_peak: int = 0
     kv_blocks_used: int = 0
-    """Now."""
+    """Blocks in use now."""
     kv_blocks_peak: int = 0
     rows_computed: int = 0
     """Rows that went through the model's matrix products."""
@@ -86,22 +80,17 @@ class EngineStats:
     latency_ms: Histogram = field(default_factory=Histogram)
     last_step_seconds: float = 0.0
     last_step_predicted: float | None = None
-    """Seconds that were predicted for the last step; None when nothing was known yet."""
+    """Seconds that were predicted for the last step; None before any prediction."""
     step_margin: float = 1.0
-    """What 95% of the recent steps stayed within, as a ratio of their seconds to those predicted; at least 1."""
+    """Ratio of measured to predicted seconds that 95% of the recent steps stayed within; at least 1."""
     traffic: dict[Traffic, TrafficStats] = field(
         default_factory=lambda: {"online": TrafficStats(), "batch": TrafficStats()}
     )
 
     def copy(self) -> EngineStats:
-        """As it is now; nothing is added to it any more."""
-        return replace(
-            self,
-            ttft_ms=self.ttft_ms.copy(),
-            tpot_ms=self.tpot_ms.copy(),
-            latency_ms=self.latency_ms.copy(),
-            traffic={name: each.copy() for name, each in self.traffic.items()},
-        )
+        """Return a copy that does not change."""
+        latencies = {name: getattr(self, name).copy() for name in ("ttft_ms", "tpot_ms", "latency_ms")}
+        return replace(self, **latencies, traffic={name: each.copy() for name, each in self.traffic.items()})
 
     @property
     def occupancy_mean(self) -> float:
@@ -110,7 +99,7 @@ class EngineStats:
 
     @property
     def padding_efficiency(self) -> float:
-        """Useful rows over computed rows: 1.0 means that nothing was spent on padding."""
+        """Ratio of useful rows to computed rows: 1.0 means no padding."""
         useful = self.prefill_tokens + self.decode_tokens + self.accepted_tokens
         return useful / self.rows_computed if self.rows_computed else 1.0
 

@@ -1,12 +1,11 @@
-"""A request while it is computed: one `Generation` for each of its `n` completions."""
+"""The state of a request while it is computed: one `Generation` for each of its `n` completions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from batchwright.engine.detokenizer import IncrementalDetokenizer
 from batchwright.engine.sampling import RowLogprobs, Sampled, SamplingState
-from batchwright.engine.tokenizer import Tokenizer
+from batchwright.engine.tokenizer import IncrementalDetokenizer, Tokenizer
 from batchwright.errors import BatchwrightError
 from batchwright.request import Choice, FinishReason, InferenceRequest, InferenceResponse, TokenLogprob, Usage
 from batchwright.scheduling import Sequence
@@ -14,7 +13,7 @@ from batchwright.stop_strings import StopStrings
 
 
 class Generation:
-    """One completion: its sequence, its text so far and why it ended."""
+    """State of one completion: its sequence, its text so far and why it ended."""
 
     def __init__(
         self, owner: RequestState, index: int, sequence: Sequence, tokenizer: Tokenizer, *, incremental: bool
@@ -29,7 +28,7 @@ class Generation:
         self.sampling = SamplingState(params, index, sequence.tokens, self.ends)
         self._tokenizer = tokenizer
         self._stops = StopStrings(params.stop)
-        # Text is needed while tokens come only by those who stream and those who stop at a text.
+        # Text is needed while tokens come only for streaming and for stop strings.
         self._detokenizer = IncrementalDetokenizer(tokenizer.decode) if incremental or params.stop else None
         self._text: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -40,11 +39,11 @@ class Generation:
 
     @property
     def last_logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """Of the token that was accepted last; None where none were asked for."""
+        """Log-probabilities of the last accepted token; None if the request does not ask for any."""
         return None if self._logprobs is None else tuple(self._logprobs[-1:])
 
     def accept(self, outcome: Sampled) -> str:
-        """Take the next token (not None); sets `finish_reason` when it is the last. Returns new certain text."""
+        """Take the next token (not None), set `finish_reason` if it is the last, and return new certain text."""
         token = outcome.token
         if token is None:
             raise ValueError("a row without finite logits has no token to accept")
@@ -54,18 +53,24 @@ class Generation:
         if self._logprobs is not None and outcome.logprobs is not None:
             self._logprobs.append(self._named(token, outcome.logprobs))
         generated = self.sampling.generated
-        ended = token in self.ends and generated >= params.min_tokens
-        text = "" if ended else self._advance(token, armed=generated >= params.min_tokens)
-        if ended:
+        armed = generated >= params.min_tokens
+        text = ""
+        if armed and token in self.ends:
             self.finish_reason = "stop"
-        elif self.finish_reason is None and generated >= params.max_tokens:
+        elif self._detokenizer is not None:
+            text, stopped = self._stops.push(self._detokenizer.push([token]), armed=armed)
+            if stopped:
+                self.finish_reason = "stop"
+        if self.finish_reason is None and generated >= params.max_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None:
-            text += self._flush()
+            text += self._stops.flush()
+        if text:
+            self._text.append(text)
         return text
 
     def choice(self, *, text: bool = True) -> Choice:
-        """The completion as far as it has come; without `text`, only its tokens."""
+        """Return the completion so far; without `text`, only its tokens."""
         return Choice(
             index=self.index,
             text=self._complete_text() if text else "",
@@ -74,20 +79,6 @@ class Generation:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
         )
 
-    def _advance(self, token: int, *, armed: bool) -> str:
-        if self._detokenizer is None:
-            return ""
-        text, stopped = self._stops.push(self._detokenizer.push([token]), armed=armed)
-        if stopped:
-            self.finish_reason = "stop"
-        self._text.append(text)
-        return text
-
-    def _flush(self) -> str:
-        text = self._stops.flush()
-        self._text.append(text)
-        return text
-
     def _complete_text(self) -> str:
         if self._detokenizer is not None:
             return "".join(self._text)
@@ -95,7 +86,7 @@ class Generation:
         if tokens and self.finish_reason == "stop":
             tokens = tokens[:-1]
         text = self._tokenizer.decode(tokens)
-        if text.endswith("\ufffd"):  # perhaps half a character: end as a stream of the same tokens would
+        if text.endswith("\ufffd"):  # perhaps a partial character: end as a stream of the same tokens would
             detokenizer = IncrementalDetokenizer(self._tokenizer.decode)
             return "".join(detokenizer.push([token]) for token in tokens)
         return text
@@ -108,7 +99,7 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request in the engine. Times are of the engine's clock, in seconds."""
+    """State of a request in the engine. Times are seconds of the engine's clock."""
 
     request: InferenceRequest
     prompt_tokens: int
@@ -124,7 +115,7 @@ class RequestState:
         return all(generation.finish_reason is not None for generation in self.generations)
 
     def response(self, now: float, *, text: bool = True) -> InferenceResponse:
-        """The answer, complete or as far as it came."""
+        """Return the response, complete or with the output so far."""
         choices = tuple(generation.choice(text=text) for generation in self.generations)
         generated = sum(len(choice.token_ids) for choice in choices)
         started = now if self.first_step_at is None else self.first_step_at

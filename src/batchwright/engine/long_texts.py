@@ -1,8 +1,8 @@
-"""Texts that have more tokens than a model takes, told without tokenizing all of them: megabytes take seconds.
+"""Detection of texts with more tokens than a model takes, without tokenizing the whole text: megabytes take seconds.
 
-Two ways, both of which refuse no text that would fit. Where each token stands for a bounded number of characters, the
-length of the text says how many tokens it has at least. Else the text is tokenized in pieces, cut where the tokenizer
-cuts it in any case, until they have too many.
+There are two ways, and neither refuses a text that would fit. If each token stands for a bounded number of characters,
+the length of the text bounds its number of tokens from below. Else the text is tokenized in pieces, cut where the
+tokenizer cuts it in any case, until they have too many tokens.
 """
 
 from __future__ import annotations
@@ -10,42 +10,44 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
 _PIECE_PER_TOKEN = 8
 _LEAST_PIECE = 4096
-"""Characters of a piece, at least."""
+"""Least characters of a piece."""
 _SLACK = 2
-"""Tokens by which a cut may be wrong. None is known to be; it costs nothing, as a piece has many more."""
+"""Tokens by which a cut may be wrong. No cut is known to be; the slack costs nothing, as a piece has many more."""
 
 _COMPOSED = 4
-"""Most characters that Unicode's canonical composition makes one."""
+"""Most characters that Unicode's canonical composition joins into one."""
 _NOT_SHORTER = {"NFC": _COMPOSED, "NFKC": _COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1}
 _LOCAL = frozenset({
     "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer", "Precompiled", "Nmt",
 })  # fmt: skip
-"""Normalizers that change nothing at a space between two letters, and look at nothing across it."""
+"""Normalizers that never change a space between two letters, nor depend on text across it."""
 _KEEPS_ALL = frozenset({"ByteLevel", "Split", "Digits", "Metaspace"})
 _CHINESE = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
 _BETWEEN_WORDS = r"(?<=[A-Za-z]) (?=[A-Za-z])"
 
 
 class LongTexts:
-    """Knows of one tokenizer how to tell that a text has too many tokens."""
+    """Lower bounds of the numbers of tokens that a tokenizer gives."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """`tokenizer` neither cuts nor pads."""
+        """Prepare bounds for `tokenizer`, which must neither truncate nor pad."""
         self._tokenizer = tokenizer
         spec = json.loads(tokenizer.to_str())
         self._most_characters = _most_characters(tokenizer, spec)
-        self._dropped = _missing_ascii(spec["model"]["vocab"]) if _is_byte_level(spec) else []
+        letters = _letters() if _is_byte_level(spec) else {}
+        self._dropped = [chr(b) for b, letter in letters.items() if b < 0x80 and letter not in spec["model"]["vocab"]]
+        """ASCII characters that a byte-level tokenizer has no token for, and drops."""
         self._cut = _cut(tokenizer, spec)
 
     def least_tokens(self, text: str, most: int) -> int | None:
-        """A number above `most`, which the text has at least, special tokens left out; None where it may have fewer."""
+        """Return a lower bound of the tokens of `text` without special ones, if it is above `most`; else None."""
         if self._most_characters is not None and len(text) > most * self._most_characters:
             kept = len(text) - sum(map(text.count, self._dropped))
             least = -(-kept // self._most_characters)
@@ -56,7 +58,7 @@ class LongTexts:
         tokens = 0
         for cuts, piece in enumerate(_pieces(text, size, self._cut), 1):
             if len(piece) > len(text) / 2:
-                return None  # with hardly a place to cut, all of it would be tokenized twice
+                return None  # with hardly a place to cut, the whole text would be tokenized twice
             tokens += len(self._tokenizer.encode(piece, add_special_tokens=False).ids)
             if tokens - _SLACK * cuts > most:
                 return tokens - _SLACK * cuts
@@ -73,7 +75,7 @@ def _pieces(text: str, size: int, cut: re.Pattern[str]) -> Iterator[str]:
 
 
 def _parts(spec: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer, a pre-tokenizer or a decoder."""
+    """Return the steps of a normalizer, a pre-tokenizer or a decoder."""
     if spec is None:
         return []
     if spec["type"] == "Sequence":
@@ -82,10 +84,10 @@ def _parts(spec: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]
 
 
 def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | None:
-    """Most characters of a text that a token can stand for; None where that is not certain.
+    """Return the most characters of a text that a token can stand for; None if that is not certain.
 
-    It is for tokenizers that drop nothing but a few characters of ASCII: byte-level ones, whose tokens are spelled with
-    a character for each byte, and those that fall back to bytes for what they do not know.
+    It is known for tokenizers that drop nothing but a few ASCII characters: byte-level ones, whose tokens are spelled
+    with a character for each byte, and those that fall back to bytes for characters without a token.
     """
     model = spec["model"]
     shrinks = 1
@@ -101,44 +103,32 @@ def _most_characters(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> int | Non
         return None
     if model["type"] != "BPE":
         return None
-    if not (
-        _has_letters(model["vocab"])
-        if _is_byte_level(spec)
-        else model.get("byte_fallback") and _has_bytes(model["vocab"])
-    ):
+    if _is_byte_level(spec):  # no character beyond ASCII is dropped: the last byte of each is one of these
+        needed = [letter for byte, letter in _letters().items() if 0x80 <= byte < 0xC0]
+    elif model.get("byte_fallback"):
+        needed = [f"<0x{byte:02X}>" for byte in range(256)]
+    else:
         return None
-    # An added token is found before the text is normalized, or after: it may stand for as many characters as any.
+    if not all(token in model["vocab"] for token in needed):
+        return None
+    # An added token may be found before the text is normalized or after, and may be as long as any other.
     return shrinks * max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
 
 
 def _is_byte_level(spec: Mapping[str, Any]) -> bool:
-    """Whether tokens are spelled with a character for each byte."""
+    """Return whether tokens are spelled with a character for each byte."""
     return any(part["type"] == "ByteLevel" for part in _parts(spec["decoder"], "decoders"))
 
 
 def _letters() -> dict[int, str]:
-    """The character that stands for each byte in the tokens of byte-level tokenizers, as GPT-2 has them."""
+    """Return the character for each byte in the tokens of byte-level tokenizers, as in GPT-2."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in itself]
     return {byte: chr(byte) for byte in itself} | {byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
-def _has_letters(vocabulary: Collection[str]) -> bool:
-    """Whether no character beyond ASCII is dropped: the last byte of each is one of these."""
-    return all(letter in vocabulary for byte, letter in _letters().items() if 0x80 <= byte < 0xC0)
-
-
-def _missing_ascii(vocabulary: Collection[str]) -> list[str]:
-    """Characters of ASCII that a byte-level tokenizer has no token for, and drops."""
-    return [chr(byte) for byte, letter in _letters().items() if byte < 0x80 and letter not in vocabulary]
-
-
-def _has_bytes(vocabulary: Mapping[str, int]) -> bool:
-    return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-
-
 def _cut(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Where any text may be cut, so that the tokens of both parts are those of the whole; None: nowhere for certain."""
+    """Return a pattern of places where cutting any text keeps its tokens; None if no place is certain to."""
     added = [token["content"] for token in spec["added_tokens"]]
     if any(token["rstrip"] for token in spec["added_tokens"]) or any(re.search(r"\s", each) for each in added):
         return None
@@ -154,9 +144,7 @@ def _cut(tokenizer: Tokenizer, spec: Mapping[str, Any]) -> re.Pattern[str] | Non
 
 
 def _between_single_characters(normalizers: list[Mapping[str, Any]], added: list[str]) -> re.Pattern[str]:
-    """BERT's way: whitespace, a mark of punctuation and an ideograph are by themselves, so before each there is a cut,
-    but within no added token.
-    """
+    """Return the places to cut texts for BERT: before whitespace, punctuation and ideographs, but in no added token."""
     within = "".join(token[1:] for token in added)
     free = "".join(each for each in string.punctuation if each not in within)
     kept = [re.escape(each) for each in string.punctuation if each in within and each * 2 not in "".join(added)]
@@ -172,9 +160,7 @@ def _collapses_spaces(part: Mapping[str, Any]) -> bool:
 
 
 def _splits_words(tokenizer: Tokenizer) -> bool:
-    """Whether a word and the space before the next one are never in one piece, by what is done with a few."""
-    for left, right in (("ab", "cd"), ("A", "b"), ("xYz", "Q")):
-        places = [end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(f"{left} {right}")]
-        if len(left) not in places:
-            return False
-    return True
+    """Return whether a few trials never put a word and the space before the next one into one piece."""
+    split = tokenizer.pre_tokenizer.pre_tokenize_str
+    trials = (("ab", "cd"), ("A", "b"), ("xYz", "Q"))
+    return all(len(left) in [end for _, (_, end) in split(f"{left} {right}")] for left, right in trials)

@@ -1,4 +1,4 @@
-"""What callers may pass as prompts, turned into requests."""
+"""Conversion of the prompts that callers may pass to requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def as_requests(
     prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
 ) -> list[InferenceRequest | InferenceResponse]:
-    """One request for each prompt, or the response to one that is no prompt at all (`error` says why).
+    """Return a request for each prompt, or the response to an invalid prompt (`error` says why).
 
-    Raises ValueError when there are not as many parameters as prompts, when requests come with parameters beside them,
-    or for arguments of another kind.
+    Raises ValueError if there are not as many parameters as prompts, if requests come with separate parameters, or for
+    arguments of other types.
     """
     several = _as_list(prompts)
     if any(isinstance(item, InferenceRequest) for item in several):
@@ -25,33 +25,30 @@ def as_requests(
             raise ValueError("sampling_params: requests bring their own, leave it out")
         if not all(isinstance(item, InferenceRequest) for item in several):
             raise ValueError("prompts: give either requests or prompts, not both")
-        return list(_distinct(cast(list[InferenceRequest], several)))
-    if sampling_params is None or isinstance(sampling_params, SamplingParams):
-        params: Sequence[SamplingParams] = [sampling_params or SamplingParams()] * len(several)
-    else:
-        params = _checked_params(sampling_params)
-    if len(params) != len(several):
-        raise ValueError(f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one for each")
-    return [_request(cast(Prompt, prompt), p) for prompt, p in zip(several, params, strict=True)]
-
-
-def _request(prompt: Prompt, params: SamplingParams) -> InferenceRequest | InferenceResponse:
-    try:
-        return InferenceRequest.of(prompt, params)
-    except InvalidRequest as error:
-        return refused(InferenceRequest.of("-", params), error)
-
-
-def _checked_params(params: object) -> Sequence[SamplingParams]:
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        requests = cast(list[InferenceRequest], several)
+        if len({request.request_id for request in requests}) != len(requests):
+            raise ValueError("request_id: two of the requests have the same one; give each its own")
+        return [*requests]
+    params: Any = sampling_params
+    if params is None or isinstance(params, SamplingParams):
+        params = [params or SamplingParams()] * len(several)
+    elif not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise ValueError(
             f"sampling_params of type {type(params).__name__}: must be one SamplingParams or a list of them"
         )
-    return params
+    if len(params) != len(several):
+        raise ValueError(f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one for each")
+    made: list[InferenceRequest | InferenceResponse] = []
+    for prompt, each in zip(several, params, strict=True):
+        try:
+            made.append(InferenceRequest.of(cast(Prompt, prompt), each))
+        except InvalidRequest as error:
+            made.append(refused(InferenceRequest.of("-", each), error))
+    return made
 
 
 def refused(request: InferenceRequest, error: InvalidRequest) -> InferenceResponse:
-    """The response to a request that was never computed."""
+    """Return the response to a request that was never computed."""
     return InferenceResponse(
         request_id=request.request_id,
         output="",
@@ -66,7 +63,7 @@ def refused(request: InferenceRequest, error: InvalidRequest) -> InferenceRespon
 
 
 def _as_list(prompts: Any) -> list[Prompt | InferenceRequest]:
-    """One prompt (text, token ids, messages) becomes a list of one."""
+    """Return several prompts as a list; one prompt (text, token ids, messages) becomes a list of one."""
     if isinstance(prompts, (str, InferenceRequest)):
         return [prompts]
     if isinstance(prompts, (bytes, bytearray, Mapping)) or not isinstance(prompts, Iterable):
@@ -78,9 +75,3 @@ def _as_list(prompts: Any) -> list[Prompt | InferenceRequest]:
     if items and isinstance(items[0], (Integral, Mapping)):
         return [items]
     return items
-
-
-def _distinct(requests: list[InferenceRequest]) -> list[InferenceRequest]:
-    if len({request.request_id for request in requests}) != len(requests):
-        raise ValueError("request_id: two of the requests have the same one; give each its own")
-    return requests

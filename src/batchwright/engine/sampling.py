@@ -1,43 +1,173 @@
-"""From logits to tokens: a whole batch at once, yet each row as if it were alone.
+"""The choice of tokens by logits, for a whole batch at once, yet each row as if it were alone.
 
-Every row's choice depends on its own logits and its own random numbers only, so a seeded request gives the same tokens
-in any company.
+A row's choice depends on its own logits and random numbers only, so a seeded request gets the same tokens in any batch.
+Drawing by temperature, top-k, min-p and top-p goes through the compiled kernels or through torch. Both take one uniform
+number for each row, and sum weights in groups of 128 from the first token on.
 """
 
 from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.drawing import draw, row_maxima
+from batchwright.engine.native import NativeKernels, load_kernels
 from batchwright.request import SamplingParams
+
+_HEAD = 1024
+"""Tokens sorted for top-k and top-p; rows with a wider nucleus are sorted whole."""
+_GROUP = 128
+"""Tokens whose weights are summed before the draw is located among them."""
+
+
+def row_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the greatest logit of each row of `logits` [rows, vocab], NaN if it holds one, and its first index."""
+    kernels = _kernels(logits)
+    if kernels is not None:
+        return kernels.row_maxima(logits)
+    best, where = logits.max(dim=-1)
+    return best, where
+
+
+def draw(
+    logits: Tensor, rows: list[int], best: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> list[int]:
+    """Draw a token for each of `rows` of `logits` [any, vocab] by its params and its uniform number in [0, 1).
+
+    `best` [any] holds the greatest logit of every row of `logits`, all finite in `rows`.
+    """
+    kernels = _kernels(logits)
+    if kernels is not None:
+        return kernels.draw_rows(logits, rows, best, params, uniforms)
+    return draw_with_torch(logits[rows].float(), params, uniforms)
+
+
+def draw_with_torch(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+    """Draw through torch, on any device: `logits` [rows, vocab] float32 has a row for each of `params`."""
+    tokens = [0] * len(params)
+    ordered = [row for row, each in enumerate(params) if _needs_order(each)]
+    direct = [row for row, each in enumerate(params) if not _needs_order(each)]
+    for rows, method in ((ordered, _draw_sorted), (direct, _draw_direct)):
+        if rows:
+            some = [params[row] for row in rows]
+            scaled = _scaled(logits[rows], some)
+            numbers = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64, device=logits.device)
+            for row, token in zip(rows, method(scaled, some, numbers), strict=True):
+                tokens[row] = token
+    return tokens
+
+
+def _kernels(logits: Tensor) -> NativeKernels | None:
+    readable = logits.device.type == "cpu" and logits.stride(-1) == 1
+    return kernels if readable and isinstance(kernels := load_kernels(logits.dtype), NativeKernels) else None
+
+
+def _scaled(logits: Tensor, params: list[SamplingParams]) -> Tensor:
+    """Return logits [rows, vocab] over temperature, shifted to a maximum of 0, so that they never get infinite."""
+    temperatures = _column(params, "temperature", logits).clamp(min=torch.finfo(logits.dtype).tiny)
+    return (logits - logits.amax(-1, keepdim=True)) / temperatures
+
+
+def _needs_order(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0
+
+
+def _draw_direct(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
+    """Draw without sorting: search the sums of groups of weights, then the group that the draw falls in."""
+    weights = torch.exp(scaled)
+    if any(p.min_p > 0 for p in params):
+        weights = weights.masked_fill(weights < _column(params, "min_p", weights), 0.0)
+    groups = _groups(weights)
+    ends = groups.sum(-1).double().cumsum(-1)
+    targets = uniforms[:, None] * ends[:, -1:]
+    group = _locate(ends, targets)
+    before = torch.where(group > 0, ends.gather(-1, (group - 1).clamp(min=0)), 0.0)
+    inner = groups.gather(1, group[:, :, None].expand(-1, 1, _GROUP))[:, 0].double().cumsum(-1)
+    within = _locate(inner, targets - before)
+    tokens: list[int] = (group * _GROUP + within)[:, 0].tolist()
+    return tokens
+
+
+def _groups(weights: Tensor) -> Tensor:
+    """Return `weights` [rows, vocab] padded with zeros to whole groups -> [rows, groups, `_GROUP`]."""
+    rows, vocab = weights.shape
+    return torch.nn.functional.pad(weights, (0, -vocab % _GROUP)).view(rows, -1, _GROUP)
+
+
+def _draw_sorted(scaled: Tensor, params: list[SamplingParams], uniforms: Tensor) -> list[int]:
+    """Draw among the top-k, top-p and min-p tokens of each row."""
+    # Summed by groups: a sum over a whole row is rounded differently when it is the only row.
+    total = _groups(torch.exp(scaled)).sum(-1).double().cumsum(-1)[:, -1:]
+    tokens, wide = _draw_among(scaled, total, params, uniforms, min(_HEAD, scaled.shape[-1]))
+    if wide:
+        again = [params[row] for row in wide]
+        whole, _ = _draw_among(scaled[wide], total[wide], again, uniforms[wide], scaled.shape[-1])
+        for row, token in zip(wide, whole, strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _draw_among(
+    scaled: Tensor, total: Tensor, params: list[SamplingParams], uniforms: Tensor, width: int
+) -> tuple[list[int], list[int]]:
+    """Return tokens drawn from the `width` likeliest, and the rows for which that was not enough."""
+    values, ids = scaled.topk(width, dim=-1)
+    probabilities = torch.exp(values).double() / total
+    limits = torch.tensor([p.top_k or scaled.shape[-1] for p in params], device=scaled.device)[:, None]
+    rank = torch.arange(width, device=scaled.device)[None, :]
+    least = _column(params, "min_p", probabilities) * probabilities[:, :1]
+    probabilities = probabilities.masked_fill((rank >= limits) | (probabilities < least), 0.0)
+    cumulative = probabilities.cumsum(-1)
+    # Top-p takes its share of the probability of all tokens that top-k and min-p leave: that is 1 if neither applies,
+    # and otherwise known only if none of those tokens is beyond `width`.
+    more = (limits > width) & (probabilities[:, -1:] > 0) & (width < scaled.shape[-1])
+    limited = (limits < scaled.shape[-1]) | (least > 0)
+    nucleus = _column(params, "top_p", probabilities) * torch.where(more, 1.0, cumulative[:, -1:])
+    wide = more & (limited | (cumulative[:, -1:] < nucleus))
+    keep = cumulative - probabilities < nucleus
+    weights = (probabilities * keep).cumsum(-1)
+    drawn = _locate(weights, uniforms[:, None] * weights[:, -1:])
+    tokens: list[int] = ids.gather(-1, drawn)[:, 0].tolist()
+    return tokens, wide[:, 0].nonzero()[:, 0].tolist()
+
+
+def _locate(ends: Tensor, targets: Tensor) -> Tensor:
+    """Return the first index of positive weight where each row of ascending `ends` exceeds its target -> [rows, 1]."""
+    found = torch.searchsorted(ends, targets, right=True)
+    # Rounding can put a target at the very end: the last index that adds weight is the first one to reach the end.
+    last = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
+    return torch.minimum(found, last)
+
+
+def _column(params: list[SamplingParams], name: str, like: Tensor) -> Tensor:
+    return torch.tensor([getattr(p, name) for p in params], dtype=like.dtype, device=like.device)[:, None]
+
 
 _TYPES = {"q": np.int64, "f": np.float32}
 
-
 _UNUSED = random.Random(0)
-"""For sequences whose tokens nothing random decides: to seed a generator takes as long as to read a short request."""
+"""Generator of greedy sequences: seeding one of their own would take as long as reading a short request."""
 
 
 class SamplingState:
-    """What the choice of one sequence's tokens depends on besides its logits."""
+    """State that the choice of one sequence's tokens depends on besides its logits."""
 
     def __init__(self, params: SamplingParams, index: int, prompt: Sequence[int], ends: frozenset[int]) -> None:
         self.params = params
-        self._random = _generator(params, index)
+        if params.seed is not None:
+            self._random = random.Random(f"{params.seed}/{index}")
+        else:
+            self._random = _UNUSED if params.greedy else random.Random()
         self.uniform = self._random.random()
-        """Decides the next token; a step that fails and is computed again draws it again."""
+        """Random number of the next token, which a step uses again if it is computed again after a failure."""
         self.generated = 0
         self._places: dict[int, int] = {}
-        """Of each token that was generated, where it stands in `_generated` and `_counts`: these grow with the output,
-        so a step reads them as they are.
-        """
+        """Places of generated tokens in `_generated` and `_counts`: arrays that grow, so that no step builds them."""
         self._generated = array("q")
         self._counts = array("f")
         self._ends = array("q", sorted(ends))
@@ -50,7 +180,7 @@ class SamplingState:
 
     @property
     def untouched(self) -> bool:
-        """Whether its next token follows from its logits as they are, and no log-probabilities are wanted."""
+        """Whether the next token depends on unadjusted logits, and no log-probabilities are wanted."""
         return (
             self.params.logprobs is None
             and not self._penalises
@@ -61,16 +191,16 @@ class SamplingState:
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether its next token is the one with the greatest logit, and nothing else of the logits is wanted."""
+        """Whether the next token is the one with the greatest logit, and the logits are needed for nothing else."""
         return self.params.greedy and self.untouched
 
     @property
     def follows_from_logits(self) -> bool:
-        """Whether each of its tokens follows from the logits alone, whatever came before."""
+        """Whether every token depends on its logits only, regardless of earlier tokens."""
         return self.takes_likeliest and self.params.min_tokens == 0
 
     def record(self, token: int) -> None:
-        """`token` was chosen."""
+        """Record that `token` was chosen."""
         self.generated += 1
         self.uniform = self._random.random()
         if self._penalises:
@@ -84,7 +214,7 @@ class SamplingState:
             self._seen.append(token)
 
     def adjust(self, logits: Tensor) -> None:
-        """Apply bias and penalties to its row of logits [vocab] float32, in place."""
+        """Apply bias and penalties to the sequence's `logits` [vocab] float32, in place."""
         params = self.params
         if self._repeats:
             ids = _tensor(self._seen, logits.device)
@@ -100,12 +230,6 @@ class SamplingState:
             logits[_tensor(self._ends, logits.device)] = -torch.inf
 
 
-def _generator(params: SamplingParams, index: int) -> random.Random:
-    if params.seed is not None:
-        return random.Random(f"{params.seed}/{index}")
-    return _UNUSED if params.greedy else random.Random()
-
-
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
     """Natural logs of the model's own probabilities for one chosen token."""
@@ -117,7 +241,7 @@ class RowLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The outcome for one row; `token` is None when its logits were not finite."""
+    """Outcome for one row; `token` is None if its logits were not finite."""
 
     token: int | None
     logprobs: RowLogprobs | None = None
@@ -128,8 +252,8 @@ def sample(
 ) -> list[Sampled]:
     """Choose the next token of each of `states` by its row of `logits` [rows, vocab]. Does not call `record`.
 
-    `likeliest` are the tokens of states for which they are known, by their places, None where the logits were not
-    finite; `logits` then has rows for the other states only.
+    `likeliest` holds the tokens of states that are already known, by their places, None if the logits were not finite;
+    `logits` then has rows for the other states only.
     """
     if not likeliest:
         return _sample_rows(logits, states)
@@ -141,13 +265,10 @@ def _sample_rows(logits: Tensor, states: Sequence[SamplingState]) -> list[Sample
     if not states:
         return []
     best, likeliest = row_maxima(logits)
-    finite = torch.isfinite(best).tolist()
-    chosen = [Sampled(token if ok else None) for token, ok in zip(likeliest.tolist(), finite, strict=True)]
-    plain = [row for row, state in enumerate(states) if finite[row] and state.untouched]
-    drawn = [row for row in plain if not states[row].params.greedy]
-    for row, token in zip(drawn, _draw(logits, drawn, best, [states[row] for row in drawn]), strict=True):
-        chosen[row] = Sampled(token)
-    special = [row for row, state in enumerate(states) if finite[row] and not state.untouched]
+    finite, tokens = torch.isfinite(best).tolist(), likeliest.tolist()
+    _draw_into(tokens, logits, best, states, [row for row, ok in enumerate(finite) if ok and states[row].untouched])
+    chosen = [Sampled(token if ok else None) for token, ok in zip(tokens, finite, strict=True)]
+    special = [row for row, ok in enumerate(finite) if ok and not states[row].untouched]
     if special:
         picked = _sample_adjusted(logits[special].float(), [states[row] for row in special])
         for row, outcome in zip(special, picked, strict=True):
@@ -161,19 +282,22 @@ def _sample_adjusted(own: Tensor, states: list[SamplingState]) -> list[Sampled]:
         state.adjust(adjusted[row])
     best, likeliest = row_maxima(adjusted)
     tokens = likeliest.tolist()
-    drawn = [row for row, state in enumerate(states) if not state.params.greedy]
-    for row, token in zip(drawn, _draw(adjusted, drawn, best, [states[row] for row in drawn]), strict=True):
-        tokens[row] = token
+    _draw_into(tokens, adjusted, best, states, range(len(states)))
     return [
         Sampled(token, _logprobs(own[row], token, state.params.logprobs))
         for row, (token, state) in enumerate(zip(tokens, states, strict=True))
     ]
 
 
-def _draw(logits: Tensor, rows: list[int], best: Tensor, states: list[SamplingState]) -> list[int]:
-    if not rows:
-        return []
-    return draw(logits, rows, best, [state.params for state in states], [state.uniform for state in states])
+def _draw_into(
+    tokens: list[int], logits: Tensor, best: Tensor, states: Sequence[SamplingState], rows: Iterable[int]
+) -> None:
+    """Replace the `tokens` of those of `rows` that are not greedy by drawn ones."""
+    drawn = [row for row in rows if not states[row].params.greedy]
+    if drawn:
+        params, uniforms = [states[row].params for row in drawn], [states[row].uniform for row in drawn]
+        for row, token in zip(drawn, draw(logits, drawn, best, params, uniforms), strict=True):
+            tokens[row] = token
 
 
 def _logprobs(logits: Tensor, token: int, count: int | None) -> RowLogprobs | None:

@@ -1,8 +1,8 @@
 """Static padded generation: transformers' `generate` over one batch that begins and ends together.
 
-What `Engine` does better, and the plain way of doing it: rows are padded on the left to the longest prompt, and the
-batch runs until its last row has ended. `generate` computes the logits; which token each row takes from them, and when
-it ends, is decided by the engine's own sampling, so that every request has its own parameters in a batch with others.
+This is the plain way of doing what `Engine` does better: rows are padded on the left to the longest prompt, and the
+batch runs until its last row has ended. `generate` computes the logits; the engine's own sampling decides which token
+each row takes, and when it ends, so that every request has its own parameters in a batch with others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine.bodies.load import choose_device, choose_dtype
 from batchwright.engine.generation import Generation, RequestState
-from batchwright.engine.quiet_loading import no_progress_bars
+from batchwright.engine.pretrained import load_pretrained
 from batchwright.engine.sampling import sample
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import (
@@ -60,12 +59,18 @@ class StaticGenerator:
         max_model_len: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        from transformers import GenerationConfig
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         self._device = choose_device(device)
         folder = resolve(str(model))
-        self._model = _load(folder, choose_dtype(dtype, self._device), self._device)
-        # A model's own defaults for sampling would go where a request is silent, beside what the request says.
+        wanted, kind = f"{folder} as a causal language model", choose_dtype(dtype, self._device)
+        self._model, missing = load_pretrained(AutoModelForCausalLM, folder, wanted, kind, self._device)
+        if missing:
+            raise UnsupportedModel(
+                f"{folder} is no causal language model: it has no weights for {missing[0]} and "
+                f"{len(missing) - 1} others"
+            )
+        # A model's own sampling defaults would apply wherever a request sets nothing.
         make: Any = GenerationConfig
         self._model.generation_config = make(pad_token_id=0)
         config = self._model.config.get_text_config()
@@ -81,10 +86,10 @@ class StaticGenerator:
     def generate_batch(
         self, prompts: list[Any], requests: Sequence[InferenceRequest | SamplingParams | None] | None = None
     ) -> list[Answer]:
-        """An answer for each prompt: text, token ids or chat messages, with the parameters of its request.
+        """Return an answer for each prompt (text, token ids or chat messages) with the parameters of its request.
 
         `requests` has an entry for each prompt, None for the default parameters, and may be left out. A prompt that
-        cannot be computed, or whose logits are not finite, gives an error in its place. Raises ValueError when there
+        cannot be computed, or with logits that are not finite, gets an error in its place. Raises ValueError if there
         are not as many requests as prompts.
         """
         if requests is not None and len(requests) != len(prompts):
@@ -99,7 +104,7 @@ class StaticGenerator:
             if rows:
                 self._run(rows)
             now = self._clock.now()
-        return [_answer(state, now) if isinstance(state, RequestState) else state for state in states]
+        return [state if isinstance(state, InvalidRequest) else state.error or state.response(now) for state in states]
 
     def _begin(
         self, prompt: Any, request: InferenceRequest | SamplingParams | None, now: float
@@ -110,7 +115,7 @@ class StaticGenerator:
             ids = self.tokenizer.encode(prompt)
         except InvalidRequest as error:
             return error
-        except Exception as error:  # a tokenizer is foreign code; what it raises concerns this prompt alone
+        except Exception as error:  # a tokenizer is foreign code; whatever it raises fails this prompt only
             return InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt")
         total = len(ids) + request.max_tokens
         if total > self.max_model_len:
@@ -134,7 +139,7 @@ class StaticGenerator:
         self._model.generate(
             input_ids=ids,
             attention_mask=mask,
-            do_sample=False,  # of the scores that the chooser leaves, the likeliest is its choice
+            do_sample=False,  # the chooser's token has the greatest of the scores that it returns
             max_new_tokens=max(row.owner.request.max_tokens for row in rows),
             logits_processor=[chooser.choose],
             stopping_criteria=[chooser.ended],
@@ -142,13 +147,13 @@ class StaticGenerator:
 
 
 class _Chooser:
-    """Each row's next token and end, where `generate` lets others decide about them."""
+    """Hooks of `generate` that choose each row's next token and its end."""
 
     def __init__(self, rows: list[Generation], clock: Clock) -> None:
         self._rows, self._clock = rows, clock
 
     def choose(self, _: Tensor, scores: Tensor) -> Tensor:
-        """`scores` [rows, vocab] float32 → 0 for the token that each row takes, and -inf for all others."""
+        """Return 0 for the token that each row of `scores` [rows, vocab] takes, and -inf for all others."""
         live = [at for at, row in enumerate(self._rows) if not _is_over(row)]
         states = [self._rows[at].sampling for at in live]
         outcomes = sample(scores[live] if len(live) < len(self._rows) else scores, states)
@@ -166,29 +171,9 @@ class _Chooser:
         return chosen.scatter_(1, torch.from_numpy(tokens).to(scores.device)[:, None], 0.0)
 
     def ended(self, ids: Tensor, _: Any, **__: Any) -> Tensor:
-        """[rows] bool: which take no more tokens."""
+        """Return which rows take no more tokens -> [rows] bool."""
         return torch.tensor([_is_over(row) for row in self._rows], device=ids.device)
 
 
 def _is_over(row: Generation) -> bool:
     return row.finish_reason is not None or row.owner.error is not None
-
-
-def _answer(state: RequestState, now: float) -> Answer:
-    return state.error if state.error is not None else state.response(now)
-
-
-def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        load: Any = AutoModelForCausalLM.from_pretrained
-        with no_progress_bars():
-            model, found = load(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
-    except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
-        raise UnsupportedModel(f"transformers cannot load {folder} as a causal language model: {error}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise UnsupportedModel(
-            f"{folder} is no causal language model: it has no weights for {missing[0]} and {len(missing) - 1} others"
-        )
-    return model.to(device).eval()

@@ -1,9 +1,9 @@
-"""Text to token ids and back, through the model's own tokenizer and chat template."""
+"""Conversion of text to token ids and back, through the model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.j
 class Tokenizer:
     """The tokenizer saved with a model; without one, prompts must be token ids and outputs have no text.
 
-    `context`: tokens that the model takes at most. A text that cannot fit is refused before all of it is tokenized:
-    megabytes take seconds, for which others would wait.
+    `context` is the most tokens that the model takes. A text that cannot fit is refused before all of it is tokenized:
+    megabytes take seconds, which other requests would have to wait.
     """
 
     def __init__(self, folder: Path, vocab_size: int, *, context: int | None = None) -> None:
@@ -30,19 +30,24 @@ class Tokenizer:
 
             self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
         self._texts: dict[int, str] = {}
-        """Of tokens that were asked for: log-probabilities name 21 of them for each one that is chosen."""
+        """Cached texts of tokens: log-probabilities need up to 21 of them for each chosen token."""
         backend = getattr(self._inner, "backend_tokenizer", None)
         self._plain = None if backend is None else _plain(self._inner, backend)
         self._long_texts = None if backend is None else LongTexts(backend)
         self.eos_token_ids = frozenset(token for token in _end_tokens(folder, self._inner) if token < vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of `prompt`.
+        """Return the token ids of `prompt`.
 
-        Raises `InvalidRequest` when it gives none, or ids that the model does not have; `ContextLengthExceeded` when
-        it is a text of more tokens than `context`; of a list of messages, and of token ids, whoever computes says it.
+        Raises `InvalidRequest` if there are none, or ids that the model does not have, and `ContextLengthExceeded` for
+        a text that is certain to have more tokens than `context`; other lengths are the caller's to check.
         """
-        ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_list(prompt)
+        if not isinstance(prompt, str):
+            ids = self._encode_list(prompt)
+        elif self._inner is None:
+            raise InvalidRequest("the model has no tokenizer: give the prompt as token ids", param="prompt")
+        else:
+            ids = self._tokenized(prompt)
         if not ids:
             raise InvalidRequest("prompt is empty: it gives no tokens", param="prompt")
         out_of_range = next((token for token in ids if not 0 <= token < self._vocab_size), None)
@@ -53,7 +58,7 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, special tokens left out."""
+        """Return the text of `token_ids` without special tokens."""
         if self._inner is None:
             return ""
         text: str
@@ -64,18 +69,13 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token, special ones shown by name."""
+        """Return the text of one token, for a special token its name."""
         if self._inner is None:
             return ""
         text = self._texts.get(token_id)
         if text is None:
             self._texts[token_id] = text = str(self._inner.decode([token_id]))
         return text
-
-    def _encode_text(self, prompt: str) -> list[int]:
-        if self._inner is None:
-            raise InvalidRequest("the model has no tokenizer: give the prompt as token ids", param="prompt")
-        return self._tokenized(prompt)
 
     def _encode_list(self, prompt: Sequence[Any]) -> list[int]:
         if not prompt or not isinstance(prompt[0], Mapping):
@@ -85,7 +85,7 @@ class Tokenizer:
         try:
             messages = _with_known_roles(prompt, self._inner.get_chat_template())
             text = self._inner.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program of the model's maker and may raise anything
+        except Exception as error:  # a template is a program that came with the model and may raise anything
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
@@ -109,9 +109,9 @@ class Tokenizer:
 
 
 def _plain(tokenizer: Any, backend: Any) -> Any:
-    """`backend` where `tokenizer` adds nothing to what that does, else None.
+    """Return `backend` if `tokenizer` adds nothing to it, else None.
 
-    For a short text, what transformers does around its backend takes three times as long as that itself.
+    For a short text, transformers' code around the backend takes three times as long as the backend itself.
     """
     from transformers import TokenizersBackend
 
@@ -120,12 +120,12 @@ def _plain(tokenizer: Any, backend: Any) -> Any:
         getattr(kind, name) is not getattr(TokenizersBackend, name) for name in ("__call__", "_encode_plus", "_decode")
     ):
         return None
-    tokenizer("", verbose=False)  # leaves the backend as it is to be: without padding and truncation
+    tokenizer("", verbose=False)  # turns off the backend's padding and truncation
     return backend
 
 
 def _with_known_roles(messages: Sequence[Any], template: str) -> list[dict[str, Any]]:
-    """Messages in which `developer`, the later name of `system`, is called so where the template does not name it."""
+    """Return `messages` with `developer`, the newer name of `system`, as `system` if the template does not name it."""
     known = "'developer'" in template or '"developer"' in template
     return [
         dict(message) if known or message["role"] != "developer" else {**message, "role": "system"}
@@ -134,10 +134,10 @@ def _with_known_roles(messages: Sequence[Any], template: str) -> list[dict[str, 
 
 
 def _named_by(folder: Path) -> Any:
-    """A config of the model that says no more than its type, or None for the whole one.
+    """Return a config that holds no more than the model's type, or None if the whole config is needed.
 
-    transformers chooses the tokenizer's class by the folder's own word and the type of the model. Only where the folder
-    does not name the class is that of the model's config asked, whose module takes more than a second to import.
+    transformers chooses the tokenizer's class by the folder's tokenizer config and the type of the model. It needs the
+    class of the model's config, whose module takes more than a second to import, only if the folder names no class.
     """
     try:
         named, model = (json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json"))
@@ -164,3 +164,56 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
     return frozenset(ends)
+
+
+_INCOMPLETE = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Bytes of a UTF-8 character, so also the most tokens that one is spread over."""
+
+
+class IncrementalDetokenizer:
+    """Conversion of a growing list of tokens to the text that has become certain, without partial characters.
+
+    A tokenizer decodes the same token differently after others (blanks, joined bytes), so the new text is the
+    difference of two decodings that start at the same earlier token. Text that ends in an incomplete character is
+    held back until the character is complete; bytes that can no longer become one are returned as U+FFFD.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._context = 0
+        """First token to decode, so that the first undecided token is decoded in its context."""
+        self._decided = 0
+        """Number of tokens whose text has been returned."""
+        self._open = False
+        """Whether those tokens end in the beginning of a character, which has not been returned."""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Return the text that these tokens, which follow those given before, make certain."""
+        self._tokens.extend(tokens)
+        known = self._decode(self._tokens[self._context : self._decided])
+        given = len(known) - self._open
+        text = self._decode(self._tokens[self._context :])
+        end, is_open = len(self._tokens), False
+        if text.endswith(_INCOMPLETE):
+            if end - self._decided <= 2 * _LONGEST_CHARACTER:
+                return ""
+            end, text, is_open = self._settle(text)
+        self._context, self._decided, self._open = self._decided, end, is_open
+        return text[given:]
+
+    def _settle(self, text: str) -> tuple[int, str, bool]:
+        """Return where to cut, the text up to there, and whether its last token begins a character that is not in it.
+
+        The cut is before the tokens that are no character yet or, if every token ends within a character, in the last.
+        """
+        for held in range(1, _LONGEST_CHARACTER):
+            end = len(self._tokens) - held
+            shorter = self._decode(self._tokens[self._context : end])
+            if not shorter.endswith(_INCOMPLETE):
+                return end, shorter, False
+        whole = text[: -len(_INCOMPLETE)]
+        if whole.endswith(_INCOMPLETE):  # bytes that are no character, nor the beginning of one
+            return len(self._tokens), text, False
+        return len(self._tokens), whole, True

@@ -1,4 +1,10 @@
-"""What an attention implementation does, and the shapes it is told."""
+"""The interface of attention implementations, and the shapes that they are given.
+
+Shapes in this package: a step has T tokens (rows), one query each, of S sequences. `heads` counts query heads and
+`kv_heads` key heads, each of which `heads / kv_heads` query heads share. A `query` is [T, heads · head_dim], `key` and
+`value` are [T, kv_heads, head_dim], and a paged cache is [blocks, kv_heads, block_size, head_dim]. `->` precedes the
+shape of a result.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +19,27 @@ from batchwright.engine.step.batch import StepBatch
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The KV cache of one layer."""
+    """Shape of the KV cache of one layer."""
 
     num_blocks: int
     block_size: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of queries and outputs, and of keys and values unless these are `quantized`."""
+    """Dtype of queries and outputs, and of keys and values unless they are `quantized`."""
     device: torch.device
     quantized: bool = False
-    """Keys and values in 8 bits, with a float32 scale for each head of each token."""
+    """Whether keys and values have 8 bits, with a float32 scale for each head of each token."""
 
     @property
     def bytes_per_head(self) -> int:
-        """What one head keeps of a block, of keys or of values."""
+        """Bytes of the keys, or of the values, of one head in one block."""
         per_token = self.head_dim + 4 if self.quantized else self.head_dim * self.dtype.itemsize
         return self.block_size * per_token
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one block."""
+        """Bytes of the keys and values of one block."""
         return 2 * self.kv_heads * self.bytes_per_head
 
 
@@ -50,14 +56,14 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer, laid out as its backend likes."""
+    """Keys and values of one layer, in the layout of the backend that allocated them."""
 
     keys: Tensor
     values: Tensor
 
 
 class AttentionBackend(ABC):
-    """Writes keys and values into paged caches and attends to them."""
+    """Attention over paged KV caches."""
 
     name: str
     note: str = ""
@@ -65,11 +71,11 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def refusal(self, shape: KVShape) -> str | None:
-        """Why it cannot work with this cache, or None."""
+        """Return why this backend cannot work with a cache of `shape`, or None if it can."""
 
     @abstractmethod
     def allocate(self, shape: KVShape) -> LayerCache:
-        """A cache for one layer, not yet written to: memory is taken as blocks are used.
+        """Return an uninitialized cache for one layer; its memory is only taken as blocks are used.
 
         Raises torch's out-of-memory error.
         """
@@ -80,7 +86,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
-        """Attention of `query` [T, heads · head_dim] (rows may be strided): the same shape, contiguous.
+        """Attend with `query` [T, heads · head_dim], rows perhaps strided -> [T, heads · head_dim], contiguous.
 
-        All of the step's keys and values must have been stored.
+        All keys and values of the step must have been stored.
         """

@@ -1,4 +1,4 @@
-"""Which attention implementation runs."""
+"""The choice of the attention implementation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import get_args
 
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape
 from batchwright.engine.attention.native import NativeAttention
-from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.attention.reference import ReferenceAttention
+from batchwright.engine.attention.paged import PagedAttention, ReferenceAttention
 from batchwright.engine.attention.sdpa import SdpaAttention
 from batchwright.engine.attention.trial import TriedAttention
 from batchwright.engine.native import load_kernels
@@ -18,24 +17,20 @@ from batchwright.errors import UnsupportedModel
 _log = logging.getLogger(__name__)
 
 _TRIED_GROUP = 4
-"""Query heads for each KV head in the trial at the start: what most models have. Layers of another kind are tried when
-they come."""
+"""Query heads for each KV head in the trial at the start, as in most models. Other layers are tried when first met."""
 
 
 def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
-    """The implementation called `name`; for "auto" the fastest that works with `shape`.
+    """Return the implementation called `name`, or for "auto" the fastest one that works with `shape`.
 
-    Raises ValueError for an unknown name, `UnsupportedModel` when the one asked for cannot work here.
+    Raises ValueError for an unknown name, `UnsupportedModel` if the named implementation cannot work here.
     """
     if name not in get_args(AttentionName):
         raise ValueError(f"attention={name!r}: must be one of {', '.join(get_args(AttentionName))}")
-    if name == "reference":
-        return ReferenceAttention()
-    if name == "sdpa":
-        return SdpaAttention()
-    makers = {"native": _native, "triton": _triton}
+    if name in ("reference", "sdpa"):
+        return ReferenceAttention() if name == "reference" else SdpaAttention()
     if name != "auto":
-        made = makers[name](shape)
+        made = (_native if name == "native" else _triton)(shape)
         if isinstance(made, str):
             raise UnsupportedModel(f"attention={name!r} is not possible: {made}. Use attention='auto'.")
         return made
@@ -51,7 +46,7 @@ def choose_attention(name: str, shape: KVShape) -> AttentionBackend:
 
 
 def _on_cuda(shape: KVShape) -> AttentionBackend:
-    """Triton's kernels where they pass their trial."""
+    """Return Triton's kernels if they pass their trial, else torch's attention."""
     fallback = SdpaAttention()
     made = _triton(shape)
     if isinstance(made, str):
@@ -64,7 +59,7 @@ def _on_cuda(shape: KVShape) -> AttentionBackend:
 
 
 def _native(shape: KVShape) -> AttentionBackend | str:
-    """The compiled kernels, or why they cannot be had."""
+    """Return the compiled kernels, or why they are not available."""
     if shape.device.type != "cpu":
         return "the compiled kernels run on the CPU"
     kernels = load_kernels(shape.dtype)
@@ -75,7 +70,7 @@ def _native(shape: KVShape) -> AttentionBackend | str:
 
 
 def _triton(shape: KVShape) -> PagedAttention | str:
-    """Triton's kernels, or why they cannot be had."""
+    """Return Triton's kernels, or why they are not available."""
     try:
         from batchwright.engine.attention.tiled import TritonAttention
     except Exception as error:  # not installed, or made for another Python, driver or torch

@@ -1,30 +1,189 @@
-"""Attention on CUDA through Triton: prompts and decodes of a step in the same launches, blocks read where they lie.
+"""Attention on CUDA through Triton: prompts and decodes of a step in the same launches, without copies of blocks.
 
 A step is cut into tiles on the host (tiles.py), once for all layers. A layer is at most three launches: tiles of few
 queries, tiles of many, and the merging of partial results.
+
+Exponentials have base 2 throughout, which is what the hardware computes: scores come multiplied by log2(e), and the
+log-sum-exp of partial results is a logarithm of base 2. Importing this needs Triton, which can interpret it on a CPU.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionShape, KVShape, LayerCache
 from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.attention.tiled_plan import DeviceTiling, TiledPlan
-from batchwright.engine.attention.tiles import FIELDS, TileShape
-from batchwright.engine.attention.triton_kernels import INTERPRETED, attend_tiles, merge_partials
+from batchwright.engine.attention.tiles import FIELDS, TiledPlan, TileShape
 from batchwright.engine.step.batch import StepBatch
 
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether the kernels are interpreted, on CPU tensors, as with TRITON_INTERPRET=1."""
+
+
+# These numbers and addresses change from step to step: for each kind of them Triton would compile a kernel.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["tables", "positions", "tiles", "rows", "partial_starts"],
+)
+def attend_tiles(
+    out,  # [T, heads · HEAD_DIM]
+    partial_out,  # [partials, heads, HEAD_DIM] float32
+    partial_sums,  # [partials, heads] float32: log-sum-exp
+    query,  # [T, heads · HEAD_DIM], rows `query_stride` apart
+    keys,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_DIM]
+    values,
+    tables,  # [S, ...] int32, rows `table_stride` apart
+    positions,  # [T] int64
+    tiles,  # [tiles, FIELDS] int32, see tiles.py
+    rows,  # [any] int32
+    partial_starts,  # [T + 1] int32
+    query_stride,
+    table_stride,
+    scale,  # scores come out times log2(e); CAPPED: they come out as the exponent of 2 that the softcap needs
+    softcap,  # times log2(e)
+    window,
+    kv_heads,
+    FIELDS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Attend in one tile for one KV head: all query heads that share it are rows of one product with its keys."""
+    # Neighbouring programs read neighbouring heads, which lie side by side in a block.
+    kv_head = tl.program_id(0) % kv_heads
+    tile = tiles + (tl.program_id(0) // kv_heads) * FIELDS
+    table = tl.load(tile)
+    first = tl.load(tile + 1)
+    count = tl.load(tile + 2)
+    if count == 0:
+        return
+    begin = tl.load(tile + 3)
+    end = tl.load(tile + 4)
+    ordinal = tl.load(tile + 5)
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, PADDED_DIM)
+    wanted = m < count * GROUP
+    column = d < HEAD_DIM
+    row = tl.load(rows + first + m // GROUP, mask=wanted, other=0)
+    head = kv_head * GROUP + m % GROUP
+    position = tl.load(positions + row, mask=wanted, other=0).to(tl.int32)
+    q = tl.load(
+        query + row.to(tl.int64)[:, None] * query_stride + head[:, None] * HEAD_DIM + d[None, :],
+        mask=wanted[:, None] & column[None, :],
+        other=0.0,
+    )
+    if WINDOWED:
+        lowest = tl.min(tl.where(wanted, position, 2147483647), 0) - window + 1
+        begin = tl.maximum(begin, lowest // BLOCK_N * BLOCK_N)
+
+    best = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        # Memory past the end may be uninitialized, and zero times NaN is NaN: it is not read at all.
+        exists = key < end
+        block = tl.load(tables + table.to(tl.int64) * table_stride + key // BLOCK_SIZE, mask=exists, other=0)
+        at = (block.to(tl.int64) * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        there = at[:, None] * HEAD_DIM + d[None, :]
+        readable = exists[:, None] & column[None, :]
+        k = tl.load(keys + there, mask=readable, other=0.0)
+        v = tl.load(values + there, mask=readable, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if CAPPED:
+            # tanh(x) = 1 - 2 / (1 + exp(2x)), and `scores` is 2x · log2(e).
+            scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
+        seen = exists[None, :] & (key[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (key[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+        highest = tl.maximum(best, tl.max(scores, 1))
+        # Rows that have seen no key yet: -inf minus -inf would be NaN.
+        anchor = tl.where(highest == -float("inf"), 0.0, highest)
+        weights = tl.exp2(scores - anchor[:, None])
+        faded = tl.exp2(best - anchor)
+        total = total * faded + tl.sum(weights, 1)
+        acc = acc * faded[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        best = highest
+
+    seen_none = total == 0.0
+    total = tl.where(seen_none, 1.0, total)
+    acc = acc / total[:, None]
+    slot = tl.load(partial_starts + row, mask=wanted, other=0)
+    whole = slot == tl.load(partial_starts + row + 1, mask=wanted, other=0)
+    result = row.to(tl.int64)[:, None] * (kv_heads * GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+    tl.store(out + result, acc.to(out.dtype.element_ty), mask=(wanted & whole)[:, None] & column[None, :])
+    partial = (slot + ordinal).to(tl.int64) * (kv_heads * GROUP) + head
+    in_part = wanted & (whole == 0)
+    tl.store(partial_out + partial[:, None] * HEAD_DIM + d[None, :], acc, mask=in_part[:, None] & column[None, :])
+    sums = tl.where(seen_none, -float("inf"), best + tl.log2(total))
+    tl.store(partial_sums + partial, sums, mask=in_part)
+
+
+@triton.jit(do_not_specialize_on_alignment=["partial_starts", "merged"])
+def merge_partials(
+    out,  # [T, heads · HEAD_DIM]
+    partial_out,  # [partials, heads, HEAD_DIM] float32
+    partial_sums,  # [partials, heads] float32
+    partial_starts,  # [T + 1] int32
+    merged,  # [any] int32: rows; -1: nothing to do
+    heads,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Merge the partial results of one head of one row, each weighted by its share of the sum."""
+    row = tl.load(merged + tl.program_id(0) // heads)
+    head = tl.program_id(0) % heads
+    exists = row >= 0
+    begin = tl.load(partial_starts + row, mask=exists, other=0)
+    end = tl.load(partial_starts + row + 1, mask=exists, other=0)
+    d = tl.arange(0, PADDED_DIM)
+    column = d < HEAD_DIM
+    best = tl.full([], -float("inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    acc = tl.zeros([PADDED_DIM], tl.float32)
+    for start in range(begin, end, PARTS):
+        part = start + tl.arange(0, PARTS)
+        there = part < end
+        at = part.to(tl.int64) * heads + head
+        sums = tl.load(partial_sums + at, mask=there, other=-float("inf"))
+        parts = tl.load(
+            partial_out + at[:, None] * HEAD_DIM + d[None, :], mask=there[:, None] & column[None, :], other=0.0
+        )
+        highest = tl.maximum(best, tl.max(sums, 0))
+        anchor = tl.where(highest == -float("inf"), 0.0, highest)
+        weights = tl.exp2(sums - anchor)
+        faded = tl.exp2(best - anchor)
+        total = total * faded + tl.sum(weights, 0)
+        acc = acc * faded + tl.sum(weights[:, None] * parts, 0)
+        best = highest
+    result = row.to(tl.int64) * heads * HEAD_DIM + head * HEAD_DIM + d
+    tl.store(
+        out + result,
+        (acc / tl.where(exists, total, 1.0)).to(out.dtype.element_ty),
+        mask=d < tl.where(exists, HEAD_DIM, 0),
+    )
+
+
 _NARROW_ROWS = 16
-"""Rows of a narrow tile's product (queries times the heads that share a KV head): the fewest that matrix units take."""
+"""Rows of a narrow tile's product (queries times heads per KV head): the fewest that matrix units take."""
 _WIDE_ROWS = 128
 _MOST_DIM = 256
 _SMALL_KEY = 256
-"""Bytes of one head's key of a size that most models have, or less."""
+"""Most bytes of one head's key that count as small; most models have no larger ones."""
 _PARTS = 8
 """Partial results that a merging program reads at once."""
 _INTERPRETED_PROCESSORS = 1
@@ -33,7 +192,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonAttention(PagedAttention):
-    """Tiles of queries over paged keys; what sequences have in common is read once for all of them."""
+    """Attention by tiles of queries over paged keys; keys that sequences share are read once for all of them."""
 
     name = "triton"
 
@@ -54,111 +213,83 @@ class TritonAttention(PagedAttention):
         return batch.attention_plan
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
+        """Attend with `query` [T, heads · head_dim] -> [T, heads · head_dim]."""
         _, kv_heads, block_size, head_dim = cache.keys.shape
+        heads, group = shape.heads, shape.heads // kv_heads
         if query.stride(-1) != 1:
             query = query.contiguous()
-        tile_shape = tile_shape_of(shape.heads, kv_heads, block_size, query.device)
+        tile_shape = tile_shape_of(heads, kv_heads, block_size, query.device)
         tiling = self.plan(batch, block_size).tiling(tile_shape)
-        outputs = _Outputs(
-            query.new_empty(query.shape),
-            query.new_empty((tiling.num_partials, shape.heads, head_dim), dtype=torch.float32),
-            query.new_empty((tiling.num_partials, shape.heads), dtype=torch.float32),
-        )
+        out = query.new_empty(query.shape)
+        partial_out = query.new_empty((tiling.num_partials, heads, head_dim), dtype=torch.float32)
+        partial_sums = query.new_empty((tiling.num_partials, heads), dtype=torch.float32)
         with torch.cuda.device_of(query):
             for tiles, queries in ((tiling.narrow, tile_shape.narrow), (tiling.wide, tile_shape.wide)):
-                if len(tiles):
-                    _attend(tiles, queries, query, cache, shape, batch, tiling, outputs)
+                if not len(tiles):
+                    continue
+                attend_tiles[(len(tiles) * kv_heads,)](
+                    out,
+                    partial_out,
+                    partial_sums,
+                    query,
+                    cache.keys,
+                    cache.values,
+                    batch.block_tables,
+                    batch.positions,
+                    tiles,
+                    tiling.rows,
+                    tiling.partial_starts,
+                    query.stride(0),
+                    batch.block_tables.stride(0),
+                    **_scaling(shape),
+                    kv_heads=kv_heads,
+                    FIELDS=FIELDS,
+                    GROUP=group,
+                    HEAD_DIM=head_dim,
+                    PADDED_DIM=_padded(head_dim),
+                    BLOCK_SIZE=block_size,
+                    **_launch_of(queries * group, cache.keys),
+                )
             if len(tiling.merged):
-                _merge(tiling, outputs)
-        return outputs.whole
-
-
-class _Outputs(NamedTuple):
-    whole: Tensor
-    """[T, heads · head_dim]."""
-    partial: Tensor
-    """[partials, heads, head_dim] float32."""
-    sums: Tensor
-    """[partials, heads] float32: log-sum-exp of each partial result."""
-
-
-def _attend(
-    tiles: Tensor,
-    queries: int,
-    query: Tensor,
-    cache: LayerCache,
-    shape: AttentionShape,
-    batch: StepBatch,
-    tiling: DeviceTiling,
-    outputs: _Outputs,
-) -> None:
-    """Compute `tiles`, of at most so many `queries` each."""
-    _, kv_heads, block_size, head_dim = cache.keys.shape
-    group = shape.heads // kv_heads
-    attend_tiles[(len(tiles) * kv_heads,)](
-        *outputs,
-        query,
-        cache.keys,
-        cache.values,
-        batch.block_tables,
-        batch.positions,
-        tiles,
-        tiling.rows,
-        tiling.partial_starts,
-        query.stride(0),
-        batch.block_tables.stride(0),
-        **_scaling(shape),
-        kv_heads=kv_heads,
-        FIELDS=FIELDS,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=_padded(head_dim),
-        BLOCK_SIZE=block_size,
-        **_launch_of(queries * group, cache.keys),
-    )
-
-
-def _merge(tiling: DeviceTiling, outputs: _Outputs) -> None:
-    _, heads, head_dim = outputs.partial.shape
-    merge_partials[(len(tiling.merged) * heads,)](
-        *outputs,
-        tiling.partial_starts,
-        tiling.merged,
-        heads,
-        HEAD_DIM=head_dim,
-        PADDED_DIM=_padded(head_dim),
-        PARTS=_PARTS,
-    )
+                merge_partials[(len(tiling.merged) * heads,)](
+                    out,
+                    partial_out,
+                    partial_sums,
+                    tiling.partial_starts,
+                    tiling.merged,
+                    heads,
+                    HEAD_DIM=head_dim,
+                    PADDED_DIM=_padded(head_dim),
+                    PARTS=_PARTS,
+                )
+        return out
 
 
 def tile_shape_of(heads: int, kv_heads: int, block_size: int, device: torch.device) -> TileShape:
-    """How a step is cut for layers of `heads` query heads."""
+    """Return how a step is cut for layers of `heads` query heads."""
     group = heads // kv_heads
     narrow = max(1, _NARROW_ROWS // group)
+    processors = _INTERPRETED_PROCESSORS
+    if device.type == "cuda":
+        processors = int(torch.cuda.get_device_properties(device).multi_processor_count)
     return TileShape(
         kv_heads=kv_heads,
         narrow=narrow,
         wide=max(narrow + 1, _WIDE_ROWS // group),
         block_size=block_size,
-        processors=_processors(device),
+        processors=processors,
     )
 
 
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED_PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def _launch_of(rows: int, keys: Tensor) -> dict[str, int]:
-    """How tiles of up to `rows` rows are computed.
+    """Return the launch options of tiles of up to `rows` rows over `keys` [blocks, kv_heads, block_size, head_dim].
 
-    More stages have more keys under way, which narrow tiles wait for; all must fit a processor's shared memory.
+    More stages load more keys ahead, which narrow tiles wait for; all must fit a processor's shared memory.
     """
     small = _padded(keys.shape[-1]) * keys.dtype.itemsize <= _SMALL_KEY
     wide = rows > _NARROW_ROWS
     return {
-        "BLOCK_M": max(_NARROW_ROWS, _power_of_two(rows)),
+        "BLOCK_M": max(_NARROW_ROWS, int(triton.next_power_of_2(rows))),
         "BLOCK_N": 64 if small else 32,
         "num_warps": 8 if wide else 4,
         "num_stages": (3 if wide else 5) if small else 2,
@@ -166,7 +297,7 @@ def _launch_of(rows: int, keys: Tensor) -> dict[str, int]:
 
 
 def _scaling(shape: AttentionShape) -> dict[str, float | int | bool]:
-    """Arguments of `attend_tiles`: what becomes of a score."""
+    """Return the arguments of `attend_tiles` that say how scores are scaled, capped and masked."""
     cap, window = shape.softcap, shape.window
     return {
         "scale": shape.scale * _LOG2_E if cap is None else 2 * shape.scale * _LOG2_E / cap,
@@ -178,9 +309,4 @@ def _scaling(shape: AttentionShape) -> dict[str, float | int | bool]:
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, _power_of_two(head_dim))
-
-
-def _power_of_two(number: int) -> int:
-    """The least power of two that is not less than `number`."""
-    return 1 << (number - 1).bit_length()
+    return max(16, int(triton.next_power_of_2(head_dim)))

@@ -1,27 +1,81 @@
-"""A step's attention cut into tiles of like work, by pure arithmetic on the host.
+"""The attention of a step cut into tiles of similar work, by pure arithmetic on the host, and the tiles on the device.
 
 A tile is some queries and a range of keys, which lie in the blocks of one table. Queries of different sequences are in
 one tile where the keys belong to all of them. A query whose keys are spread over several tiles gets a partial result
 from each; these are merged by their log-sum-exp.
+
+Sequences that share a prefix have the same blocks at the beginning of their tables. What they share may branch: all
+have a system prompt in common, and some of them also the examples after it. So the spans form a tree.
+
+Shapes: a step has T rows of S sequences, `tables` are [S, most blocks] int32, `counts` [S] queries per sequence, which
+are the last of `contexts` [S] positions, and `starts` [S + 1] their first rows. Tiles are [tiles, FIELDS].
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from batchwright.engine.attention.spans import shared_spans
+from batchwright.engine.attention.paged import PagedPlan
+from batchwright.engine.step.batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Range of the block tables of `sequences`, from `begin` to `end`, where all have the same blocks."""
+
+    sequences: np.ndarray
+    """Indices of two sequences or more, ascending."""
+    begin: int
+    end: int
+
+
+def shared_spans(tables: np.ndarray, limits: np.ndarray, least: int) -> list[Span]:
+    """Return the spans of `least` blocks or more that several rows of `tables` [S, most blocks] share.
+
+    Only the first `limits` [S] blocks of each row count. The spans of a sequence are in ascending order and without
+    gaps from its block 0; the blocks after them are its own. Raises ValueError if `least` is not positive.
+    """
+    if least < 1:
+        raise ValueError(f"least={least}: a span needs at least one block")
+    spans: list[Span] = []
+    waiting: list[tuple[np.ndarray, int]] = [(np.arange(len(limits)), 0)]
+    while waiting:
+        members, begin = waiting.pop()
+        for alike in _alike(tables, members[limits[members] >= begin + least], begin, begin + least):
+            end = _common_end(tables[alike], begin + least, int(limits[alike].min()))
+            spans.append(Span(alike, begin, end))
+            waiting.append((alike, end))
+    return spans
+
+
+def _alike(tables: np.ndarray, members: np.ndarray, begin: int, end: int) -> Iterable[np.ndarray]:
+    """Group `members` [any] whose rows of `tables` are the same from `begin` to `end`, two or more in each group."""
+    groups: dict[bytes, list[int]] = {}
+    for index, blocks in zip(members.tolist(), tables[members, begin:end], strict=True):
+        groups.setdefault(blocks.tobytes(), []).append(index)
+    return (np.array(group) for group in groups.values() if len(group) > 1)
+
+
+def _common_end(tables: np.ndarray, begin: int, end: int) -> int:
+    """Return where rows of `tables` [n, most blocks] that are the same before `begin` first differ, at most `end`."""
+    same = (tables[1:, begin:end] == tables[0, begin:end]).all(axis=0)
+    return end if same.all() else begin + int(same.argmin())
+
 
 TABLE, FIRST, COUNT, BEGIN, END, ORDINAL = range(6)
-"""Columns of a tile: the row of the block tables; where its queries begin among `rows`, and how many they are; its
-keys, from position `BEGIN` to before `END`; and which of its queries' partial results it makes."""
+"""Columns of a tile: the row of the block tables; the first of its queries among `rows`, and their number; its keys,
+from position `BEGIN` to before `END`; and the ordinal of its partial result among those of each query."""
 FIELDS = 6
 
 _LEAST_SHARED = 128
-"""Keys: fewer are not worth another partial result."""
+"""Least shared keys that are worth another partial result."""
 _PIECE_STEP = 64
-"""Keys: pieces are multiples of it."""
+"""Number of keys that pieces are multiples of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +83,19 @@ class _Cutting:
     """How finely the keys of tiles are cut."""
 
     least: int
-    """Keys of a piece: a finer one spends its time on starting and merging."""
+    """Least keys of a piece: a finer one spends its time on starting and merging."""
     programs: int
-    """Wanted for each multiprocessor, so that all are busy to the end."""
+    """Programs wanted for each multiprocessor, so that all are busy to the end."""
 
 
 _NARROW = _Cutting(least=128, programs=16)
 _WIDE = _Cutting(least=256, programs=1)
-"""One fills a multiprocessor; and the partial results of its many queries take as much memory traffic as keys do."""
+"""One program fills a multiprocessor, and the partial results of its many queries cost as much traffic as its keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """What the cut depends on besides the batch."""
+    """Parameters of the cut besides the batch."""
 
     kv_heads: int
     narrow: int
@@ -50,37 +104,42 @@ class TileShape:
     """Queries of one wide tile, more than `narrow`."""
     block_size: int
     processors: int
-    """Of the device: each KV head of each tile is a program for one of them."""
+    """Multiprocessors of the device: each KV head of each tile is a program for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A step's attention. All arrays are int32."""
+    """The attention of a step as tiles. All arrays are int32."""
 
     narrow: np.ndarray
-    """[tiles, FIELDS]: those of few queries, bound by the reading of their keys."""
+    """Tiles of few queries, bound by the reading of their keys: [tiles, FIELDS]."""
     wide: np.ndarray
-    """[tiles, FIELDS]: those of more queries."""
+    """Tiles of more queries: [tiles, FIELDS]."""
     rows: np.ndarray
-    """Rows of the step, in the order in which tiles take their queries from here."""
+    """Rows of the step, in the order in which tiles take their queries from here: [any]."""
     partial_starts: np.ndarray
-    """[T + 1]: where each row's partial results begin. A row with one tile has none: its result is whole."""
+    """Start of each row's partial results: [T + 1]. A row with one tile has none: its result is whole."""
     merged: np.ndarray
-    """The rows that have partial results."""
+    """Rows that have partial results: [any]."""
 
     @property
     def num_partials(self) -> int:
         return int(self.partial_starts[-1])
 
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The arrays in the order of the fields: [tiles, FIELDS] twice, [any], [T + 1], [any]."""
+        return [self.narrow, self.wide, self.rows, self.partial_starts, self.merged]
+
 
 def tile(tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: TileShape) -> Tiling:
-    """Cut a step: `counts` [S] queries, the last of `contexts` [S] positions, of `tables` [S, most blocks].
+    """Cut a step of `counts` [S] queries, the last of `contexts` [S] positions, over `tables` [S, most blocks].
 
     Every query has each key up to its own position in exactly one tile; a tile may have keys that come after some of
     its queries.
     """
     starts = np.concatenate(([0], np.cumsum(counts)))
-    # Where many queries belong to one sequence, reading is cheap beside the products already.
+    # If many queries belong to one sequence, reading is cheap beside the products anyway.
     limits = np.where(counts <= shape.narrow, (contexts - counts) // shape.block_size, 0)
     spans = shared_spans(tables, limits, -(-_LEAST_SHARED // shape.block_size))
     rows, first = [np.arange(starts[-1])], int(starts[-1])
@@ -88,24 +147,24 @@ def tile(tables: np.ndarray, counts: np.ndarray, contexts: np.ndarray, shape: Ti
     for span in spans:
         queries = np.concatenate([np.arange(starts[each], starts[each + 1]) for each in span.sequences])
         each_tile = _queries(np.array([first]), np.array([len(queries)]), shape)
-        made = np.zeros((len(each_tile), FIELDS), np.int64)
-        made[:, TABLE] = span.sequences[0]
-        made[:, [FIRST, COUNT]] = each_tile[:, :2]
-        made[:, BEGIN], made[:, END] = span.begin * shape.block_size, span.end * shape.block_size
-        begins[span.sequences] = span.end * shape.block_size
-        shared_tiles.append(made)
+        end = begins[span.sequences] = span.end * shape.block_size
+        shared_tiles.append(_tiles(each_tile, span.sequences[0], span.begin * shape.block_size, end))
         shared_members.append(span.sequences)
         rows.append(queries)
         first += len(queries)
-    own = _own_tiles(starts, counts, contexts, begins, shape)
+    each_tile = _queries(starts[:-1], counts, shape)
+    owner = each_tile[:, 2]
+    # The position of each tile's last query: no query of the tile sees a later key.
+    last = each_tile[:, :2].sum(axis=1) - starts[owner] + (contexts - counts)[owner]
+    own = _tiles(each_tile, owner, begins[owner], last)
     return _cut(shared_tiles, shared_members, own, np.concatenate(rows), int(starts[-1]), shape)
 
 
 def capacity(sequences: int, shape: TileShape, *, wide: bool) -> Tiling:
-    """Room for the tiles of decodes of so many sequences, whatever their lengths, unless much branches.
+    """Return room for the tiles of decodes of `sequences` sequences of any lengths, unless prefixes branch a lot.
 
-    `wide`: also for wide tiles, which many sequences with a common prefix have. Tiles have no queries, merged rows
-    are -1.
+    `wide` adds room for wide tiles, which many sequences with a common prefix have. Tiles have no queries, merged
+    rows are -1.
     """
     whole, pieces = 2 * sequences, _wanted(shape, _NARROW)
     wide_pieces = 0 if not wide else sequences // shape.narrow + _wanted(shape, _WIDE)
@@ -120,24 +179,16 @@ def capacity(sequences: int, shape: TileShape, *, wide: bool) -> Tiling:
     )
 
 
-def _own_tiles(
-    starts: np.ndarray, counts: np.ndarray, contexts: np.ndarray, begins: np.ndarray, shape: TileShape
-) -> np.ndarray:
-    """[tiles, FIELDS]: the keys that each sequence has for itself, in the order of the rows."""
-    each_tile = _queries(starts[:-1], counts, shape)
-    owner = each_tile[:, 2]
-    made = np.zeros((len(each_tile), FIELDS), np.int64)
-    made[:, TABLE] = owner
-    made[:, [FIRST, COUNT]] = each_tile[:, :2]
-    made[:, BEGIN] = begins[owner]
-    # The position of its last query: no query of the tile sees a later key.
-    last = each_tile[:, :2].sum(axis=1) - starts[owner] + (contexts - counts)[owner]
-    made[:, END] = last
+def _tiles(queries: np.ndarray, table: np.ndarray | int, begin: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
+    """Return tiles of `queries` [tiles, 3], made by `_queries`; the others are [tiles] or one for all."""
+    made = np.zeros((len(queries), FIELDS), np.int64)
+    made[:, [FIRST, COUNT]] = queries[:, :2]
+    made[:, TABLE], made[:, BEGIN], made[:, END] = table, begin, end
     return made
 
 
 def _queries(firsts: np.ndarray, counts: np.ndarray, shape: TileShape) -> np.ndarray:
-    """[tiles, (first, count, which of `counts`)] of runs of `counts` queries from `firsts` on."""
+    """Split runs of `counts` [n] queries from `firsts` [n] on -> [tiles, (first, count, index of the run)]."""
     size = np.where(counts <= shape.narrow, shape.narrow, shape.wide)
     tiles = -(-counts // size)
     owner = np.repeat(np.arange(len(counts)), tiles)
@@ -154,16 +205,19 @@ def _cut(
     total_rows: int,
     shape: TileShape,
 ) -> Tiling:
-    """Cut the keys of every tile into pieces, and give each row's pieces their ordinals."""
+    """Cut the keys of every tile into pieces, and number the pieces of each row.
+
+    `shared` and `own` are [tiles, FIELDS], `members` the sequences [n] of each of `shared`, `rows` [any].
+    """
     tiles = np.concatenate([*shared, own])
     is_wide = tiles[:, COUNT] > shape.narrow
     pieces = np.where(is_wide, _pieces(tiles, is_wide, shape, _WIDE), _pieces(tiles, ~is_wide, shape, _NARROW))
     made_before = np.zeros(int(own[:, TABLE].max()) + 1, np.int64)
-    """Pieces of each sequence's spans so far: the same for all members of a span, since what goes before is shared."""
+    """Pieces of each sequence's spans so far, [S]: the same for all members of a span, which share those before it."""
     at = 0
     for span, sequences in zip(shared, members, strict=True):
         tiles[at : at + len(span), ORDINAL] = made_before[sequences[0]]
-        # A span's tiles have the same keys; a last one of few queries must not be cut otherwise than the rest.
+        # A span's tiles have the same keys; a last one of few queries must be cut like the rest.
         pieces[at : at + len(span)] = pieces[at]
         made_before[sequences] += pieces[at]
         at += len(span)
@@ -183,7 +237,7 @@ def _cut(
 
 
 def _pieces(tiles: np.ndarray, which: np.ndarray, shape: TileShape, cutting: _Cutting) -> np.ndarray:
-    """[tiles]: into how many pieces the keys of each are cut so that those of `which` fill the device together."""
+    """Return how many pieces to cut each of `tiles` into so that those of `which` fill the device -> [tiles]."""
     keys = tiles[:, END] - tiles[:, BEGIN]
     share = -(-int(keys[which].sum()) // _wanted(shape, cutting))
     piece = max(cutting.least, -(-share // _PIECE_STEP) * _PIECE_STEP)
@@ -192,12 +246,12 @@ def _pieces(tiles: np.ndarray, which: np.ndarray, shape: TileShape, cutting: _Cu
 
 
 def _wanted(shape: TileShape, cutting: _Cutting) -> int:
-    """Pieces that fill the device."""
+    """Return the number of pieces that fill the device."""
     return max(1, shape.processors * cutting.programs // shape.kv_heads)
 
 
 def _cut_each(tiles: np.ndarray, pieces: np.ndarray) -> np.ndarray:
-    """`tiles`, each in as many pieces of like length as `pieces` says, with ordinals that count on."""
+    """Cut `tiles` [tiles, FIELDS] into `pieces` [tiles] of similar length, with ascending ordinals -> [any, FIELDS]."""
     owner = np.repeat(np.arange(len(tiles)), pieces)
     index = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     cut = tiles[owner]
@@ -208,3 +262,68 @@ def _cut_each(tiles: np.ndarray, pieces: np.ndarray) -> np.ndarray:
     cut[:, BEGIN] = begin
     cut[:, ORDINAL] += index
     return cut
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTiling:
+    """A `Tiling` on the device, of a step or with room for any step of no more tiles, merged rows and partial results.
+
+    Tiles without queries, and merged rows of -1, are ignored.
+    """
+
+    narrow: Tensor
+    wide: Tensor
+    rows: Tensor
+    partial_starts: Tensor
+    merged: Tensor
+    num_partials: int
+
+    @classmethod
+    def of(cls, tiling: Tiling, device: torch.device) -> DeviceTiling:
+        # One copy: five would take the host five times as long.
+        flat = torch.from_numpy(np.concatenate([part.ravel() for part in tiling.parts]))
+        return cls.within(flat.to(device, non_blocking=True), tiling)
+
+    @classmethod
+    def within(cls, flat: Tensor, tiling: Tiling) -> DeviceTiling:
+        """Return views of `flat` [any] int32, which holds the arrays of a tiling as large as `tiling`, end to end."""
+        narrow, wide, rows, partial_starts, merged = flat.split([part.size for part in tiling.parts])
+        return cls(narrow.view(-1, FIELDS), wide.view(-1, FIELDS), rows, partial_starts, merged, tiling.num_partials)
+
+
+class TilingRoom:
+    """Device memory, as large as `room`, for the tiles of one step after the other."""
+
+    def __init__(self, room: Tiling, device: torch.device) -> None:
+        self._room, self._parts = room, room.parts
+        self._empty = np.concatenate([part.ravel() for part in self._parts])
+        self._flat = torch.from_numpy(self._empty.copy()).to(device)
+        self.tiling = DeviceTiling.within(self._flat, room)
+
+    def load(self, tiling: Tiling) -> bool:
+        """Load the tiles of a step; return False if there is no room for them."""
+        pairs = list(zip(tiling.parts, self._parts, strict=True))
+        if tiling.num_partials > self._room.num_partials or any(part.size > room.size for part, room in pairs):
+            return False
+        flat, at = self._empty.copy(), 0
+        for part, room in pairs:
+            flat[at : at + part.size] = part.ravel()
+            at += room.size
+        self._flat.copy_(torch.from_numpy(flat), non_blocking=True)
+        return True
+
+
+class TiledPlan(PagedPlan):
+    """The tiles of a step, made once for each kind of layer."""
+
+    def __init__(self, batch: StepBatch, block_size: int) -> None:
+        super().__init__(batch, block_size)
+        self._batch = batch
+        self.tilings: dict[TileShape, DeviceTiling] = {}
+
+    def tiling(self, shape: TileShape) -> DeviceTiling:
+        if shape not in self.tilings:
+            batch = self._batch
+            cut = tile(batch.tables, np.array(batch.query_lens), np.array(batch.contexts), shape)
+            self.tilings[shape] = DeviceTiling.of(cut, batch.slots.device)
+        return self.tilings[shape]

@@ -1,6 +1,6 @@
-"""Attention that is believed only after a trial on the device that it will run on.
+"""Attention that is used only after a trial on the device that it will run on.
 
-Kernels that a compiler makes for the device at hand can fail there and nowhere else. A wrong one would not raise: it
+Kernels that are compiled for the device at hand can fail there and nowhere else. A wrong one would not raise: the model
 would answer fluent nonsense.
 """
 
@@ -15,61 +15,54 @@ import torch
 from torch import Tensor
 
 from batchwright.engine.attention.attention import AttentionBackend, AttentionShape, KVShape, LayerCache
-from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.attention.reference import ReferenceAttention
-from batchwright.engine.step.batch import StepBatch
+from batchwright.engine.attention.paged import PagedAttention, ReferenceAttention
+from batchwright.engine.step.batch import StepBatch, batch_of
 
 _log = logging.getLogger(__name__)
 
 _SHARED, _OWN = 160, 200
-"""Keys that two sequences of the trial have in common, and most that one has for itself."""
+"""Keys that two sequences of the trial share, and the most that one has of its own."""
 
 
 class TriedAttention(PagedAttention):
-    """`candidate` for the kinds of layers that it computes as the reference does; from its first failure, `fallback`.
+    """Attention by `candidate` while every kind of layer passes its trial, and by `fallback` after the first failure.
 
-    Both must lay out their caches as `PagedAttention` does.
+    Both must have the cache layout of `PagedAttention`.
     """
 
     def __init__(self, candidate: PagedAttention, fallback: PagedAttention) -> None:
-        self._current, self._fallback = candidate, fallback
+        self.current, self._fallback = candidate, fallback
+        """Implementation that computes: the candidate or, after a failure, the fallback."""
         self._passed: set[tuple[AttentionShape, torch.dtype, torch.Size]] = set()
         self.name = candidate.name
 
-    @property
-    def current(self) -> PagedAttention:
-        """What computes: the candidate or, after a failure, the fallback."""
-        return self._current
-
     def refusal(self, shape: KVShape) -> str | None:
-        return self._current.refusal(shape)
+        return self.current.refusal(shape)
 
     def try_out(self, kv: KVShape, shape: AttentionShape) -> None:
-        """Try a kind of layer that has not been tried; when the candidate fails, say so in the log and fall back."""
-        if self._current is self._fallback:
+        """Try layers of a new kind; if the candidate fails, log the reason and fall back."""
+        if self.current is self._fallback or (reason := disagreement(self.current, kv, shape)) is None:
             return
-        reason = disagreement(self._current, kv, shape)
-        if reason is None:
-            return
-        _log.warning("%s attention is not used on %s: %s", self._current.name, kv.device, reason)
-        self.note = f"not {self._current.name}: {reason}"
-        self._current = self._fallback
-        self.name = self._fallback.name
+        _log.warning("%s attention is not used on %s: %s", self.current.name, kv.device, reason)
+        self.note = f"not {self.current.name}: {reason}"
+        self.current, self.name = self._fallback, self._fallback.name
 
     def store(self, key: Tensor, value: Tensor, cache: LayerCache, batch: StepBatch) -> None:
-        self._current.store(key, value, cache, batch)
+        """Write `key` and `value` [T, kv_heads, head_dim] to the slots of `batch`."""
+        self.current.store(key, value, cache, batch)
 
     def attend(self, query: Tensor, cache: LayerCache, shape: AttentionShape, batch: StepBatch) -> Tensor:
+        """Attend with `query` [T, heads · head_dim] -> [T, heads · head_dim]."""
         kind = (shape, cache.keys.dtype, cache.keys.shape)
         if kind not in self._passed:
             blocks, kv_heads, block_size, head_dim = cache.keys.shape
             self.try_out(KVShape(blocks, block_size, kv_heads, head_dim, query.dtype, query.device), shape)
             self._passed.add(kind)
-        return self._current.attend(query, cache, shape, batch)
+        return self.current.attend(query, cache, shape, batch)
 
 
 def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -> str | None:
-    """Why `backend` cannot be trusted with layers of this kind, or None when it gives what the reference gives."""
+    """Return why `backend` cannot be trusted with layers of this kind, or None if it agrees with the reference."""
     if (refusal := backend.refusal(kv)) is not None:
         return refusal
     try:
@@ -84,13 +77,13 @@ def disagreement(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) 
 
 @torch.inference_mode()
 def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -> float:
-    """The greatest difference from the reference in one step of decodes, some with a shared prefix, and prompts."""
+    """Return the greatest difference from the reference in a step of prompts and decodes, some with a shared prefix."""
     batch, blocks = trial_batch(kv.block_size, kv.device)
     cache = ReferenceAttention().allocate(replace(kv, num_blocks=blocks))
     generator = torch.Generator(kv.device).manual_seed(0)
     for part in (cache.keys, cache.values):
         part.normal_(generator=generator)
-        # Past the end of a sequence, and in blocks of no sequence, there can be anything.
+        # Memory past the end of a sequence, and in blocks of no sequence, can hold anything.
         part[0] = math.nan
         for table, context in zip(batch.tables, batch.contexts, strict=True):
             if used := context % kv.block_size:
@@ -103,9 +96,9 @@ def _difference(backend: AttentionBackend, kv: KVShape, shape: AttentionShape) -
 
 
 def trial_batch(block_size: int, device: torch.device) -> tuple[StepBatch, int]:
-    """Five sequences in a step of their own, and the blocks that they need; block 0 is nobody's."""
-    counts = np.array([1, 1, 1, 45, 3])
-    contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, 60, 9])
+    """Return a step of five sequences, and the number of blocks that it needs; no sequence has block 0."""
+    counts = np.array([1, 1, 1, 45, 3], np.int32)
+    contexts = np.array([_SHARED + _OWN, _SHARED + 1, 1, 60, 9], np.int32)
     shared = _SHARED // block_size
     needed = -(-contexts // block_size)
     order = 1 + np.random.default_rng(0).permutation(int(needed.sum()))
@@ -114,24 +107,7 @@ def trial_batch(block_size: int, device: torch.device) -> tuple[StepBatch, int]:
         tables[index, :blocks] = order[given : given + blocks]
         given += blocks
     tables[1, :shared] = tables[0, :shared]
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    owners = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - (contexts - counts), counts)
-    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
-
-    def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(values).to(device, dtype)
-
-    batch = StepBatch(
-        token_ids=tensor(np.zeros_like(positions), torch.int64),
-        positions=tensor(positions, torch.int64),
-        slots=tensor(slots, torch.int64),
-        query_starts=tensor(starts, torch.int32),
-        context_lens=tensor(contexts, torch.int32),
-        block_tables=tensor(tables, torch.int32),
-        logit_rows=tensor(starts[1:] - 1, torch.int64),
-        query_lens=counts.tolist(),
-        contexts=contexts.tolist(),
-        tables=tables,
-    )
+    token_ids = np.zeros(int(counts.sum()), np.int64)
+    last_rows = np.cumsum(counts) - 1
+    batch = batch_of(token_ids, counts, contexts - counts, tables, last_rows, block_size, device)
     return batch, 1 + int(needed.sum())

@@ -1,4 +1,4 @@
-"""Model bodies: what turns a step's tokens into logits."""
+"""Model bodies, which compute the logits of a step's tokens."""
 
 from batchwright.engine.bodies.body import ModelBody
 from batchwright.engine.bodies.load import load_body

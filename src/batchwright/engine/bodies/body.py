@@ -1,4 +1,4 @@
-"""What the engine asks of a model."""
+"""The interface of models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from batchwright.engine.step.batch import StepBatch
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step says of its R logit rows."""
+    """Results of a step for its R logit rows."""
 
     logits: Tensor
-    """[rows that are not in `likeliest`, vocab]."""
+    """Logits of the rows that are not in `likeliest`: [rows, vocab]."""
     likeliest: Mapping[int, int | None] = field(default_factory=dict)
-    """Of greedy rows, by their places among the logit rows; None where the logits are not finite."""
+    """Likeliest tokens of greedy rows, by their places among the logit rows; None if the logits are not finite."""
 
 
 class ModelBody(ABC):
@@ -29,12 +29,12 @@ class ModelBody(ABC):
     name: str
     vocab_size: int
     max_model_len: int
-    """Positions that the model was made for."""
+    """Greatest number of positions that the model was made for."""
     dtype: torch.dtype
     device: torch.device
     free_rows: int = 0
-    """Rows that a step can have at about the cost of one, after `allocate`. 0: further rows cost, or round the others
-    differently."""
+    """Rows that a step can have at about the cost of one, known after `allocate`. 0 if further rows cost time, or make
+    the others round differently."""
 
     def __init__(self) -> None:
         self.caches: list[LayerCache] = []
@@ -42,35 +42,35 @@ class ModelBody(ABC):
 
     @property
     def description(self) -> str:
-        """Which implementations run, for reports."""
+        """Names of the implementations that run, for reports."""
         dtype = str(self.dtype).removeprefix("torch.")
         note = f" ({self.attention.note})" if self.attention.note else ""
         return f"{self.name} body, {self.attention.name} attention{note}, {dtype} on {self.device}"
 
     @abstractmethod
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
-        """The KV cache of each layer, with the attention implementation called `attention`."""
+        """Return the KV cache shape of each layer, for the attention implementation called `attention`."""
 
     @abstractmethod
     def forward(self, batch: StepBatch) -> Tensor:
-        """Logits [R, vocab] of the rows in `batch.logit_rows`; keys and values of all rows go to the caches."""
+        """Return the logits of `batch.logit_rows` -> [R, vocab]; keys and values of all rows go to the caches."""
 
     def output(self, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
-        """As `forward`; of the logit rows that are `greedy` nothing but the likeliest token is needed."""
+        """Compute as `forward` does; only the likeliest tokens are needed of the logit rows that are `greedy`."""
         return StepOutput(self.forward(batch))
 
     def rows_for(self, tokens: int) -> int:
-        """Rows that go through the matrix products for a step of `tokens`.
+        """Return how many rows go through the matrix products in a step of `tokens` tokens.
 
-        On the CPU some products of a single row are computed twice: one row by itself takes kernels that round
-        differently, and a sequence must compute alone what it computes in company.
+        On the CPU some products of a single row are computed twice: a single row takes kernels that round differently,
+        and the results of a sequence must not depend on whether others are in the step.
         """
         return 2 if tokens == 1 and self.device.type == "cpu" else tokens
 
     def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
-        """Why the bits of what a sequence computes may depend on what else is in a step, and what to do about it.
+        """Return why the bits of a sequence's results may depend on the rest of a step, and what to do about it.
 
-        None: they do not, in steps of at most `rows` tokens of at most `sequences` sequences. `allocate` goes before.
+        None if they do not in steps of at most `rows` tokens and `sequences` sequences. Call `allocate` first.
         """
         return (
             f"the {self.name} body leaves products to torch, which may round a row differently in other company; "
@@ -78,10 +78,10 @@ class ModelBody(ABC):
         )
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
-        """Make the KV caches and choose the attention implementation. Raises as `choose_attention` does."""
+        """Make the KV caches and choose the attention implementation. Raises what `choose_attention` raises."""
         shapes = self.kv_shapes(num_blocks, block_size, attention)
         for shape in set(shapes):
             self.attention = choose_attention(attention, shape)
-            if self.attention.name in ("sdpa", "reference"):  # which take every shape
+            if self.attention.name in ("sdpa", "reference"):  # they take every shape
                 break
         self.caches = [self.attention.allocate(shape) for shape in shapes]

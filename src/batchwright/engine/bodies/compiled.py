@@ -1,8 +1,13 @@
-"""Llama layers in one compiled call for each step: the CPU, bfloat16 or int8 products."""
+"""Llama layers in one compiled call for each step, on the CPU with bfloat16 or int8 products.
+
+Greedy tokens of models with tied embeddings are found through a copy of the head in 8 bits, which tells the tokens
+that can be the likeliest at all (`native/screening.h`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -10,36 +15,47 @@ from torch import Tensor
 from batchwright.engine.attention import AttentionBackend, LayerCache
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.bodies.body import StepOutput
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape
-from batchwright.engine.bodies.screening import screen_for, screened_bytes
-from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderSeconds, NativeDecoder
+from batchwright.engine.bodies.rotation import hadamard, mixed_channels
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.native.decoder import DecoderLayer, DecoderModel, DecoderScreen, DecoderSeconds, NativeDecoder
 from batchwright.engine.native.kernels import LANES, NativeKernels, load_kernels
 from batchwright.engine.native.large_pages import Arena
-from batchwright.engine.native.weight_panels import PANEL, PackedLinear, interleaved, pack, packed_bytes
+from batchwright.engine.native.weight_panels import (
+    PANEL,
+    PackedLinear,
+    interleaved,
+    pack,
+    pack_rounded,
+    packed_bytes,
+    padded,
+    quantize_rows,
+)
 from batchwright.engine.step.batch import StepBatch
 
 _MOST_HEAD_DIM = 512
-"""Sums of head_dim products of 16 with 8 bits must fit 32 bits."""
+"""Largest head size for which sums of products of 16 with 8 bits fit 32 bits."""
 
 
 class CompiledStack:
-    """Takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
+    """Stack that takes the layers out of `weights`, for which `kernels_for` has found the kernels."""
 
     def __init__(
         self, weights: LlamaWeights, caches: list[LayerCache], kernels: NativeKernels, *, quantized: bool
     ) -> None:
         self.products = "compiled products"
         self.seconds: DecoderSeconds | None = None
-        """Set it to have the time of each step added."""
+        """Where the times of each step are added, if set."""
         self._quantized = quantized
-        size = sum(packed_bytes(each.weight, quantized=quantized) for each in _projections(weights))
-        self._arena = Arena(size + (screened_bytes(weights.head) if weights.tied else 0))
+        products = (each for layer in weights.layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        size = sum(packed_bytes(each.weight, quantized=quantized) for each in chain(products, (weights.head,)))
+        self._arena = Arena(size + (packed_bytes(weights.head.weight, quantized=True) if weights.tied else 0))
         layers = [self._layer(weights.layers.pop(0), cache) for cache in caches]
         screen = screen_for(weights.head, self._arena) if weights.tied else None
         self.screens = screen is not None
-        """Whether `output` finds likeliest tokens without logits."""
-        self._decoder: NativeDecoder = kernels.decoder(
+        """Whether `output` finds the likeliest tokens without logits."""
+        self._decoder = NativeDecoder(
+            kernels.library,
             DecoderModel(
                 layers=layers,
                 head=self._packed(weights.head),
@@ -55,14 +71,15 @@ class CompiledStack:
                 eps=weights.eps,
                 mix=weights.mix,
                 quantized=quantized,
-            )
+            ),
         )
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
         return self._decoder.forward(residual, batch, self.seconds)[0]
 
     def output(self, residual: Tensor, batch: StepBatch, greedy: Sequence[bool]) -> StepOutput:
-        """For a stack that `screens`: logits, and of the rows that are `greedy` the likeliest token."""
+        """Return logits, and only the likeliest token of rows that are `greedy`, for a stack that `screens`."""
         return StepOutput(*self._decoder.forward(residual, batch, self.seconds, greedy))
 
     def rows_for(self, tokens: int) -> int:
@@ -89,31 +106,69 @@ class CompiledStack:
 
 
 def kernels_for(weights: LlamaWeights, attention: AttentionBackend) -> NativeKernels | None:
-    """The kernels with which a `CompiledStack` can run `weights`, or None."""
-    if not isinstance(attention, NativeAttention) or not _usable(attention.kernels):
+    """Return the kernels with which a `CompiledStack` can run `weights`, or None."""
+    if not isinstance(attention, NativeAttention):
         return None
-    suitable = _fits(weights.shape, weights.hidden, weights.intermediate, biased_mlp=weights.biased_mlp)
-    return attention.kernels if suitable else None
+    kernels, biased = attention.kernels, weights.biased_mlp
+    return kernels if _runs(kernels, weights.shape, weights.hidden, weights.intermediate, biased_mlp=biased) else None
 
 
 def compiles(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
-    """Whether a bfloat16 model of these sizes runs in a `CompiledStack` on this machine, with native attention."""
+    """Return whether a `CompiledStack` with native attention runs a bfloat16 model of these sizes on this machine."""
     kernels = load_kernels(torch.bfloat16)
-    usable = isinstance(kernels, NativeKernels) and _usable(kernels)
-    return usable and shape.head_dim % LANES == 0 and _fits(shape, hidden, intermediate, biased_mlp=biased_mlp)
+    return shape.head_dim % LANES == 0 and _runs(kernels, shape, hidden, intermediate, biased_mlp=biased_mlp)
 
 
-def _fits(shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
-    """Whether the compiled layers can have these sizes."""
+def _runs(kernels: NativeKernels | str, shape: HeadShape, hidden: int, intermediate: int, *, biased_mlp: bool) -> bool:
+    # With AMX torch's products use its tiles, which ours do not.
+    if isinstance(kernels, str) or not kernels.has_decoder or torch.cpu._is_amx_tile_supported():  # noqa: SLF001
+        return False
     widths = (hidden, intermediate, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     return all(width % PANEL == 0 for width in widths) and shape.head_dim <= _MOST_HEAD_DIM and not biased_mlp
 
 
-def _usable(kernels: NativeKernels) -> bool:
-    # With AMX torch's products use its tiles, which ours do not.
-    return kernels.has_decoder and not torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+_MOST_MIXED = 8
+"""Most vectors that are rotated together: more spread outliers no better, and take longer."""
+_ROUNDED_UP = 1 + 1e-4
+_MOST_LENGTH = 1e15
+"""Greatest length of a column whose bounds cannot overflow."""
+_AT_A_TIME = 4096
+"""Columns that are rounded at a time."""
 
 
-def _projections(weights: LlamaWeights) -> list[Projection]:
-    layers = weights.layers
-    return [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)] + [weights.head]
+def screen_for(head: Projection, arena: Arena) -> DecoderScreen | None:
+    """Return the screen of `head`, which is kept as it is; None if it has a bias or weights that are not finite."""
+    columns = head.weight
+    if head.bias is not None or columns.dtype != torch.bfloat16 or not columns.is_contiguous():
+        return None
+    pieces = [_rounded(piece) for piece in columns.split(_AT_A_TIME)]
+    whole, scales, lengths, errors = (torch.cat(each) for each in zip(*pieces, strict=True))
+    if not bool((lengths < _MOST_LENGTH).all()):  # NaN is not, either
+        return None
+    outputs = columns.shape[0]
+    bias = padded(torch.zeros(outputs))
+    bias[outputs:] = -torch.inf
+    rough = pack_rounded(whole, scales, bias if len(bias) > outputs else None, arena)
+    mixed = min(mixed_channels(columns.shape[1]), _MOST_MIXED)
+    return DecoderScreen(rough, padded(lengths), padded(errors), columns, mixed)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotate groups of vectors of `x` [rows, dim] by a Hadamard matrix, which keeps products -> [rows, dim] float64."""
+    size = min(mixed_channels(x.shape[1]), _MOST_MIXED) * LANES
+    mixed: Tensor = x.double().view(-1, size) @ hadamard(size).double()
+    return mixed.view(x.shape)
+
+
+def _rounded(columns: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Round `columns` [n, dim] to 8 bits -> [n, dim] int8, and [n] float32 each: scales, lengths and greatest errors.
+
+    An error is how far a product with a row of length 1 can be from the exact one.
+    """
+    exact = turned(columns)
+    whole, scales = quantize_rows(exact)
+    rounded = whole.double() * scales[:, None]
+    lengths, lost, own = (x.norm(dim=1) for x in (rounded, exact - rounded, exact))
+    in_sums = (columns.shape[1] + 64) * 2.0**-22  # rounding of sums of so many values in float32, in the rotation too
+    errors = (lost + own * in_sums) * _ROUNDED_UP
+    return whole, scales, (lengths * _ROUNDED_UP).float(), errors.float()

@@ -1,4 +1,4 @@
-"""Llama layers out of torch's products and what stands between them: any device, any dtype."""
+"""Llama layers composed of torch's products and the operations between them, on any device and in any dtype."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from torch import Tensor
 from batchwright.engine.attention import AttentionBackend, AttentionShape, LayerCache
 from batchwright.engine.attention.native import NativeAttention
 from batchwright.engine.attention.paged import PagedAttention
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.linear import Linear, make_linear, make_quantized_linear, rounds_by_company
-from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps
+from batchwright.engine.bodies.ops import LayerOps, NativeOps, TorchOps, choose_ops
 from batchwright.engine.bodies.rotation import mix
-from batchwright.engine.bodies.triton_op_choice import choose_ops
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
 
@@ -33,7 +32,7 @@ class _Layer:
 
 
 class ComposedStack:
-    """Takes the layers out of `weights`; `quantized` multiplies in int8."""
+    """Stack that takes the layers out of `weights` and, if `quantized`, multiplies in int8."""
 
     def __init__(
         self, weights: LlamaWeights, caches: list[LayerCache], attention: AttentionBackend, *, quantized: bool
@@ -55,6 +54,7 @@ class ComposedStack:
         self._head = self._linear(weights.head)
 
     def logits(self, residual: Tensor, batch: StepBatch) -> Tensor:
+        """Return the logits [R, vocab] for the embeddings `residual` [T, hidden] of a step, which are overwritten."""
         ops, shape, eps = self._ops, self._shape, self._eps
         queries = shape.heads * shape.head_dim
         delta: Tensor | None = None
@@ -76,14 +76,14 @@ class ComposedStack:
         return 2 if tokens == 1 and self._norm.device.type == "cpu" and not self._quantized else tokens
 
     def why_not_deterministic(self, rows: int, sequences: int) -> str | None:
-        """See `ModelBody`, for native attention on the CPU. Layers are alike, so the products of one are tried."""
+        """Answer as `ModelBody` does, for native attention on the CPU. Layers are alike, so one layer is tried."""
         if not isinstance(self._ops, NativeOps):
             return (
                 "torch's norms may round a row differently in other company, and the compiled ones need a hidden and "
                 f"an intermediate size divisible by {LANES}"
             )
         if self._quantized:
-            return None  # sums of whole numbers are exact
+            return None  # sums of integers are exact
         hidden, queries, first = self._norm.shape[0], self._shape.heads * self._shape.head_dim, self._layers[0]
         for product, inputs, most in (
             (first.qkv, hidden, rows),
@@ -100,7 +100,7 @@ class ComposedStack:
         return None
 
     def _layer(self, weights: LayerWeights, cache: LayerCache) -> _Layer:
-        scale = self._shape.head_dim**-0.5
+        scale, channels, down = self._shape.head_dim**-0.5, self._mix, self._linear(weights.down)
         return _Layer(
             input_norm=weights.input_norm,
             query_norm=weights.query_norm,
@@ -109,14 +109,10 @@ class ComposedStack:
             qkv=self._linear(weights.qkv),
             output=self._linear(weights.output),
             gate_up=self._linear(weights.gate_up),
-            down=self._mixed(self._linear(weights.down)),
+            down=down if channels == 1 else lambda x: down(mix(x, channels)),
             attention=AttentionShape(self._shape.heads, scale, weights.window),
             cache=cache,
         )
-
-    def _mixed(self, down: Linear) -> Linear:
-        channels = self._mix
-        return down if channels == 1 else lambda x: down(mix(x, channels))
 
     def _linear(self, projection: Projection) -> Linear:
         make = make_quantized_linear if self._quantized else make_linear

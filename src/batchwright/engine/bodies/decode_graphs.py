@@ -1,10 +1,10 @@
-"""Steps of decodes replayed from CUDA graphs, so that the host does not launch hundreds of kernels one by one.
+"""Replay of decode steps from CUDA graphs, so that the host does not launch hundreds of kernels one by one.
 
 A graph repeats the same launches on the same memory. So a step is padded to one of a few numbers of sequences, copied
-to where the graphs read, and replayed. Prompts, and whatever does not fit, are computed as ever.
+to the graph's inputs, and replayed. Prompts, and steps that do not fit, are computed without graphs.
 
-Nothing is taken on trust: a graph's first replays, on other inputs than it was recorded with, are compared with the
-same steps computed as ever. When one differs, or recording fails, the log says so and no graph is used any more.
+The first replays of a graph, on other inputs than it was recorded with, are compared with the same steps computed
+without it. If one differs, or recording fails, that is logged and no graph is used any more.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from batchwright.engine.attention.tiled_plan import TiledPlan, TilingRoom
-from batchwright.engine.attention.tiles import TileShape, capacity, tile
+from batchwright.engine.attention.tiles import TiledPlan, TileShape, TilingRoom, capacity, tile
 from batchwright.engine.step.batch import StepBatch
 
 _log = logging.getLogger(__name__)
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-"""Sequences of the graphs: close enough to pad little, few enough for the logits that each of them keeps."""
+"""Numbers of sequences of the graphs: dense enough to pad little, few because each graph keeps its logits."""
 _PROOFS = 2
-"""Replays that are compared. The second has other inputs than the recording had."""
+"""First replays of a graph that are compared. The second has other inputs than the recording had."""
 _TOLERANCE = 1e-2
 
 Compute = Callable[[StepBatch], Tensor]
-"""A step's logits."""
+"""Computes the logits of a step."""
 
 
 class Recording(Protocol):
-    """A computation that can be repeated, on what the memory of its inputs holds by then."""
+    """A computation that can be repeated on the current contents of its inputs' memory."""
 
     output: Tensor
-    """Undefined until `replay`, and overwritten by the next one."""
+    """Result of the last `replay`; undefined before the first one."""
 
     def replay(self) -> None:
-        """Compute `output` anew."""
+        """Compute `output` again."""
         ...
 
 
@@ -51,7 +50,7 @@ Recorder = Callable[[Callable[[], Tensor]], Recording]
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share the memory of what lies between their inputs and their outputs."""
+    """Recorder of CUDA graphs that share the memory of their intermediate results."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,9 +62,9 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self._device),
-            # A recording that fails leaves its own stream in place; this one brings the old one back.
+            # A recording that fails leaves its own stream in place; this restores the old one.
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
-            # Other threads may use the device meanwhile: what they do must not end the recording.
+            # Other threads may use the device meanwhile, which must not end the recording.
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             output = compute()
@@ -82,12 +81,12 @@ class _CudaRecording:
 
 
 class WrongReplay(RuntimeError):
-    """A replay gave other logits than the same step computed as ever."""
+    """A replay gave other logits than the same step computed without it."""
 
 
 @dataclass(slots=True)
 class _Graph:
-    """What is known of one number of sequences."""
+    """State of the graph for one number of sequences."""
 
     rooms: dict[TileShape, TilingRoom]
     warm: bool = False
@@ -96,10 +95,10 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Computes steps as `compute` does; those that are decodes of one token each, through recordings.
+    """Computation of steps by `compute`, or by replay of recordings if every sequence decodes one token.
 
-    `compute` must launch the same for any two steps of the same number of sequences whose attention is planned by
-    `TiledPlan`. Steps of at most `max_sequences` sequences of at most `max_blocks` blocks are replayed.
+    `compute` must launch the same kernels for any two steps of the same number of sequences whose attention is planned
+    by `TiledPlan`. Steps of at most `max_sequences` sequences of at most `max_blocks` blocks are replayed.
     """
 
     def __init__(self, compute: Compute, record: Recorder, *, max_sequences: int, max_blocks: int) -> None:
@@ -109,28 +108,31 @@ class DecodeGraphs:
         self._max_blocks = max_blocks
         self._inputs: _Inputs | None = None
         self._shapes: tuple[TileShape, ...] = ()
-        """How the attention of the layers is cut, as the first step shows."""
+        """Parameters of the cuts that the layers' attention needs, known after the first step."""
         self._graphs: dict[tuple[int, bool], _Graph] = {}
-        """By the number of sequences, and whether there is room for wide tiles, whose empty places cost time too."""
+        """Graphs by number of sequences, and whether they have room for wide tiles, which costs time when empty."""
         self.disabled: str | None = None
-        """Why no graph is used any more."""
+        """Why no graph is used any more; None while graphs are used."""
 
     @property
     def recorded(self) -> list[int]:
-        """Numbers of sequences that there are recordings for."""
+        """Numbers of sequences that have recordings."""
         return sorted({size for (size, _), graph in self._graphs.items() if graph.recording is not None})
 
     def __call__(self, batch: StepBatch) -> Tensor:
-        """The logits [R, vocab] of `batch`, to be read before the next call."""
+        """Return the logits of `batch` -> [R, vocab], to be read before the next call."""
         if self.disabled is not None or not self._fits(batch):
             return self._compute(batch)
         if not self._shapes:
             logits = self._compute(batch)
-            self._learn(batch)
+            if isinstance(batch.attention_plan, TiledPlan):
+                self._shapes = tuple(batch.attention_plan.tilings)
+            else:
+                self._disable("the attention that runs cannot be replayed")
             return logits
         try:
             padded = self._padded(batch)
-        except Exception as error:  # a driver's or a library's: whatever it is, steps can be computed without graphs
+        except Exception as error:  # from a driver or a library: whatever it is, steps can be computed without graphs
             self._disable(f"{type(error).__name__}: {error}")
             padded = None
         return self._compute(batch) if padded is None else padded[: batch.num_sequences]
@@ -142,12 +144,6 @@ class DecodeGraphs:
             and batch.block_tables.shape[1] <= self._max_blocks
         )
 
-    def _learn(self, batch: StepBatch) -> None:
-        if isinstance(batch.attention_plan, TiledPlan):
-            self._shapes = tuple(batch.attention_plan.tilings)
-        else:
-            self._disable("the attention that runs cannot be replayed")
-
     def _disable(self, reason: str) -> None:
         _log.warning("steps are not replayed from CUDA graphs: %s", reason)
         self.disabled = reason
@@ -155,7 +151,7 @@ class DecodeGraphs:
         self._inputs = None
 
     def _padded(self, batch: StepBatch) -> Tensor | None:
-        """The logits of `batch` and of padding after it; None when there is no room for its tiles.
+        """Return the logits of `batch` followed by those of padding; None if there is no room for its tiles.
 
         Raises `WrongReplay`, and whatever recording raises.
         """
@@ -163,7 +159,7 @@ class DecodeGraphs:
         device = batch.slots.device
         if self._inputs is None:
             self._inputs = _Inputs(self._sizes[-1], self._max_blocks, device)
-        # Padding repeats the shortest sequence: it stores once more what that one stores, and nothing else.
+        # Padding repeats the shortest sequence: it only stores the same keys and values again.
         order = np.full(size, int(np.argmin(batch.contexts)))
         order[: batch.num_sequences] = np.arange(batch.num_sequences)
         tables, contexts, ones = batch.tables[order], np.array(batch.contexts)[order], np.ones(size, np.int64)
@@ -180,7 +176,7 @@ class DecodeGraphs:
 
     def _run(self, graph: _Graph, inputs: _Inputs, size: int) -> Tensor:
         if not graph.warm:
-            # Kernels are compiled and loaded when they first run, which must not be while they are recorded.
+            # Kernels are compiled and loaded when they first run, which must not happen during a recording.
             logits = self._compute(inputs.step(size, graph.rooms))
             graph.warm = True
             return logits
@@ -195,7 +191,7 @@ class DecodeGraphs:
 
 
 class _Inputs:
-    """Where graphs read what a step is."""
+    """Memory that graphs read the inputs of a step from."""
 
     def __init__(self, sequences: int, max_blocks: int, device: torch.device) -> None:
         self._token_ids, self._positions, self._slots = torch.zeros(3, sequences, dtype=torch.int64, device=device)
@@ -205,7 +201,7 @@ class _Inputs:
         self._starts = torch.arange(sequences + 1, dtype=torch.int32, device=device)
 
     def load(self, batch: StepBatch, order: np.ndarray) -> None:
-        """The sequences of `batch` in `order`."""
+        """Copy the sequences of `batch` in `order`."""
         index = torch.from_numpy(order).to(self._slots.device, non_blocking=True)
         size, width = len(order), batch.block_tables.shape[1]
         self._token_ids[:size] = batch.token_ids[index]
@@ -215,10 +211,10 @@ class _Inputs:
         self._tables[:size, :width] = batch.block_tables[index]
 
     def step(self, size: int, rooms: dict[TileShape, TilingRoom]) -> StepBatch:
-        """The first `size` sequences that were loaded.
+        """Return a step of the first `size` sequences that were loaded.
 
-        In new objects each time: what somebody keeps of a step, and knows again by its tensors, is not this one's. The
-        host's numbers are not the step's; attention, which alone would need them, has its plan.
+        Its tensors are new objects each time, since caches of a step recognize it by the identity of its tensors. The
+        numbers on the host are not those of the step: only planning the attention needs them, and the plan is here.
         """
         batch = StepBatch(
             token_ids=self._token_ids[:size],
@@ -239,7 +235,7 @@ class _Inputs:
 
 
 def _require_like(ours: Tensor, expected: Tensor) -> None:
-    """But for NaN and infinities, which a request may have of its own."""
+    """Raise `WrongReplay` if logits differ, apart from NaN and infinities, which a request itself may cause."""
     ours, expected = (torch.nan_to_num(each.float(), 0.0, 0.0, 0.0) for each in (ours, expected))
     error = float((ours - expected).norm() / expected.norm().clamp_min(1e-30))
     if not error <= _TOLERANCE:

@@ -1,8 +1,8 @@
 """The Llama family with fused products: q, k and v in one, gate and up in one.
 
-Llama, Mistral, Qwen2, Qwen3 and what shares their config (SmolLM and SmolLM2 are Llamas) differ in three points only,
-each read from the config or the weights: biases on q, k and v (Qwen2), RMS norms on the heads of q and k (Qwen3), and
-layers that see a sliding window.
+Llama, Mistral, Qwen2, Qwen3 and models that share their config (SmolLM and SmolLM2 are Llamas) differ in three points
+only, each read from the config or the weights: biases on q, k and v (Qwen2), RMS norms on the heads of q and k (Qwen3),
+and layers that see a sliding window.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from batchwright.engine.bodies.body import ModelBody, StepOutput
 from batchwright.engine.bodies.compiled import CompiledStack, compiles, kernels_for
 from batchwright.engine.bodies.composed import ComposedStack
 from batchwright.engine.bodies.decode_graphs import CudaRecorder, DecodeGraphs
-from batchwright.engine.bodies.layers import LayerStack, LayerWeights, LlamaWeights, Projection
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.bodies.rotation import rotate
-from batchwright.engine.bodies.weights import Weights
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection, Weights
 from batchwright.engine.native.kernels import LANES
 from batchwright.engine.step.batch import StepBatch
 
 FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those whose frequencies do not depend on the length of the sequence."""
+"""Rope types whose frequencies do not depend on the length of the sequence."""
 
 
 class LlamaBody(ModelBody):
-    """`config` is the transformers config of a model for which `unsuitable` returned None.
+    """Body of a model for whose transformers config, `config`, `unsuitable` returned None.
 
     With `quantized`, products multiply int8 by int8: each row of a weight and each row of activations has a scale.
     """
@@ -64,7 +63,7 @@ class LlamaBody(ModelBody):
         if quantized:
             self._embedding = rotate(self._weights, self._embedding)
         self._num_layers = config.num_hidden_layers
-        self.stack: LayerStack
+        self.stack: CompiledStack | ComposedStack
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -91,7 +90,13 @@ class LlamaBody(ModelBody):
             self.stack = CompiledStack(self._weights, self.caches, kernels, quantized=self.quantized)
             self.free_rows = kernels.product_rows(quantized=self.quantized)
         if self.device.type == "cuda" and self.attention.name == "triton":
-            self._graphs = self._decode_graphs(num_blocks, block_size)
+            stack, embedding = self.stack, self._embedding  # not `self`, which would then be freed late
+            self._graphs = DecodeGraphs(
+                lambda batch: stack.logits(embedding[batch.token_ids], batch),
+                CudaRecorder(self.device),
+                max_sequences=num_blocks,
+                max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
+            )
 
     def forward(self, batch: StepBatch) -> Tensor:
         if self._graphs is not None:
@@ -102,15 +107,6 @@ class LlamaBody(ModelBody):
         if isinstance(self.stack, CompiledStack) and self.stack.screens and any(greedy):
             return self.stack.output(self._embedding[batch.token_ids], batch, greedy)
         return super().output(batch, greedy)
-
-    def _decode_graphs(self, num_blocks: int, block_size: int) -> DecodeGraphs:
-        stack, embedding = self.stack, self._embedding  # not `self`, which would then free itself late
-        return DecodeGraphs(
-            lambda batch: stack.logits(embedding[batch.token_ids], batch),
-            CudaRecorder(self.device),
-            max_sequences=num_blocks,
-            max_blocks=min(num_blocks, -(-self.max_model_len // block_size)),
-        )
 
     def rows_for(self, tokens: int) -> int:
         return self.stack.rows_for(tokens)
@@ -124,19 +120,18 @@ class LlamaBody(ModelBody):
                 f"{self.attention.name} attention may round a row differently in other company{note}; native attention "
                 f"does not, and needs a C++ compiler, float32 or bfloat16, and a head size divisible by {LANES}"
             )
-        if isinstance(self.stack, ComposedStack):
-            return self.stack.why_not_deterministic(rows, sequences)
-        return None  # compiled products sum each output in one order
+        # Compiled products sum each output in one order.
+        return self.stack.why_not_deterministic(rows, sequences) if isinstance(self.stack, ComposedStack) else None
 
 
 def compiles_here(config: Any) -> bool:
-    """Whether the layers of a model with this config, which is not `unsuitable`, are compiled here for bfloat16."""
+    """Return whether compiled bfloat16 layers run a model with this config, which is not `unsuitable`, here."""
     biased = bool(getattr(config, "mlp_bias", False))
     return compiles(_head_shape(config), config.hidden_size, config.intermediate_size, biased_mlp=biased)
 
 
 def unsuitable(config: Any) -> str | None:
-    """Why the fused body cannot run a model with this transformers config, or None if it can."""
+    """Return why the fused body cannot run a model with this transformers config, or None if it can."""
     if config.model_type not in FAMILY:
         return f"model_type {config.model_type!r} is not of the Llama family"
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
@@ -192,21 +187,16 @@ def _window(config: Any, layer: int) -> int | None:
 
 
 def _rope_table(config: Any, device: torch.device) -> RopeTable:
-    frequencies, scaling = _rope_frequencies(config)
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-    angles = positions[:, None] * frequencies[None, :]
-    return RopeTable((angles.cos() * scaling).to(device), (angles.sin() * scaling).to(device))
-
-
-def _rope_frequencies(config: Any) -> tuple[Tensor, float]:
-    """Radians a position of each pair of dimensions [head_dim / 2], and the factor of sines and cosines."""
-    # Not through transformers' own Llama: importing that takes longer than loading a small model.
+    # Importing transformers' own Llama, which has this too, takes longer than loading a small model.
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     kind = config.rope_parameters["rope_type"]
-    if kind != "default":
+    if kind == "default":
+        head_dim = _head_shape(config).head_dim
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        frequencies, scaling = 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    else:
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config)
-        return frequencies.float(), float(scaling)
-    head_dim = _head_shape(config).head_dim
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = positions[:, None] * frequencies.float()[None, :]
+    return RopeTable((angles.cos() * float(scaling)).to(device), (angles.sin() * float(scaling)).to(device))

@@ -1,14 +1,20 @@
-"""Which body runs a model, and in which precision and on which device."""
+"""The choice of a model's body, precision and device, and the reading of its config.
+
+A Llama whose config file says everything is loaded without the class of its config, whose module imports half of torch:
+that takes more than a second, longer than loading a small model. The class adds defaults, which such a file does not
+need, and checks, which are made here.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from batchwright.engine.bodies.body import ModelBody
-from batchwright.engine.bodies.config_file import plain_llama_config
 from batchwright.engine.bodies.llama import LlamaBody, compiles_here, unsuitable
 from batchwright.engine.bodies.transformers_body import TransformersBody
 from batchwright.engine.bodies.weights import Weights, has_safetensors
@@ -19,11 +25,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_body(folder: Path, config: EngineConfig) -> ModelBody:
-    """The model in `folder` (transformers format).
+    """Load the model in `folder` (transformers format).
 
-    `body="auto"` takes the fused one for the Llama family, which alone knows `quantization="int8"`. `dtype="auto"` is
-    as in `choose_dtype`, and bfloat16 where the layers are compiled for it, which needs native attention. Raises
-    ValueError for a device that is not there, `UnsupportedModel` for a model that cannot be run correctly.
+    `body="auto"` takes the fused body for the Llama family, the only one with `quantization="int8"`. `dtype="auto"` is
+    as in `choose_dtype`, and bfloat16 if the layers are compiled for it, which needs native attention. Raises
+    ValueError for a device that does not exist, `UnsupportedModel` for a model that cannot be run correctly.
     """
     where = choose_device(config.device)
     kind = choose_dtype(config.dtype, where)
@@ -46,7 +52,7 @@ def load_body(folder: Path, config: EngineConfig) -> ModelBody:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA where there is one, else the CPU. Raises ValueError otherwise."""
+    """Return the device called `name`; "auto" is CUDA if available, else the CPU. Raises ValueError for other names."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -63,9 +69,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype called `name`; "auto" is bfloat16 where the hardware multiplies it, else float32."""
+    """Return the dtype called `name`; "auto" is bfloat16 if the hardware multiplies it, else float32."""
     if name == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bfloat16()
+        checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+        on_cpu = any(check is not None and check() for check in checks)
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else on_cpu
         return torch.bfloat16 if fast else torch.float32
     try:
         return _DTYPES[name]
@@ -73,16 +81,61 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         raise ValueError(f"dtype={name!r}: must be auto, {', '.join(_DTYPES)}") from None
 
 
-def _cpu_has_bfloat16() -> bool:
-    has = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return any(check is not None and check() for check in has)
-
-
 def read_config(folder: Path) -> Any:
-    """The transformers config of a model's folder. Raises `UnsupportedModel`."""
+    """Return the transformers config of a model's folder. Raises `UnsupportedModel`."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"transformers cannot read the config of {folder}: {error}") from error
+
+
+_WHOLE_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_NOT_PLAIN = frozenset({"auto_map", "quantization_config", "partial_rotary_factor", "per_layer_config"})
+
+
+def plain_llama_config(folder: Path) -> Any:
+    """Return the transformers config of the Llama in `folder`; None for a model that needs the config's own class."""
+    try:
+        fields = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    rope = _plain_rope(fields) if isinstance(fields, dict) else None
+    if rope is None or not _says_everything(fields):
+        return None
+    from transformers import PreTrainedConfig
+
+    known = {name: value for name, value in fields.items() if name not in ("rope_theta", "rope_scaling")}
+    return PreTrainedConfig(**known | {"rope_parameters": rope})
+
+
+def _says_everything(fields: Mapping[str, Any]) -> bool:
+    return (
+        fields.get("model_type") == "llama"
+        and all(type(fields.get(name)) is int and fields[name] > 0 for name in _WHOLE_NUMBERS)
+        and fields["hidden_size"] % fields["num_attention_heads"] == 0
+        and type(fields.get("head_dim")) in (int, type(None))
+        and fields.get("hidden_act") == "silu"
+        and type(fields.get("rms_norm_eps")) is float
+        and type(fields.get("tie_word_embeddings")) is bool
+        and not _NOT_PLAIN & fields.keys()
+    )
+
+
+def _plain_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return rotary parameters without scaling, given in today's form or in that before transformers 5, or None."""
+    rope = fields.get("rope_parameters")
+    if rope is None and fields.get("rope_scaling") is None:
+        rope = {"rope_type": "default", "rope_theta": fields.get("rope_theta")}
+    if not isinstance(rope, dict) or rope.keys() != {"rope_type", "rope_theta"} or rope["rope_type"] != "default":
+        return None
+    return dict(rope) if type(rope["rope_theta"]) in (int, float) else None

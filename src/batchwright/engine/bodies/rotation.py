@@ -1,13 +1,13 @@
-"""Spreading outliers over many values, before rows of activations share a scale of 8 bits.
+"""Rotations that spread outliers over many values before rows of activations share a scale of 8 bits.
 
-A few channels of the residual stream are twenty times as large as the others, so a row's scale is theirs and the others
-are left with a handful of levels. Turning the whole stream by an orthogonal matrix Q spreads them over all channels and
-changes nothing else: what reads the stream is turned back by its weights, W·x = (W·Q)·(Qᵀ·x), an RMS norm only sees the
-length of a row, and its own weights move into what reads it. This is QuaRot (Ashkboos et al., 2024) without what would
-have to be computed in each step.
+A few channels of the residual stream are twenty times as large as the others, so they set the scale of a row and the
+others are left with a handful of levels. Rotating the stream by an orthogonal matrix Q spreads them over all channels
+and changes nothing else: the weights that read the stream rotate it back, W·x = (W·Q)·(Qᵀ·x), an RMS norm only depends
+on the length of a row, and its own weights move into those that read it. This is QuaRot (Ashkboos et al., 2024) without
+the parts that would have to be computed in each step.
 
-The input of `down` has outliers of its own, in other channels for each token. It is mixed as it is quantized: a
-Hadamard transform over groups of `mix` channels, 16 apart, and the weight the same.
+The input of `down` has outliers of its own, in other channels for each token. It is mixed when it is quantized: by a
+Hadamard transform over groups of `mix` channels, 16 apart, as is its weight.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from batchwright.engine.bodies.layers import LayerWeights, LlamaWeights, Projection
+from batchwright.engine.bodies.weights import LayerWeights, LlamaWeights, Projection
 
 _LANES = 16
 _MOST_MIXED = 32
@@ -26,7 +26,7 @@ _MOST_HADAMARD = 64
 
 
 class Rotation:
-    """An orthogonal matrix Q [size, size]: a fixed random one ⊗ a Hadamard matrix, so that applying it costs little."""
+    """An orthogonal matrix Q [size, size]: a fixed random one ⊗ a Hadamard matrix, which makes applying it cheap."""
 
     def __init__(self, size: int) -> None:
         power = min(size & -size, _MOST_HADAMARD)
@@ -36,7 +36,7 @@ class Rotation:
         self._inner = hadamard(power)
 
     def turn(self, x: Tensor) -> Tensor:
-        """x·Q for `x` [..., size], in its dtype."""
+        """Return x·Q for `x` [..., size], in its dtype -> [..., size]."""
         outer, inner = self._outer.to(x.device), self._inner.to(x.device)
         grid = x.float().reshape(-1, outer.shape[0], inner.shape[0])
         turned: Tensor = torch.einsum("rij,ik,jl->rkl", grid, outer, inner)
@@ -44,7 +44,7 @@ class Rotation:
 
 
 def rotate(weights: LlamaWeights, embedding: Tensor) -> Tensor:
-    """Turn the residual stream of a model, and mix the inputs of `down`, in place. Returns the turned `embedding`."""
+    """Rotate the residual stream of a model, mix the inputs of `down`, in place; return the rotated `embedding`."""
     rotation = Rotation(weights.hidden)
     weights.mix = mixed_channels(weights.intermediate)
     for index, layer in enumerate(weights.layers):
@@ -56,13 +56,13 @@ def rotate(weights: LlamaWeights, embedding: Tensor) -> Tensor:
 
 
 def mixed_channels(size: int) -> int:
-    """How many channels are mixed with each other in rows of `size`; 1 is none."""
+    """Return how many channels are mixed with each other in rows of `size`; 1 if none are."""
     vectors = size // _LANES if size % _LANES == 0 else 1
     return min(vectors & -vectors, _MOST_MIXED)
 
 
 def mix(x: Tensor, channels: int) -> Tensor:
-    """The Hadamard transform of each `channels` values that lie 16 apart in the last dimension of `x`, in its dtype."""
+    """Apply the Hadamard transform to each `channels` values 16 apart in the last dimension of `x`, in its dtype."""
     if channels == 1:
         return x
     groups = x.float().reshape(-1, channels, _LANES)
@@ -71,7 +71,7 @@ def mix(x: Tensor, channels: int) -> Tensor:
 
 
 def hadamard(size: int) -> Tensor:
-    """The symmetric orthogonal matrix of Sylvester's construction [size, size], float32; `size` is a power of two."""
+    """Return the symmetric orthogonal matrix of Sylvester's construction [size, size]; `size` is a power of two."""
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < size:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))

@@ -2,9 +2,9 @@
 
 transformers runs everything else of the model on one flat row of tokens. In place of the attention mask that the model
 asks for, each layer is handed the sliding window that the mask describes, since our attention knows the rest. Not every
-architecture that accepts the switch obeys it, so three things are checked when the model is loaded: that each layer
-really calls our attention, that its mask is causal, or causal within a window, and nothing else, and that logits
-computed through our attention, in two chunks beside another sequence, equal those of the model's own forward pass.
+architecture that accepts the switch obeys it, so three things are checked when the model is loaded: each layer really
+calls our attention; its mask is causal, or causal within a window, and nothing else; and logits computed through our
+attention, in two chunks beside another sequence, equal those of the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from batchwright.engine.attention import AttentionShape, KVShape
 from batchwright.engine.bodies.body import ModelBody
+from batchwright.engine.pretrained import load_pretrained
 from batchwright.engine.step.batch import StepBatch, build_batch
 from batchwright.errors import UnsupportedModel
 from batchwright.kv import BlockManager
@@ -28,19 +28,19 @@ from batchwright.scheduling import Chunk, Sequence
 
 _PROBE_TOKENS = 24
 _CHANGING_ROPE = frozenset({"dynamic", "longrope"})
-"""Their frequencies change for all sequences of a step once one is longer than the model's original context."""
+"""Rope types whose frequencies change for all sequences of a step once one exceeds the model's original context."""
 _serial = itertools.count()
 
 
 class TransformersBody(ModelBody):
-    """Raises `UnsupportedModel`, with the reason, for an architecture that cannot be run correctly this way."""
+    """Body that runs transformers' code. Raises `UnsupportedModel` if that cannot run the architecture correctly."""
 
     name = "transformers"
 
     def __init__(self, folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.dtype, self.device = dtype, device
-        self._architecture = _architecture(config)
+        self._architecture = str((getattr(config, "architectures", None) or [config.model_type])[0])
         self._interface = f"batchwright_{next(_serial)}"
         self._batch: StepBatch | None = None
         self._recorded: dict[int, tuple[int, int]] | None = None
@@ -53,10 +53,7 @@ class TransformersBody(ModelBody):
         self._check_outputs()
 
     def kv_shapes(self, num_blocks: int, block_size: int, attention: str) -> list[KVShape]:
-        return [
-            KVShape(num_blocks, block_size, kv_heads, head_dim, self.dtype, self.device)
-            for kv_heads, head_dim in self._kv
-        ]
+        return [KVShape(num_blocks, block_size, *heads, self.dtype, self.device) for heads in self._kv]
 
     def forward(self, batch: StepBatch) -> Tensor:
         self._batch = batch
@@ -80,21 +77,15 @@ class TransformersBody(ModelBody):
         attend, mask = weakref.WeakMethod(self._attend), weakref.WeakMethod(self._mask)
         AttentionInterface.register(self._interface, lambda *args, **kwargs: _alive(attend)(*args, **kwargs))
         AttentionMaskInterface.register(self._interface, lambda *args, **kwargs: _alive(mask)(*args, **kwargs))
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=self.dtype, attn_implementation="eager", local_files_only=True
-            )
-        except (ValueError, KeyError, ImportError, OSError, SafetensorError) as error:
-            raise UnsupportedModel(
-                f"transformers cannot load {self._architecture} as a causal language model: {error}"
-            ) from error
+        wanted = f"{self._architecture} as a causal language model"
+        model, _ = load_pretrained(
+            AutoModelForCausalLM, folder, wanted, self.dtype, self.device, attn_implementation="eager"
+        )
         if not model._supports_attention_backend:  # noqa: SLF001 the flag has no public name
             raise UnsupportedModel(
                 f"{self._architecture} does not take another attention implementation (its "
                 "_supports_attention_backend is false), so its KV cache cannot be paged"
             )
-        model.to(self.device)  # type: ignore[arg-type]  # transformers' wrapper hides torch's signature
-        model.eval()  # type: ignore[no-untyped-call]
         if self.device.type == "cpu":
             _compute_single_rows_twice(model)
         return model
@@ -112,7 +103,7 @@ class TransformersBody(ModelBody):
         softcap: float | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """What transformers calls in each layer: query [1, heads, T, dim], key and value [1, kv_heads, T, dim]."""
+        """Attend for a layer of transformers: query [1, heads, T, dim], key and value [1, kv_heads, T, dim]."""
         _, heads, tokens, head_dim = query.shape
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         if value.shape[-1] != head_dim:
@@ -137,13 +128,13 @@ class TransformersBody(ModelBody):
         return attended.view(1, tokens, heads, head_dim), None
 
     def _mask(self, *_: Any, local_size: int | None = None, mask_function: Any = None, **__: Any) -> Tensor:
-        """What transformers calls for a mask: the window that it describes."""
+        """Return the window that a mask of transformers describes."""
         if self._recorded is not None and not _is_window(mask_function, local_size, self.device):
             raise UnsupportedModel(f"{self._architecture} masks its attention otherwise than causally in a window")
         return _Window.of(local_size)
 
     def _window(self, layer: int, given: int | None) -> int | None:
-        """The window of a layer that was handed no mask."""
+        """Return the window of a layer that was handed no mask."""
         if given is not None:
             return given
         kinds = getattr(self._config, "layer_types", None)
@@ -160,7 +151,7 @@ class TransformersBody(ModelBody):
             recorded = self._recorded
         except UnsupportedModel:
             raise
-        except Exception as error:  # the model's code was not made for this; any error says so
+        except Exception as error:  # the model's code may not support this, and then can raise anything
             raise UnsupportedModel(
                 f"{self._architecture} fails with another attention implementation: {type(error).__name__}: {error}"
             ) from error
@@ -192,7 +183,7 @@ class TransformersBody(ModelBody):
             )
 
     def _probe(self, tokens: list[int]) -> Tensor:
-        """Logits after `tokens`, computed in two chunks, the second beside another sequence."""
+        """Return the logits [vocab] after `tokens`, computed in two chunks, the second beside another sequence."""
         blocks = BlockManager(8, 16, prefix_caching=False)
         first, other = (Sequence(list(tokens), len(tokens), len(tokens)) for _ in range(2))
         for sequence in (first, other):
@@ -212,7 +203,7 @@ def _alive(method: weakref.WeakMethod[Callable[..., Any]]) -> Callable[..., Any]
 
 
 def _compute_single_rows_twice(model: nn.Module) -> None:
-    """See `ModelBody.rows_for`. A doubled row is known by the stride of 0 between its copies."""
+    """Double single rows (see `ModelBody.rows_for`); a doubled row is known by the stride of 0 between its copies."""
     from transformers.pytorch_utils import Conv1D
 
     def double(module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
@@ -230,7 +221,7 @@ def _compute_single_rows_twice(model: nn.Module) -> None:
 
 
 class _Window(Tensor):
-    """Stands where a mask would: an empty tensor that carries the window of the layers it is handed to."""
+    """Empty tensor in place of a mask, which carries the window of the layers that it is handed to."""
 
     window: int | None
 
@@ -242,7 +233,7 @@ class _Window(Tensor):
 
 
 def _is_window(mask_function: Any, window: int | None, device: torch.device) -> bool:
-    """Whether `mask_function(batch, head, query, key)` is true for just the last `window` keys up to the query."""
+    """Return whether `mask_function(batch, head, query, key)` holds for just the last `window` keys up to the query."""
     span = 64 if window is None else window
     far = torch.tensor([0, 1, 2, span - 1, span, span + 1, 2 * span, 2 * span + 1, 3 * span], device=device)
     query, key = far.clamp(min=0)[:, None], far.clamp(min=0)[None, :]
@@ -254,13 +245,9 @@ def _is_window(mask_function: Any, window: int | None, device: torch.device) -> 
 
 
 def _fixed_rope_length(config: Any) -> int:
-    """Positions for which the rotary frequencies do not depend on the longest sequence that shares the step."""
+    """Return how many positions have rotary frequencies that do not depend on the longest sequence of the step."""
     parameters = getattr(config, "rope_parameters", None) or {}
     each = parameters.values() if all(isinstance(value, dict) for value in parameters.values()) else [parameters]
     changing = [p for p in each if p and p.get("rope_type", "default") in _CHANGING_ROPE]
     lengths = [p.get("original_max_position_embeddings") or config.max_position_embeddings for p in changing]
     return min(lengths, default=2**20)
-
-
-def _architecture(config: Any) -> str:
-    return str((getattr(config, "architectures", None) or [config.model_type])[0])

@@ -1,29 +1,120 @@
-"""What a Llama layer does between its products, as one Triton kernel for each piece. Importing this needs Triton."""
+"""The operations of a Llama layer between its products, one Triton kernel for each. Importing this needs Triton.
+
+Each rounds where `TorchOps` rounds, so that results differ by the order of sums alone.
+"""
 
 from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from batchwright.engine.attention import LayerCache
-from batchwright.engine.bodies import triton_op_kernels
 from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.engine.step.batch import StepBatch
 
+
+@triton.jit
+def add_rms_norm(out, delta, residual, weight, eps, DIM: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr):
+    """Add and normalize one row; all tensors are contiguous."""
+    d = tl.arange(0, PADDED)
+    column = d < DIM
+    at = tl.program_id(0).to(tl.int64) * DIM + d
+    x = tl.load(residual + at, mask=column, other=0.0).to(tl.float32)
+    if ADDS:
+        total = x + tl.load(delta + at, mask=column, other=0.0).to(tl.float32)
+        rounded = total.to(residual.dtype.element_ty)
+        tl.store(residual + at, rounded, mask=column)
+        x = rounded.to(tl.float32)
+    normed = (x * tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)).to(out.dtype.element_ty).to(tl.float32)
+    scaled = normed * tl.load(weight + d, mask=column, other=0.0).to(tl.float32)
+    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=column)
+
+
+@triton.jit
+def head_rms_norm(x, weight, row_stride, heads, eps, DIM: tl.constexpr, PADDED: tl.constexpr):
+    """Normalize one head of one row, in place."""
+    d = tl.arange(0, PADDED)
+    column = d < DIM
+    at = (tl.program_id(0) // heads).to(tl.int64) * row_stride + (tl.program_id(0) % heads) * DIM + d
+    value = tl.load(x + at, mask=column, other=0.0).to(tl.float32)
+    normed = (value * tl.rsqrt(tl.sum(value * value, 0) / DIM + eps)).to(x.dtype.element_ty).to(tl.float32)
+    scaled = normed * tl.load(weight + d, mask=column, other=0.0).to(tl.float32)
+    tl.store(x + at, scaled.to(x.dtype.element_ty), mask=column)
+
+
+@triton.jit
+def silu_mul(out, gate_up, dim, spans, SPAN: tl.constexpr):
+    """Compute a span of one row of `out` [T, dim] from `gate_up` [T, 2 · dim]."""
+    row = (tl.program_id(0) // spans).to(tl.int64)
+    column = (tl.program_id(0) % spans) * SPAN + tl.arange(0, SPAN)
+    inside = column < dim
+    gate = tl.load(gate_up + row * 2 * dim + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * dim + dim + column, mask=inside, other=0.0).to(tl.float32)
+    active = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * dim + column, (active * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rope_and_store(
+    qkv,  # [T, (HEADS + 2 · KV_HEADS) · 2 · HALF], rows `row_stride` apart
+    keys,  # [blocks, KV_HEADS, BLOCK_SIZE, 2 · HALF]
+    values,
+    cosines,  # [positions, HALF] float32
+    sines,
+    positions,  # [T] int64
+    slots,  # [T] int64
+    row_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+):
+    """Rotate one head of one row, a query in place, a key into the cache; a value is only copied to the cache."""
+    row = tl.program_id(0) // (HEADS + 2 * KV_HEADS)
+    head = tl.program_id(0) % (HEADS + 2 * KV_HEADS)
+    d = tl.arange(0, PADDED_HALF)
+    inside = d < HALF
+    here = qkv + row.to(tl.int64) * row_stride + head * 2 * HALF + d
+    low = tl.load(here, mask=inside, other=0.0)
+    high = tl.load(here + HALF, mask=inside, other=0.0)
+    slot = tl.load(slots + row)
+    if head < HEADS + KV_HEADS:
+        turn = tl.load(positions + row) * HALF + d
+        cosine = tl.load(cosines + turn, mask=inside, other=0.0)
+        sine = tl.load(sines + turn, mask=inside, other=0.0)
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        low = (wide_low * cosine - wide_high * sine).to(low.dtype)
+        high = (wide_high * cosine + wide_low * sine).to(high.dtype)
+    if head < HEADS:
+        tl.store(here, low, mask=inside)
+        tl.store(here + HALF, high, mask=inside)
+    else:
+        kv_head = (head - HEADS) % KV_HEADS
+        at = ((slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * 2 * HALF + d
+        if head < HEADS + KV_HEADS:
+            tl.store(keys + at, low, mask=inside)
+            tl.store(keys + at + HALF, high, mask=inside)
+        else:
+            tl.store(values + at, low, mask=inside)
+            tl.store(values + at + HALF, high, mask=inside)
+
+
 _SPAN = 1024
-"""Values of one program of `silu_mul`."""
+"""Values that one program of `silu_mul` computes."""
 
 
 class FusedOps:
-    """`LayerOps` for caches laid out as `PagedAttention` does. All tensors of a call are on one CUDA device."""
+    """`LayerOps` for caches in the layout of `PagedAttention`. All tensors of a call are on one CUDA device."""
 
     def add_rms_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, dim = residual.shape
         out = torch.empty_like(residual)
         padded = triton.next_power_of_2(dim)
         with torch.cuda.device_of(residual):
-            triton_op_kernels.add_rms_norm[(rows,)](
+            add_rms_norm[(rows,)](
                 out,
                 residual if delta is None else delta,
                 residual,
@@ -39,7 +130,7 @@ class FusedOps:
     def head_rms_norm(self, x: Tensor, weight: Tensor, heads: int, eps: float) -> None:
         dim = weight.shape[0]
         with torch.cuda.device_of(x):
-            triton_op_kernels.head_rms_norm[(x.shape[0] * heads,)](
+            head_rms_norm[(x.shape[0] * heads,)](
                 x, weight, x.stride(0), heads, eps, DIM=dim, PADDED=triton.next_power_of_2(dim), num_warps=1
             )
 
@@ -48,7 +139,7 @@ class FusedOps:
         out = gate_up.new_empty((rows, both // 2))
         spans = triton.cdiv(both // 2, _SPAN)
         with torch.cuda.device_of(gate_up):
-            triton_op_kernels.silu_mul[(rows * spans,)](out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4)
+            silu_mul[(rows * spans,)](out, gate_up, both // 2, spans, SPAN=_SPAN, num_warps=4)
         return out
 
     def rope_and_store(
@@ -56,7 +147,7 @@ class FusedOps:
     ) -> None:
         half = shape.head_dim // 2
         with torch.cuda.device_of(qkv):
-            triton_op_kernels.rope_and_store[(qkv.shape[0] * (shape.heads + 2 * shape.kv_heads),)](
+            rope_and_store[(qkv.shape[0] * (shape.heads + 2 * shape.kv_heads),)](
                 qkv,
                 cache.keys,
                 cache.values,

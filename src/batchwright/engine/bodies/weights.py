@@ -1,8 +1,9 @@
-"""Weights of a checkpoint in safetensors, read tensor by tensor."""
+"""The tensors of a checkpoint in safetensors, read one by one, and the weights of a Llama-like model."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from batchwright.engine.bodies.ops import HeadShape, RopeTable
 from batchwright.errors import UnsupportedModel
 
 
 class Weights:
     """Tensors by name, cast and moved as they are taken, so that no second copy of a model is ever held.
 
-    Raises `UnsupportedModel` when the folder has no safetensors, or lacks a tensor.
+    Raises `UnsupportedModel` if the folder has no safetensors, or lacks a tensor.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -28,11 +30,10 @@ class Weights:
         return name in self._files
 
     def take(self, name: str) -> Tensor:
-        """The tensor called `name`."""
-        try:
-            path = self._files[name]
-        except KeyError:
-            raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete") from None
+        """Return the tensor called `name`."""
+        path = self._files.get(name)
+        if path is None:
+            raise UnsupportedModel(f"{self._folder} has no tensor {name!r}: the checkpoint is incomplete")
         if path not in self._open:
             self._open[path] = _opened(path)
         tensor: Tensor = self._open[path].get_tensor(name)
@@ -43,7 +44,7 @@ class Weights:
 
 
 def has_safetensors(folder: Path) -> bool:
-    """Whether `folder` holds weights that `Weights` can read."""
+    """Return whether `folder` holds weights that `Weights` can read."""
     return any(folder.glob("*.safetensors"))
 
 
@@ -65,3 +66,51 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     if not files:
         raise UnsupportedModel(f"{folder} has no *.safetensors: save the model with save_pretrained first")
     return files
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """`weight` [out, in] and `bias` [out] of a linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer as in the checkpoint, but with projections of the same input joined."""
+
+    input_norm: Tensor
+    qkv: Projection
+    """q, k and v, joined along the outputs."""
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Projection
+    post_norm: Tensor
+    gate_up: Projection
+    """Gate and up, joined along the outputs."""
+    down: Projection
+    window: int | None
+
+
+@dataclass(slots=True)
+class LlamaWeights:
+    """Weights of a model without its embedding. A stack takes layers out as it packs them, so none is held twice."""
+
+    layers: list[LayerWeights]
+    norm: Tensor
+    head: Projection
+    rope: RopeTable
+    shape: HeadShape
+    hidden: int
+    intermediate: int
+    eps: float
+    tied: bool = False
+    """Whether `head` is the embedding, which is kept unchanged."""
+    mix: int = 1
+    """Channels of the input of `down` that are mixed with each other before they are quantized (rotation.py)."""
+    biased_mlp: bool = field(init=False)
+    """Whether the MLPs have biases; known after the layers have been taken out, too."""
+
+    def __post_init__(self) -> None:
+        self.biased_mlp = any(layer.gate_up.bias is not None for layer in self.layers)

@@ -1,11 +1,12 @@
-"""Compile kernels once for this compiler and this processor, into the cache folder.
+"""Compilation of kernels, once for this compiler and this processor, into the cache folder.
 
-Compiling where the code runs lets it use all that the processor has, and bakes nothing into a wheel. Without a
+Compiling where the code runs lets it use all features of the processor, and puts no binaries into a wheel. Without a
 compiler, or when compiling fails, `library_path` says why and the engine runs on torch alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -19,9 +20,9 @@ from batchwright.models import cache_dir
 
 _HERE = Path(__file__).parent
 SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
-"""The engine's own kernels."""
+"""Sources of the engine's own kernels."""
 _HEADERS = tuple(sorted(_HERE.glob("*.h")))
-"""Any source may include them."""
+"""Headers that any source may include."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 
 
@@ -30,13 +31,15 @@ class BuildError(Exception):
 
 
 def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> Path:
-    """The library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
+    """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
-    compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
+    chosen = os.environ.get("CXX")
+    compilers = (chosen,) if chosen else ("g++", "clang++", "c++")
+    compiler = next((path for each in compilers if (path := shutil.which(each))), None)
     if compiler is None:
-        raise BuildError(f"no C++ compiler found (looked for {', '.join(_compilers())})")
-    target = _target_flags()
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(compilers)})")
+    target = "-march=native" if platform.machine() in {"x86_64", "AMD64"} else "-mcpu=native"
     folder = cache_dir() / "native"
     library = folder / f"{name}-{_key(compiler, target, sources)}.so"
     if not library.exists():
@@ -44,30 +47,29 @@ def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
     return library
 
 
-def _compilers() -> tuple[str, ...]:
-    chosen = os.environ.get("CXX")
-    return (chosen,) if chosen else ("g++", "clang++", "c++")
+def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | str:
+    """Load the library of compiled `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
+    if os.environ.get("BATCHWRIGHT_NATIVE") == "0":
+        return "turned off by BATCHWRIGHT_NATIVE=0"
+    try:
+        # torch has loaded its OpenMP runtime by now; the library shares it, and with it its threads.
+        return ctypes.CDLL(str(library_path(name, sources)))
+    except (BuildError, OSError) as error:
+        return str(error)
 
 
-def _target_flags() -> tuple[str, ...]:
-    return ("-march=native",) if platform.machine() in {"x86_64", "AMD64"} else ("-mcpu=native",)
-
-
-def _key(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...]) -> str:
+def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
     for path in (*sources, *_HEADERS):
         digest.update(path.read_bytes())
-    for text in (*_FLAGS, *target, _version(compiler), _processor()):
+    version = _run([compiler, "--version"]).partition("\n")[0]
+    for text in (*_FLAGS, target, version, _processor()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"]).partition("\n")[0]
-
-
 def _processor() -> str:
-    """What `-march=native` depends on: a cache folder may be shared by machines that differ."""
+    """Return the features that `-march=native` depends on: different machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -76,15 +78,15 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _compile(compiler: str, target: tuple[str, ...], sources: tuple[Path, ...], library: Path) -> None:
-    """Each source on its own, as many at a time as there are processors, then all into `library`."""
+def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Path) -> None:
+    """Compile each source on its own, as many at a time as there are processors, and link `library`."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=f"{library.stem}-", dir=library.parent)
     except OSError as error:
         raise BuildError(f"cannot write to {library.parent}: {error}") from error
     with folder as name:
-        flags = [compiler, *_FLAGS, *target, f"-I{_HERE}"]
+        flags = [compiler, *_FLAGS, target, f"-I{_HERE}"]
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -1,4 +1,7 @@
-"""The compiled layers of `decoder.cpp` as a function of torch tensors."""
+"""Binding of the compiled layers of `decoder.cpp` to torch tensors.
+
+A structure takes its values from the attributes of the same names of a `PackedLinear` or a dataclass of this module.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +18,13 @@ from torch import Tensor
 from batchwright.engine.native.weight_panels import PANEL, PackedLinear
 from batchwright.engine.step.batch import StepBatch
 
+_ALIGNED = 64
+"""Bytes of a cache line."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer: packed products, norms [dim] in bfloat16, and its KV cache. `gate_up` is `interleaved`."""
+    """Packed products of a layer, its norms [dim] in bfloat16, and its KV cache. `gate_up` is `interleaved`."""
 
     qkv: PackedLinear
     output: PackedLinear
@@ -34,27 +41,26 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderScreen:
-    """The head once more, in 8 bits: see `screening.h`. What is of outputs is padded to whole panels."""
+    """Copy of the head in 8 bits: see `screening.h`. Tensors of outputs are padded to whole panels."""
 
     rough: PackedLinear
     lengths: Tensor
-    """float32."""
+    """[outputs, padded] float32, as are `errors`."""
     errors: Tensor
-    """float32."""
     columns: Tensor
-    """The head as it is: [outputs, inputs] bfloat16, contiguous."""
+    """The head itself: [outputs, inputs] bfloat16, contiguous."""
     mixed: int
-    """Vectors of 16 that are turned together."""
+    """Vectors of 16 that are rotated together."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
-    """All layers, and what they share."""
+    """All layers, and their common parts."""
 
     layers: Sequence[DecoderLayer]
     head: PackedLinear
     screen: DecoderScreen | None
-    """None: the likeliest token is found from all logits."""
+    """Screen of the head; None if the likeliest token is found from all logits."""
     norm: Tensor
     cosines: Tensor
     sines: Tensor
@@ -68,10 +74,18 @@ class DecoderModel:
     """Channels of the input of `down` that are mixed with each other before they are quantized; 1 is none."""
     quantized: bool
 
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
 
 @dataclass(slots=True)
 class DecoderSeconds:
-    """Where the time of a step went; the rest went elsewhere."""
+    """Seconds of steps that were spent in products and in attention."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -122,7 +136,7 @@ class _Step(Structure):
 
 
 class NativeDecoder:
-    """`model` in the memory of the compiled kernels; its tensors are kept as long as it lives."""
+    """`model` as the compiled kernels read it; this keeps its tensors alive."""
 
     def __init__(self, library: ctypes.CDLL, model: DecoderModel) -> None:
         suffix = "int8" if model.quantized else "bf16"
@@ -133,24 +147,7 @@ class NativeDecoder:
         self._scratch_bytes.argtypes = [POINTER(_Model), c_int64]
         self._scratch_bytes.restype = c_int64
         self._kept = model
-        self._layers = (_Layer * len(model.layers))(*map(_layer, model.layers))
-        self._model = _Model(
-            layers=self._layers,
-            head=_linear(model.head),
-            screen=None if model.screen is None else ctypes.pointer(_screen(model.screen)),
-            norm=model.norm.data_ptr(),
-            cosines=model.cosines.data_ptr(),
-            sines=model.sines.data_ptr(),
-            num_layers=len(model.layers),
-            hidden=model.hidden,
-            intermediate=model.intermediate,
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            mix=model.mix,
-            eps=model.eps,
-            attention_scale=model.head_dim**-0.5,
-        )
+        self._model = _filled(_Model, model)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def forward(
@@ -160,15 +157,15 @@ class NativeDecoder:
         seconds: DecoderSeconds | None = None,
         greedy: Sequence[bool] | None = None,
     ) -> tuple[Tensor, dict[int, int | None]]:
-        """Logits [rows, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16, which are overwritten.
+        """Return logits [rows, vocab], rows strided, for embeddings `residual` [T, hidden] bfloat16 (overwritten).
 
-        Of the logit rows that are `greedy`, for which there must be a screen, only the likeliest token is found: it is
-        given by the place of the row, None if the logits are not finite. `seconds` gets the time that this took added.
+        For logit rows that are `greedy`, which need a screen, only the likeliest token is returned, by the place of the
+        row: None if its logits are not finite. The time that this takes is added to `seconds`.
         """
         rows, wanted = residual.shape[0], batch.logit_rows.shape[0]
         outputs = self._kept.head.outputs
         chosen = None if greedy is None else _Chosen(greedy)
-        logits = residual.new_empty(wanted if chosen is None else chosen.others, -(-outputs // PANEL) * PANEL)
+        logits = residual.new_empty(wanted - sum(greedy or ()), -(-outputs // PANEL) * PANEL)
         spent = (c_double * 3)()
         step = _Step(
             residual=residual.data_ptr(),
@@ -204,17 +201,12 @@ class NativeDecoder:
         return start + -start % _ALIGNED
 
 
-_ALIGNED = 64
-
-
 class _Chosen:
-    """Which logit rows are greedy, and room for their outcome."""
+    """Which logit rows are greedy, and memory for their outcome."""
 
     def __init__(self, greedy: Sequence[bool]) -> None:
         self.greedy = torch.tensor(greedy, dtype=torch.bool)
-        self.greatest = torch.empty(len(greedy))
-        self.likeliest = torch.empty(len(greedy), dtype=torch.int64)
-        self.others = len(greedy) - sum(greedy)
+        self.greatest, self.likeliest = torch.empty(len(greedy)), torch.empty(len(greedy), dtype=torch.int64)
 
     def tokens(self) -> dict[int, int | None]:
         places = self.greedy.nonzero()[:, 0]
@@ -222,42 +214,19 @@ class _Chosen:
         return {place: token if math.isfinite(greatest) else None for place, token, greatest in found}
 
 
-def _linear(packed: PackedLinear) -> _Linear:
-    return _Linear(
-        panels=packed.panels.data_ptr(),
-        bias=_address(packed.bias),
-        scales=_address(packed.scales),
-        sums=_address(packed.sums),
-        inputs=packed.inputs,
-        outputs=packed.outputs,
-    )
+def _filled(kind: type[Any], source: Any) -> Any:
+    """Return `source` as a structure of type `kind`, field by field: tensors as addresses, None as null or 0."""
+    return kind(**{name: _value(field, getattr(source, name)) for name, field in kind._fields_})
 
 
-def _screen(screen: DecoderScreen) -> _Screen:
-    return _Screen(
-        rough=_linear(screen.rough),
-        lengths=screen.lengths.data_ptr(),
-        errors=screen.errors.data_ptr(),
-        columns=screen.columns.data_ptr(),
-        mixed=screen.mixed,
-    )
-
-
-def _layer(layer: DecoderLayer) -> _Layer:
-    return _Layer(
-        qkv=_linear(layer.qkv),
-        output=_linear(layer.output),
-        gate_up=_linear(layer.gate_up),
-        down=_linear(layer.down),
-        input_norm=layer.input_norm.data_ptr(),
-        post_norm=layer.post_norm.data_ptr(),
-        query_norm=_address(layer.query_norm),
-        key_norm=_address(layer.key_norm),
-        keys=layer.keys.data_ptr(),
-        values=layer.values.data_ptr(),
-        window=layer.window or 0,
-    )
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if value is None:
+        return 0 if field is c_int64 else None
+    if issubclass(field, Structure):
+        return _filled(field, value)
+    if not hasattr(field, "contents"):
+        return value
+    values = value if isinstance(value, Sequence) else [value]
+    return (field._type_ * len(values))(*(_filled(field._type_, each) for each in values))

@@ -1,4 +1,4 @@
-"""Large pages for what a step reads whole: with small ones every few microseconds wait for an address."""
+"""Large pages for memory that every step reads: small ones cost an address lookup every few microseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNED = 64
 
 
 def prefer_huge_pages(tensor: Tensor) -> None:
-    """Ask Linux to back the CPU tensor's memory with large pages as it is written to. It may decline."""
+    """Ask Linux to back the memory of a CPU tensor with large pages as it is written to. It may decline."""
     start = -(-tensor.data_ptr() // _HUGE) * _HUGE
     end = (tensor.data_ptr() + tensor.nbytes) // _HUGE * _HUGE
     if end > start:
@@ -27,12 +27,12 @@ class Arena:
     """Memory in large pages for many tensors, each aligned to a cache line."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity` is in bytes, alignment not counted; more is taken when it does not suffice."""
+        """Take `capacity` bytes, alignment not counted; more is taken later if that is not enough."""
         self._space = self._more(capacity)
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor that nothing was written to yet."""
+        """Return an uninitialized tensor."""
         size = math.prod(shape) * dtype.itemsize
         start = self._used + -(self._space.data_ptr() + self._used) % _ALIGNED
         if start + size > self._space.numel():

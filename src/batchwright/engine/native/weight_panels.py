@@ -18,16 +18,16 @@ LEVELS = 127
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight [outputs, inputs] for the compiled products; what is of outputs is padded with zeros to whole panels."""
+    """A weight [outputs, inputs] for the compiled products; outputs are padded with zeros to whole panels."""
 
     panels: Tensor
     """[panels, units of inputs, 32, values in a unit], bfloat16 or int8."""
     bias: Tensor | None
-    """float32."""
+    """[outputs, padded] float32."""
     scales: Tensor | None
-    """int8: float32, of each output."""
+    """Scale of each output, for int8: [outputs, padded] float32."""
     sums: Tensor | None
-    """int8: int32, 128 times the sum of each output's weights."""
+    """128 times the sum of each output's weights, for int8: [outputs, padded] int32."""
     inputs: int
     outputs: int
 
@@ -42,27 +42,27 @@ def pack(weight: Tensor, bias: Tensor | None, arena: Arena, *, quantized: bool) 
 
 
 def pack_rounded(whole: Tensor, scales: Tensor, bias: Tensor | None, arena: Arena) -> PackedLinear:
-    """Pack what `quantize_rows` made of a weight; `bias` is float32 [outputs, padded to panels]."""
+    """Pack a weight that `quantize_rows` has rounded; `bias` is float32 [outputs, padded to panels]."""
     outputs, inputs = whole.shape
     sums = whole.sum(1, dtype=torch.int32) * 128
     return PackedLinear(_panels(whole, 4, arena), bias, padded(scales), padded(sums), inputs, outputs)
 
 
 def packed_bytes(weight: Tensor, *, quantized: bool) -> int:
-    """What `pack` takes of the arena."""
+    """Return the bytes that `pack` takes of the arena."""
     outputs, inputs = weight.shape
     return -(-outputs // PANEL) * PANEL * inputs * (1 if quantized else 2)
 
 
 def interleaved(gate: Tensor, up: Tensor) -> Tensor:
-    """`gate` and `up` [outputs, inputs] in turns of 16 rows, so that each panel holds both for 16 outputs."""
+    """Interleave 16 rows each of `gate` and `up` [outputs, inputs], so that each panel holds both for 16 outputs."""
     inputs = gate.shape[1]
     pairs = torch.stack((gate.view(-1, _HALF, inputs), up.view(-1, _HALF, inputs)), dim=1)
     return pairs.view(-1, inputs)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` [rows, dim] as int8 with a scale [rows], float32: x ≈ whole · scale, the greatest of a row being ±127."""
+    """Round `x` [rows, dim] -> int8 and scales [rows] float32: x ≈ whole · scale, the greatest of a row being ±127."""
     wide = x.float()
     scales = wide.abs().amax(1) / LEVELS
     inverse = torch.where(scales > 0, 1 / scales, torch.zeros_like(scales))
@@ -70,7 +70,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def padded(x: Tensor) -> Tensor:
-    """`x` [outputs, ...] with zeros up to whole panels."""
+    """Return `x` [outputs, ...] padded with zeros to whole panels."""
     missing = -x.shape[0] % PANEL
     if not missing:
         return x.contiguous()

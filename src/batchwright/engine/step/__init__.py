@@ -1,1 +1,1 @@
-"""What one step computes, as flat tensors."""
+"""The computation of one step as flat tensors."""

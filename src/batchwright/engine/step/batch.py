@@ -1,8 +1,8 @@
-"""One step's tokens as tensors: a flat row, no padding."""
+"""The tokens of one step as tensors: a flat row without padding."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,28 +13,28 @@ from batchwright.scheduling import Chunk
 
 @dataclass(slots=True)
 class StepBatch:
-    """T tokens of S sequences, sequence after sequence; on the engine's device."""
+    """T tokens of S sequences, one sequence after the other, on the engine's device."""
 
     token_ids: Tensor
     """[T] int64."""
     positions: Tensor
     """[T] int64."""
     slots: Tensor
-    """[T] int64: block · block_size + offset, where the token's key and value go."""
+    """Places for the keys and values, block · block_size + offset: [T] int64."""
     query_starts: Tensor
-    """[S + 1] int32: first row of each sequence."""
+    """First row of each sequence, and T: [S + 1] int32."""
     context_lens: Tensor
-    """[S] int32: keys of each sequence, those of this step included."""
+    """Keys of each sequence, those of this step included: [S] int32."""
     block_tables: Tensor
-    """[S, most blocks] int32; past a sequence's end 0."""
+    """Blocks of each sequence, 0 past its end: [S, most blocks] int32."""
     logit_rows: Tensor
-    """[R] int64: rows whose logits are wanted, those before a sequence's drafts and of the drafts included."""
+    """Rows whose logits are wanted, those of drafts and of the token before them included: [R] int64."""
     query_lens: list[int]
     contexts: list[int]
     tables: np.ndarray
-    """`block_tables` where the host can read them."""
-    attention_plan: object = field(default=None)
-    """Whatever the attention backend worked out once for all layers."""
+    """Copy of `block_tables` that the host can read."""
+    attention_plan: object = None
+    """Whatever the attention backend computed once for all layers."""
 
     @property
     def num_sequences(self) -> int:
@@ -46,22 +46,35 @@ class StepBatch:
 
 
 def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> StepBatch:
-    """The tensors for `chunks`, whose block tables must already have room for their tokens."""
+    """Return the tensors of a step of `chunks`, whose block tables must already have room for their tokens."""
     drafted = np.array([len(chunk.drafts) for chunk in chunks], np.int32)
     counts = np.array([chunk.count for chunk in chunks], np.int32) + drafted
     starts = np.array([chunk.start for chunk in chunks], np.int32)
-    query_starts = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(counts, out=query_starts[1:])
-    total = int(query_starts[-1])
-    tables = _block_tables(chunks)
-    token_ids = _token_ids(chunks)
-    owners = np.repeat(np.arange(len(chunks)), counts)
-    positions = np.arange(total, dtype=np.int64) - np.repeat(query_starts[:-1] - starts, counts)
-    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     sampled = np.array([chunk.samples for chunk in chunks], np.bool_)
-    logit_rows = (query_starts[1:].astype(np.int64) - 1)[sampled]
+    logit_rows = np.cumsum(counts, dtype=np.int64)[sampled] - 1
     if drafted.any():
         logit_rows = _with_drafts(logit_rows, drafted[sampled])
+    return batch_of(_token_ids(chunks), counts, starts, _block_tables(chunks), logit_rows, block_size, device)
+
+
+def batch_of(
+    token_ids: np.ndarray,
+    counts: np.ndarray,
+    starts: np.ndarray,
+    tables: np.ndarray,
+    logit_rows: np.ndarray,
+    block_size: int,
+    device: torch.device,
+) -> StepBatch:
+    """Return the batch of S sequences, each of `counts` [S] int32 tokens that follow `starts` [S] int32 others.
+
+    `token_ids` [T] int64, `tables` [S, most blocks] int32 and `logit_rows` [R] int64 are those of `StepBatch`.
+    """
+    query_starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    owners = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(token_ids), dtype=np.int64) - np.repeat(query_starts[:-1] - starts, counts)
+    slots = tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
 
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(device, non_blocking=True)
@@ -81,7 +94,7 @@ def build_batch(chunks: list[Chunk], block_size: int, device: torch.device) -> S
 
 
 def _block_tables(chunks: list[Chunk]) -> np.ndarray:
-    """[S, most blocks] int32: all blocks in one row, then from there to their places."""
+    """Return the block tables, copied all at once -> [S, most blocks] int32."""
     blocks = [chunk.sequence.table.blocks for chunk in chunks]
     lengths = np.array([len(each) for each in blocks])
     tables = np.zeros((len(chunks), int(lengths.max())), np.int32)
@@ -90,7 +103,7 @@ def _block_tables(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _token_ids(chunks: list[Chunk]) -> np.ndarray:
-    """[T] int64."""
+    """Return the tokens of `chunks`, each followed by its drafts -> [T] int64."""
     tokens: list[int] = []
     for chunk in chunks:
         if chunk.count == 1:
@@ -102,7 +115,7 @@ def _token_ids(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _with_drafts(last_rows: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-    """For each of `last_rows` also the `drafted` rows before it, in order."""
+    """Return each of `last_rows` after the `drafted` rows that precede it."""
     counts = drafted + 1
     ends = np.cumsum(counts)
     offsets = np.arange(ends[-1]) - np.repeat(ends - 1, counts)
