@@ -58,7 +58,7 @@ class RunProgress:
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; the next `run` goes on after them."""
+    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` again goes on after them."""
 
     def __init__(self, report: RunReport, kept_input: Path | None) -> None:
         super().__init__("interrupted")

@@ -248,23 +248,16 @@ class PostgresqlDriver:
                 connection = None
             self._idle.put(connection)
 
-    def _connect(self) -> _Connection:
-        connection = self._open()
-        try:
-            tx = _PostgresqlTx(connection, self._now)
-            tx.run("forget_connections")
-            tx.run("add_connection", connection=connection.name)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _open(self) -> _Connection:
-        """Open a connection, without a row in `connections`."""
+    def _connect(self, *, named: bool = True) -> _Connection:
+        """Open a connection. `named`: whether to add it to the table `connections`."""
         connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
         connection.name = uuid.uuid4().hex
         try:
             connection.execute(_SESSION)
+            if named:
+                tx = _PostgresqlTx(connection, self._now)
+                tx.run("forget_connections")
+                tx.run("add_connection", connection=connection.name)
         except BaseException:
             connection.close()
             raise
@@ -272,7 +265,7 @@ class PostgresqlDriver:
 
     def _migrate(self) -> None:
         scripts = migrations("postgresql")
-        with closing(self._open()) as connection, self._transaction(connection):
+        with closing(self._connect(named=False)) as connection, self._transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
             connection.execute("CREATE SCHEMA IF NOT EXISTS batchwright")
             connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")

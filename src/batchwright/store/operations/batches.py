@@ -28,17 +28,14 @@ from batchwright.store.records import (
 from batchwright.store.transaction import Row, Tx
 
 _NEWEST = 2**62
-_PARTS: Mapping[str, type[LineCounts | TokenUsage]] = {"counts": LineCounts, "usage": TokenUsage}
-_PART_COLUMNS = {name: [each.name for each in fields(part)] for name, part in _PARTS.items()}
-_COLUMNS = [column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])]
-"""The columns that `batch_columns` in `sql/batches.sql` names."""
+_COUNTS = [each.name for each in fields(BatchRecord)].index("counts")
 
 
 def _as_record(row: Row) -> BatchRecord:
     """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
-    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
-    for name, part in _PARTS.items():
-        values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
+    counts, usage = row[_COUNTS : _COUNTS + 3], row[_COUNTS + 3 : _COUNTS + 7]
+    folded = [*row[:_COUNTS], LineCounts(*counts), TokenUsage(*usage), *row[_COUNTS + 7 :]]
+    values: dict[str, Any] = dict(zip(BatchRecord.__dataclass_fields__, folded, strict=True))
     values["metadata"] = json.loads(values["metadata"])
     values["errors"] = tuple(BatchProblem(**problem) for problem in json.loads(values["errors"]))
     values["simple"], values["paused"] = bool(values["simple"]), bool(values["paused"])
