@@ -38,7 +38,7 @@ from typing import Any, Literal, Self
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import Change
 from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.store.operations import batches, claims, files, keys, outbox, quotas, stored_lines, workers
+from batchwright.store.operations import batches, files, keys, outbox, quotas, stored_lines, workers
 from batchwright.store.records import (
     ApiKey,
     BatchProblem,
@@ -176,7 +176,7 @@ class Store:
 
     async def count_lines(self) -> dict[str, int]:
         """Numbers of `pending`, `suspect` and `claimed` lines of all batches in progress, paused or not."""
-        return await self._driver.read(claims.count_lines)
+        return await self._driver.read(workers.count_lines)
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
@@ -244,11 +244,11 @@ class Store:
         other lines until they are done. A worker may get nothing although there are lines, so that it can take suspects
         once it holds nothing. Lines that are `given_up` come with any others. Raises `LeaseLost`.
         """
-        return await self._driver.write(claims.claim, worker, limit)
+        return await self._driver.write(workers.claim, worker, limit)
 
     async def release(self, worker: str, lines: Sequence[ClaimedLine]) -> None:
         """Give claimed lines back uncomputed. Lines that are not this worker's any more do not change."""
-        await self._driver.write(claims.release, worker, lines)
+        await self._driver.write(workers.release, worker, lines)
 
     async def commit(self, worker: str, results: Sequence[LineResult]) -> list[bool]:
         """Store results whose lines are still at the same attempt, in batches without an ending.
@@ -257,7 +257,7 @@ class Store:
         again, so a call may be repeated. In the same transaction the counts and the usage of the batch rise, and a
         batch whose lines are all finished goes to `finalizing`. Raises `LeaseLost`, and then no result is taken.
         """
-        return await self._driver.write(claims.commit, worker, results)
+        return await self._driver.write(workers.commit, worker, results)
 
     async def expire_batches(self) -> list[str]:
         """Set the ending of batches, in progress or validating, whose time is over. Returns their ids."""

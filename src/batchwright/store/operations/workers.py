@@ -1,14 +1,19 @@
-"""Operations on workers and their leases, and on suspects: lines that were in work when a worker's process died."""
+"""Operations of workers: their leases, the lines that they claim, and the results that they commit.
+
+Suspects are lines that were in work when the process of a worker died.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 
 from batchwright.errors import LeaseLost
 from batchwright.policies.suspects import REST, Suspects, at_once, first, worth_draining
-from batchwright.store.operations.fair_claims import claim_shared, claimed_lines
-from batchwright.store.records import ClaimedLine, Peer
+from batchwright.store.operations.fair_claims import charge, claim_shared, claimed_lines
+from batchwright.store.records import ClaimedLine, LineResult, Peer, TokenUsage
 from batchwright.store.transaction import Tx
 
 
@@ -91,7 +96,23 @@ def _suspect_lines_of(tx: Tx, worker: str, max_crashes: int) -> int:
     return suspects
 
 
-def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:
+def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
+    trying = require_lease(tx, worker)
+    if limit <= 0:
+        return []
+    if trying is None and tx.row("any_crash") is None:
+        return claim_shared(tx, worker, limit)
+    return _claim_beside_suspects(tx, worker, trying, limit)
+
+
+def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
+    rows = [
+        {"worker": worker, "batch_id": line.batch_id, "number": line.number, "attempt": line.attempt} for line in lines
+    ]
+    tx.many("release_lines", rows)
+
+
+def _claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:
     """Claim lines while there are suspects, only a few of which may be in work at once."""
     groups = [Suspects(*row) for row in tx.rows("suspects", now=tx.now)]
     claimed: list[ClaimedLine] = []
@@ -111,16 +132,13 @@ def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -
         tx.run("try_suspects", worker=worker, crash=None)
         tx.run("leave_suspects", worker=worker)
         tx.run("forget_crashes")
-    return claimed + (_claim_busy if held else _claim_free)(tx, worker, groups, limit)
-
-
-def _claim_busy(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
-    """Claim lines for a worker that has lines in work, none of them suspects."""
-    group = worth_draining(groups, worker, tx.now)
-    if group is None:
-        return claim_shared(tx, worker, limit)
-    tx.run("take_suspects", worker=worker, crash=group.key)
-    return []
+    if not held:
+        return claimed + _claim_free(tx, worker, groups, limit)
+    waited_for = worth_draining(groups, worker, tx.now)
+    if waited_for is None:
+        return claimed + claim_shared(tx, worker, limit)
+    tx.run("take_suspects", worker=worker, crash=waited_for.key)
+    return claimed
 
 
 def _claim_free(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
@@ -144,3 +162,70 @@ def _claim_of_group(tx: Tx, worker: str, group: Suspects, limit: int) -> list[Cl
         if len(claimed) == limit:
             break
     return claimed
+
+
+def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
+    require_lease(tx, worker)
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, result in enumerate(results):
+        places[result.batch_id].append(place)
+    taken = [False] * len(results)
+    counted: defaultdict[str, list[LineResult]] = defaultdict(list)
+    # The rows of the batches stay locked, so the sequences of a batch are committed in their order.
+    rows = tx.rows("lock_batches", ids=json.dumps([*places]))
+    for batch_id, key, tenant, status, ending, total, completed, failed in rows:
+        is_open = status == "in_progress" and ending is None
+        new = _take(tx, key, is_open, results, places[batch_id], taken)
+        if new:
+            _write(tx, key, completed + failed, new)
+            counted[tenant] += new
+            if completed + failed + len(new) == total:
+                tx.run("finalize_batch", key=key, now=tx.now)
+    charge(tx, counted)
+    return taken
+
+
+def _take(
+    tx: Tx, key: int, is_open: bool, results: Sequence[LineResult], places: list[int], taken: list[bool]
+) -> list[LineResult]:
+    """Mark in `taken` which of the results at `places`, all of one batch, are taken; those not taken before."""
+    rows = tx.rows("lock_lines", batch=key, numbers=json.dumps([results[place].number for place in places]))
+    held = {number: (attempt, state) for number, attempt, state in rows}
+    new = []
+    for place in places:
+        result = results[place]
+        attempt, state = held.get(result.number, (0, "pending"))
+        if attempt != result.attempt or state in ("pending", "suspect"):
+            continue
+        if state == "claimed":
+            if not is_open:
+                continue
+            new.append(result)
+            held[result.number] = (attempt, "finished")
+        taken[place] = True
+    return new
+
+
+def _write(tx: Tx, key: int, finished: int, results: Sequence[LineResult]) -> None:
+    """Write results of the batch `key`, of which `finished` lines have results already, and count them."""
+    rows = [
+        {
+            "batch": key,
+            "number": result.number,
+            "sequence": sequence,
+            "state": "succeeded" if result.succeeded else "failed",
+            "output": result.output,
+        }
+        for sequence, result in enumerate(results, finished + 1)
+    ]
+    tx.many("finish_lines", rows)
+    tx.many("add_results", rows)
+    completed = sum(result.succeeded for result in results)
+    tokens = {name: sum(getattr(result.usage, name) for result in results) for name in TokenUsage.__slots__}
+    tx.run("count_results", key=key, completed=completed, failed=len(results) - completed, **tokens)
+
+
+def count_lines(tx: Tx) -> dict[str, int]:
+    counts = ("count_unfinished_lines", "count_claimed_lines", "count_suspects")
+    unfinished, claimed, suspects = (int(tx.rows(statement)[0][0]) for statement in counts)
+    return {"pending": unfinished - claimed - suspects, "claimed": claimed, "suspect": suspects}
