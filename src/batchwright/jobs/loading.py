@@ -61,11 +61,8 @@ class ModelChoice:
         if self.backend is not None:
             return LoadedModels(None, None)
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
-        embeds = EMBEDDINGS_URL in endpoints
-        engine, encoder = load_models(
-            self.model if generates else None, self.embedding_model if embeds else None, self.config
-        )
-        return LoadedModels(engine, encoder)
+        embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
+        return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config))
 
     @asynccontextmanager
     async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
