@@ -16,8 +16,8 @@ import msgspec
 
 from batchwright.durable_files import replacing
 from batchwright.errors import InputError, ResumeRefused
+from batchwright.lines.batch_line import output_id
 from batchwright.lines.custom_ids import IdTable
-from batchwright.lines.results import output_id
 
 _FORM = 1
 

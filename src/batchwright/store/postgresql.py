@@ -129,7 +129,13 @@ class PostgresqlDriver:
         return await self._in_thread(run)
 
     async def read(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        run = partial(self._read_once, lambda tx: operation(tx, *args, **kwargs))
+        def run() -> R:
+            with self._connection() as connection:
+                with self._transaction(connection):
+                    result = operation(_PostgresqlTx(connection, self._now), *args, **kwargs)
+                connection.execute("COMMIT")
+                return result
+
         return await self._in_thread(partial(self._persist, run, _PATIENCE))
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
@@ -210,13 +216,6 @@ class PostgresqlDriver:
                 return result
 
         return self._persist(attempt, patience)
-
-    def _read_once(self, operation: Callable[[Tx], R]) -> R:
-        with self._connection() as connection:
-            with self._transaction(connection):
-                result = operation(_PostgresqlTx(connection, self._now))
-            connection.execute("COMMIT")
-            return result
 
     def _was_committed(self, name: str, number: int) -> bool:
         """Whether the last committed transaction of the connection `name` is the `number`-th."""

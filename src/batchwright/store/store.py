@@ -137,9 +137,9 @@ class Store:
         return await self._driver.read(batches.batches, tenant, limit=limit, after=after, simple=simple, status=status)
 
     async def request_cancel(self, tenant: str, batch_id: str) -> BatchRecord | None:
-        """Move a batch that is validating or in progress, without an ending, to `cancelling`, and set its ending.
+        """Set the ending of a batch that is validating or in progress, and has none, and move it to `cancelling`.
 
-        Other batches do not change. Returns the batch as it is then; None if there is no such batch.
+        Returns the batch as it is then; None if there is no such batch.
         """
         return await self._driver.write(batches.request_cancel, tenant, batch_id)
 
@@ -222,11 +222,11 @@ class Store:
         return await self._driver.write(batches.take_validation, worker)
 
     async def add_lines(self, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
-        """Add lines; False if the batch is not this worker's any more, or has an ending: then nothing was added."""
+        """Add lines. False, and nothing is added, if the batch is not this worker's any more, or has an ending."""
         return await self._driver.write(batches.add_lines, worker, batch_id, lines)
 
     async def begin(self, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
-        """Move a batch from validating to in_progress, or on to finalizing if `total`, its number of lines, is 0.
+        """Move a batch of `total` lines from validating to in_progress, or to finalizing if `total` is 0.
 
         False as in `add_lines`.
         """
@@ -301,10 +301,7 @@ class Store:
     # Shares of tenants.
 
     async def set_tenant_weight(self, tenant: str, weight: float) -> None:
-        """Set the share of the capacity that a tenant gets, relative to others; it is 1 for tenants without one.
-
-        Raises `InvalidRequest` for a weight that is not 0.01 to 1000.
-        """
+        """Set the share of the capacity of a tenant, 0.01 to 1000, by default 1. Raises `InvalidRequest` for others."""
         await self._driver.write(quotas.set_tenant_weight, tenant, weight)
 
     async def tenant_weights(self) -> dict[str, float]:
@@ -350,10 +347,7 @@ class Store:
         return await self._driver.write(outbox.delivered, worker, delivery_id)
 
     async def put_off(self, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
-        """Try a message that did not arrive again at `until`, or give it up (None), and keep the reason.
-
-        False if it is not this worker's any more.
-        """
+        """Try a failed message again at `until`, or give it up (None). False if it is not this worker's any more."""
         return await self._driver.write(outbox.put_off, worker, delivery_id, until=until, reason=reason)
 
     async def failed_deliveries(self, tenant: str, limit: int) -> list[tuple[Delivery, str]]:
