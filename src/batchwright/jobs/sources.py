@@ -62,10 +62,7 @@ def format_of(path: Path, given: str | None) -> InputFormat:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
         return cast("InputFormat", given)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
-        suffixes.pop()
-    found = _FORMAT_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    found = _FORMAT_OF_SUFFIX.get(Path(path.name.lower().removesuffix(".gz")).suffix)
     if found is None:
         raise InputError(
             f"{path}: its extension does not tell its format; rename it to one of "

@@ -38,7 +38,7 @@ from typing import Any, Literal, Self
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.rates import Change
 from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.store.operations import batches, files, keys, outbox, quotas, stored_lines, workers
+from batchwright.store.operations import batches, files, keys, outbox, quotas, workers
 from batchwright.store.records import (
     ApiKey,
     BatchProblem,
@@ -106,7 +106,7 @@ class Store:
 
     async def forget_files(self, file_ids: Sequence[str]) -> None:
         """Forget files whose bytes were removed. Batches that lose their last output file thereby lose their lines."""
-        await self._driver.write(stored_lines.forget_files, file_ids)
+        await self._driver.write(batches.forget_files, file_ids)
 
     async def known_files(self, file_ids: Sequence[str]) -> set[str]:
         """Those of the ids that have a record, of any tenant; files with other ids are left over from a crash."""
@@ -277,7 +277,7 @@ class Store:
 
     async def lines(self, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
         """A page of the lines with `number` > `after`, by number, to build files from; empty if they were removed."""
-        return await self._driver.read(stored_lines.lines, batch_id, after=after, limit=limit)
+        return await self._driver.read(batches.lines, batch_id, after=after, limit=limit)
 
     async def finish(
         self, worker: str, batch_id: str, *, output: FileRecord | None, errors: FileRecord | None, unfinished: int
@@ -296,7 +296,7 @@ class Store:
         Batches that ended without a file lose their lines when their output would have expired: `age` seconds after
         the end, unless they say otherwise. Returns whether there may be more to remove.
         """
-        return await self._driver.write(stored_lines.remove_lines, limit, age=age)
+        return await self._driver.write(batches.remove_lines, limit, age=age)
 
     # Shares of tenants.
 

@@ -69,7 +69,16 @@ def retire_worker(tx: Tx, worker: str) -> int:
 def worker_died(tx: Tx, worker: str, max_crashes: int) -> int:
     if tx.row("lock_worker", worker=worker) is None:
         return 0
-    return _suspect_lines_of(tx, worker, max_crashes) + retire_worker(tx, worker)
+    row = tx.row("tried_at_once", worker=worker)
+    alone = row is not None and row[0] == 1
+    suspects = 0
+    for tenant, lines, crashes in tx.rows("lines_in_work_by_tenant", worker=worker):
+        allowed = at_once(crashes + 1, lines, alone=alone, most=max_crashes)
+        [(crash,)] = tx.rows("add_crash", worker=worker, tenant=tenant, now=tx.now, at_once=allowed)
+        suspects += tx.run("suspect_lines", worker=worker, tenant=tenant, crash=crash)
+        if crashes:
+            tx.run("tenant_rests", tenant=tenant, until=tx.now + REST)
+    return suspects + retire_worker(tx, worker)
 
 
 def reap(tx: Tx, max_crashes: int) -> int:
@@ -80,20 +89,6 @@ def reap(tx: Tx, max_crashes: int) -> int:
 
 def check(tx: Tx) -> None:
     tx.run("check", now=tx.now)
-
-
-def _suspect_lines_of(tx: Tx, worker: str, max_crashes: int) -> int:
-    """Put the lines that a dead worker held under suspicion, and return their number."""
-    row = tx.row("tried_at_once", worker=worker)
-    alone = row is not None and row[0] == 1
-    suspects = 0
-    for tenant, lines, crashes in tx.rows("lines_in_work_by_tenant", worker=worker):
-        allowed = at_once(crashes + 1, lines, alone=alone, most=max_crashes)
-        [(crash,)] = tx.rows("add_crash", worker=worker, tenant=tenant, now=tx.now, at_once=allowed)
-        suspects += tx.run("suspect_lines", worker=worker, tenant=tenant, crash=crash)
-        if crashes:
-            tx.run("tenant_rests", tenant=tenant, until=tx.now + REST)
-    return suspects
 
 
 def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
