@@ -132,6 +132,15 @@ def play(url: str, scenario: Scenario) -> None:
     asyncio.run(main())
 
 
+def played(scenario: Scenario) -> Callable[[Play], None]:
+    """Decorate a scenario to make it a test, which runs it on both databases."""
+
+    def test(play: Play) -> None:
+        play(scenario)
+
+    return test
+
+
 _PAGE = 4096
 """Bytes of a page of SQLite."""
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import apsw
 import psycopg
 import pytest
-from tests.store.support import Play, World, new_lines, numbers, play, result
+from tests.store.support import Play, World, new_lines, numbers, play, played, result
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.store.operations.batches import PAGE_BYTES
@@ -101,15 +101,13 @@ def test_files_that_expired_together(play: Play, rows: Rows) -> None:
     play(scenario)
 
 
-def test_two_that_forget_one_file_each(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        worker = await world.worker()
-        for _ in range(5):
-            batch, files = await ended(world, worker)
-            await asyncio.gather(*(bury(world, file) for file in files))
-            assert (await world.batch(batch)).lines_removed_at == world.now
-
-    play(scenario)
+@played
+async def test_two_that_forget_one_file_each(world: World) -> None:
+    worker = await world.worker()
+    for _ in range(5):
+        batch, files = await ended(world, worker)
+        await asyncio.gather(*(bury(world, file) for file in files))
+        assert (await world.batch(batch)).lines_removed_at == world.now
 
 
 def test_a_few_rows_at_a_time(play: Play, rows: Rows) -> None:
@@ -147,23 +145,21 @@ def test_large_results_in_transactions_of_their_own(play: Play, rows: Rows) -> N
     play(scenario)
 
 
-def test_a_batch_whose_lines_were_removed_is_not_retried(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        store, worker = world.store, await world.worker()
-        batch, files = await ended(world, worker)
-        whole, its_files = await ended(world, worker, failed=0)
-        new = world.new_batch(world.new_file(), key="k")
-        made = await store.retry_batch("t", batch.id, new)
-        await bury(world, *files, *its_files)
-        for _ in range(2):
-            with pytest.raises(Conflict, match=r"its lines were removed with its output files on 2023-11-14"):
-                await store.retry_batch("t", batch.id, world.new_batch(world.new_file()))
-            with pytest.raises(Conflict, match="all of them succeeded"):
-                await store.retry_batch("t", whole.id, world.new_batch(world.new_file()))
-            assert await store.retry_batch("t", batch.id, new) == made
-            await remove_all(world)
-
-    play(scenario)
+@played
+async def test_a_batch_whose_lines_were_removed_is_not_retried(world: World) -> None:
+    store, worker = world.store, await world.worker()
+    batch, files = await ended(world, worker)
+    whole, its_files = await ended(world, worker, failed=0)
+    new = world.new_batch(world.new_file(), key="k")
+    made = await store.retry_batch("t", batch.id, new)
+    await bury(world, *files, *its_files)
+    for _ in range(2):
+        with pytest.raises(Conflict, match=r"its lines were removed with its output files on 2023-11-14"):
+            await store.retry_batch("t", batch.id, world.new_batch(world.new_file()))
+        with pytest.raises(Conflict, match="all of them succeeded"):
+            await store.retry_batch("t", whole.id, world.new_batch(world.new_file()))
+        assert await store.retry_batch("t", batch.id, new) == made
+        await remove_all(world)
 
 
 def test_a_retry_has_lines_of_its_own(play: Play, rows: Rows) -> None:

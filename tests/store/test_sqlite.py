@@ -14,7 +14,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.store.support import Play, World, play, spoil_table
+from tests.store.support import Play, World, play, played, spoil_table
 
 from batchwright.errors import Conflict, InvalidRequest, MissingExtra, StoreUnavailable
 from batchwright.store import open_store
@@ -76,44 +76,40 @@ def test_reads_do_not_wait_for_a_writer(play: Play, path: Path) -> None:
     play(scenario)
 
 
-def test_a_caller_that_does_not_wait_any_longer(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        file = world.new_file()
-        waiting = asyncio.ensure_future(world.store.add_file(file))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await world.upload()
-        assert await world.store.known_files([file.id]) == {file.id}
-
-    play(scenario)
+@played
+async def test_a_caller_that_does_not_wait_any_longer(world: World) -> None:
+    file = world.new_file()
+    waiting = asyncio.ensure_future(world.store.add_file(file))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await world.upload()
+    assert await world.store.known_files([file.id]) == {file.id}
 
 
-def test_a_full_disk_loses_nothing_and_is_recovered_from(play: Play) -> None:
-    async def scenario(world: World) -> None:
-        kept = await world.upload()
-        writer = _writer(world)
-        limit = writer.pragma("max_page_count")
-        writer.pragma("max_page_count", writer.pragma("page_count"))
-        added = [kept.id]
+@played
+async def test_a_full_disk_loses_nothing_and_is_recovered_from(world: World) -> None:
+    kept = await world.upload()
+    writer = _writer(world)
+    limit = writer.pragma("max_page_count")
+    writer.pragma("max_page_count", writer.pragma("page_count"))
+    added = [kept.id]
 
-        async def fill() -> None:
-            while len(added) < 10_000:
-                added.append((await world.upload()).id)
+    async def fill() -> None:
+        while len(added) < 10_000:
+            added.append((await world.upload()).id)
 
-        with pytest.raises(StoreUnavailable, match="make room"):
-            await fill()
-        waiting = [world.store.add_file(world.new_file()) for _ in range(200)]
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert {type(result) for result in results} <= {type(None), StoreUnavailable}
-        assert await world.store.known_files(added) == set(added)
-        writer.pragma("max_page_count", limit)
-        await world.store.check()
-        added.append((await world.upload()).id)
-        assert await world.store.known_files(added) == set(added)
-
-    play(scenario)
+    with pytest.raises(StoreUnavailable, match="make room"):
+        await fill()
+    waiting = [world.store.add_file(world.new_file()) for _ in range(200)]
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(result) for result in results} <= {type(None), StoreUnavailable}
+    assert await world.store.known_files(added) == set(added)
+    writer.pragma("max_page_count", limit)
+    await world.store.check()
+    added.append((await world.upload()).id)
+    assert await world.store.known_files(added) == set(added)
 
 
 def test_two_stores_on_one_file(path: Path) -> None:
