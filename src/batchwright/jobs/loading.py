@@ -86,7 +86,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Models that were loaded in this process."""
+    """Models in this process that compute a job."""
 
     engine: Engine | None
     encoder: Encoder | None

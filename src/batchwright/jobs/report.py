@@ -88,6 +88,7 @@ class RunReport:
         cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
     ) -> RunReport:
         """The report of a run, with the fields that `stats` has by the same name; `rest` are further fields."""
+        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         values = {each.name: getattr(stats, each.name) for each in fields(cls) if hasattr(stats, each.name)}
         values |= {
             "loop_seconds": loop_seconds,
@@ -97,7 +98,7 @@ class RunReport:
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),
-            "peak_memory_bytes": _peak_memory(),
+            "peak_memory_bytes": peak_memory if sys.platform == "darwin" else peak_memory * 1024,
             "peak_gpu_bytes": _peak_gpu_memory(),
         }
         return cls(**values, **rest)
@@ -115,11 +116,6 @@ class RunReport:
         """Write the report as JSON, whole or not at all. Raises OSError."""
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _peak_gpu_memory() -> int | None:

@@ -150,10 +150,8 @@ class Finished:
         if byte >= len(self._bits):
             self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits) // 2)))
         self._bits[byte] |= 1 << (number & 7)
-        if failed:
-            self.failed += 1
-        else:
-            self.succeeded += 1
+        self.failed += failed
+        self.succeeded += not failed
 
 
 def scan(path: Path, key: str, ids: IdTable) -> Finished:

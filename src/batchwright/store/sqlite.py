@@ -75,8 +75,7 @@ class _SqliteTx:
         return self._connection.execute(self._statements[statement], values).fetchall()
 
     def row(self, statement: str, **values: Any) -> Row | None:
-        found = self.rows(statement, **values)
-        return found[0] if found else None
+        return next(iter(self.rows(statement, **values)), None)
 
     def run(self, statement: str, **values: Any) -> int:
         self._connection.execute(self._statements[statement], values)
@@ -249,9 +248,8 @@ class SqliteDriver:
 
 def _explained(error: BaseException) -> BaseException:
     """The error that callers get for `error`, which is its cause; `error` itself if it is not from the database."""
-    found: BaseException
     if isinstance(error, apsw.ConstraintError):
-        found = Conflict(f"what is to be added is already there: {error}")
+        found: BaseException = Conflict(f"what is to be added is already there: {error}")
     elif isinstance(error, UnicodeEncodeError):
         found = InvalidRequest(f"a text is no valid Unicode: {error}; remove its lone surrogates")
     else:

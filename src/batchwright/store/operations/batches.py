@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -47,17 +47,13 @@ def _problems_as_json(problems: Sequence[BatchProblem]) -> str:
     return json.dumps([asdict(problem) for problem in problems])
 
 
-def _values(batch: BatchRecord) -> Mapping[str, Any]:
-    values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
-    counts, usage = values.pop("counts"), values.pop("usage")
-    values["metadata"] = json.dumps(dict(batch.metadata))
-    values["errors"] = _problems_as_json(batch.errors)
-    return values | asdict(counts) | asdict(usage)
-
-
 def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
     """The key and the record of the batch; or None and the batch made before with the same idempotency key."""
-    row = tx.row("add_batch", **_values(batch))
+    values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
+    values |= asdict(values.pop("counts")) | asdict(values.pop("usage"))
+    values["metadata"] = json.dumps(dict(batch.metadata))
+    values["errors"] = _problems_as_json(batch.errors)
+    row = tx.row("add_batch", **values)
     if row is not None:
         return row[0], batch
     before = _of_idempotency_key(tx, batch)
