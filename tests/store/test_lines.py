@@ -10,7 +10,7 @@ from tests.store.support import World, numbers, played, result
 
 from batchwright.errors import LeaseLost
 from batchwright.store import Store
-from batchwright.store.operations.stored_lines import PAGE_BYTES
+from batchwright.store.operations.batches import PAGE_BYTES
 from batchwright.store.records import BatchRecord, LineCounts, TokenUsage
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.store.support import Play, World, new_lines, numbers, play, played, result
 
 from batchwright.errors import Conflict, NotFound
-from batchwright.store.operations.stored_lines import PAGE_BYTES
+from batchwright.store.operations.batches import PAGE_BYTES
 from batchwright.store.records import BatchRecord, FileRecord
 from batchwright.store.transaction import migrations
 

@@ -139,14 +139,18 @@ class LineParser:
                 custom_id = _own_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
                 return self._prompt_line(record.number, custom_id, {"prompt": self._rendered(content)})
             if self.input_format == "txt":
-                return self._prompt_line(record.number, None, {"prompt": _decoded(content)})
+                return self._prompt_line(record.number, None, {"prompt": content.decode()})
             fields = decode_line(content)
-            if _is_batch_line(fields):
+            # Other lines may have fields of their own called method or url.
+            if "body" in fields or (_BATCH_FIELDS & fields.keys() and not _PROMPT_FIELDS & fields.keys()):
                 custom_id = _readable_id(fields.get("custom_id"))
                 line = check_batch_line(fields)
                 return Line(record.number, line.custom_id, line.endpoint, line.body)
             custom_id = _own_id(fields)
             return self._prompt_line(record.number, custom_id, known_fields(fields, _OWN_FIELDS))
+        except UnicodeDecodeError as error:
+            message = f"the line is not UTF-8 (byte {error.start + 1})"
+            return BadLine(record.number, None, InvalidRequest(message, code="invalid_encoding"))
         except InvalidRequest as error:
             return BadLine(record.number, custom_id, error)
 
@@ -182,18 +186,6 @@ class LineParser:
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
             body["messages"] = [*system, {"role": "user", "content": body.pop("prompt")}]
         return Line(number, custom_id, CHAT_URL if "messages" in body else COMPLETION_URL, body)
-
-
-def _is_batch_line(fields: Mapping[str, object]) -> bool:
-    """Whether a line has the form of OpenAI's: other lines may have fields of their own called method or url."""
-    return "body" in fields or bool(_BATCH_FIELDS & fields.keys() and not _PROMPT_FIELDS & fields.keys())
-
-
-def _decoded(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the line is not UTF-8 (byte {error.start + 1})", code="invalid_encoding") from error
 
 
 def _readable_id(custom_id: object) -> str | None:

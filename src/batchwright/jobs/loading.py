@@ -1,4 +1,4 @@
-"""What computes the lines of a job: models in this process, or an endpoint elsewhere."""
+"""Choice and loading of the models that compute a job, in this process or at an endpoint."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """Which models compute a job, and where. Raises `InputError` for a choice that contradicts itself."""
+    """Choice of the models that compute a job. Raises `InputError` for a choice that contradicts itself."""
 
     model: str | None = None
-    """None: of an endpoint its first; in this process none that generates."""
+    """Name of the model; None: the first of the endpoint, or in this process no model that generates."""
     embedding_model: str | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
     backend: str | None = None
-    """The address of an OpenAI-compatible endpoint; None: models in this process."""
+    """Address of an OpenAI-compatible endpoint; None: models in this process."""
     api_key: str | None = None
-    """For the endpoint."""
+    """API key for the endpoint."""
     concurrency: int = 64
     """Most requests under way at the endpoint."""
     served_model_names: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class ModelChoice:
 
     @classmethod
     def of(cls, model: str | None, embedding_model: str | None, backend: str | None, **rest: object) -> ModelChoice:
-        """The choice that is meant where some of it is left out; `rest` are further fields."""
+        """The choice with defaults for models that are not given; `rest` are further fields."""
         known = None if model is None else BUILTIN.get(model)
         if backend is None and embedding_model is None and known is not None and known.kind is Kind.EMBED:
             model, embedding_model = None, model
@@ -61,30 +61,22 @@ class ModelChoice:
         if self.backend is not None:
             return LoadedModels(None, None)
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
-        embeds = EMBEDDINGS_URL in endpoints
-        engine, encoder = load_models(
-            self.model if generates else None, self.embedding_model if embeds else None, self.config
-        )
-        return LoadedModels(engine, encoder)
+        embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
+        return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config))
 
     @asynccontextmanager
     async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
-        """What computes, for as long as the block lasts. The loaded models are closed at its end, if they are ours.
+        """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
         Raises what `open_endpoint` raises.
         """
-        inference: Inference
         if self.backend is None:
             inference = loaded.inference()
         else:
             models = None if self.model is None else {self.model: self.model}
+            most = self.concurrency
             inference = await open_endpoint(
-                self.backend,
-                self.api_key,
-                models,
-                max_concurrency=self.concurrency,
-                max_waiting=self.concurrency,
-                waits=False,
+                self.backend, self.api_key, models, max_concurrency=most, max_waiting=most, waits=False
             )
         try:
             yield StandIn(inference, self.served_model_names) if self.served_model_names else inference
@@ -94,15 +86,15 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """The models of this process."""
+    """Models in this process that compute a job."""
 
     engine: Engine | None
     encoder: Encoder | None
     owned: bool = True
-    """Whether the engine is closed with the job."""
+    """Whether the engine is closed at the end of the job."""
 
     def inference(self) -> Inference:
-        """Made on the event loop on which it is to be used."""
+        """The inference with these models. Called on the event loop on which it is used."""
         if self.engine is None:
             return local_inference(None, self.encoder)
         from batchwright.inference.stepped_engine import SteppedEngine

@@ -16,9 +16,9 @@ from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.jobs.job import Job, Sink
 from batchwright.jobs.lines import BadLine
 from batchwright.jobs.sources import Record
+from batchwright.lines.batch_line import encode_answer, encode_failure, line_error, request_id, token_count
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes
-from batchwright.lines.results import encode_answer, encode_failure, line_error, request_id, token_count
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
@@ -176,20 +176,18 @@ class JobLoop:
                     self._job.check_unchanged()
                 self._exhausted = True
                 return None
-            return None if record.number in self._job.finished else self._accepted(record)
+            if record.number in self._job.finished:
+                return None
+            line = self._job.parser.parse(record)
+            custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
+            if isinstance(line, BadLine):
+                self._fail(line.number, custom_id, line.error)
+            elif duplicate is not None:
+                self._fail(line.number, custom_id, duplicate)
+            else:
+                return _Line(line.number, custom_id, line.endpoint, line.body)
         except Exception as error:
             self._stop(error)
-            return None
-
-    def _accepted(self, record: Record) -> _Line | None:
-        line = self._job.parser.parse(record)
-        custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
-        if isinstance(line, BadLine):
-            self._fail(line.number, custom_id, line.error)
-        elif duplicate is not None:
-            self._fail(line.number, custom_id, duplicate)
-        else:
-            return _Line(line.number, custom_id, line.endpoint, line.body)
         return None
 
     def _call(self, line: _Line, pauses: Callable[[bool], None]) -> Call:
@@ -200,7 +198,10 @@ class JobLoop:
         self._moved.set()
         try:
             if isinstance(outcome, dict):
-                self._succeed(line, outcome)
+                self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
+                self.tally.succeeded += 1
+                self.tally.prompt_tokens += token_count(outcome, "prompt_tokens")
+                self.tally.generated_tokens += token_count(outcome, "completion_tokens")
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
             elif outcome is not None and nobody_computes(outcome):
@@ -213,12 +214,6 @@ class JobLoop:
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._moved.set()
-
-    def _succeed(self, line: _Line, body: dict[str, object]) -> None:
-        self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, body) + b"\n")
-        self.tally.succeeded += 1
-        self.tally.prompt_tokens += token_count(body, "prompt_tokens")
-        self.tally.generated_tokens += token_count(body, "completion_tokens")
 
     def _fail(self, number: int, custom_id: str, error: Exception) -> None:
         failure = line_error(error)

@@ -1,10 +1,10 @@
-"""What a run did, in figures."""
+"""Reports of runs."""
 
 from __future__ import annotations
 
 import resource
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,58 +22,58 @@ _EMPTY: Percentiles = {"mean": None, "p50": None, "p90": None, "p99": None, "max
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """The outcome of one `run`. Seconds, milliseconds where the name says so, bytes.
+    """The outcome of one `run`, in seconds, milliseconds if the name says so, and bytes.
 
-    Figures of the engine are of this run alone, so what earlier runs of a resumed job did is not in them; they
-    count since the engine was started when the caller brought an engine that had run before.
+    Figures of the engine cover this run alone, not earlier runs of a resumed job. If the caller brought an engine, they
+    count from the start of that engine.
     """
 
     output: str
     model: str
     implementation: str = ""
-    """Which body and attention computed, in which dtype, where; empty when nothing was."""
+    """The body and attention that computed, the dtype and the device; empty if nothing was computed."""
     total: int
-    """Lines of the input, blank ones left out."""
+    """Lines of the input, without blank lines."""
     succeeded: int = 0
     """Lines with a response in the output, those of earlier runs included."""
     failed: int = 0
     """Lines with an error in the output, those of earlier runs included."""
     failed_by_code: dict[str, int] = field(default_factory=dict)
-    """Lines of this run with an error, by its code."""
+    """Lines with an error in this run, by error code."""
     resumed: int = 0
-    """Of the lines that are done, those that earlier runs did."""
+    """Lines that earlier runs finished."""
     interrupted: bool = False
     wall_seconds: float = 0.0
-    """The whole run, reading the input and loading the model included."""
+    """Time of the whole run, reading the input and loading the model included."""
     load_seconds: float = 0.0
-    """Loading the model."""
+    """Time to load the model."""
     loop_seconds: float = 0.0
-    """From the first line to the last."""
+    """Time from the first line to the last."""
     outside_model_seconds: float = 0.0
-    """Of the loop, what was not spent in the model: reading, scheduling, writing."""
+    """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
     generated_tokens_per_second: float = 0.0
-    """Over the loop."""
+    """Rate over `loop_seconds`."""
     prefill_tokens_per_second: float = 0.0
-    """Over the model's time for prompts."""
+    """Rate over the time of the model for prompts."""
     decode_tokens_per_second: float = 0.0
-    """Over the model's time for single tokens."""
+    """Rate over the time of the model for single tokens."""
     ttft_ms: Percentiles = field(default_factory=_EMPTY.copy)
     """Time to the first token, from when the line was taken up."""
     tpot_ms: Percentiles = field(default_factory=_EMPTY.copy)
     """Time for each token after the first."""
     steps: int = 0
     occupancy_mean: float = 0.0
-    """Sequences in a step."""
+    """Mean number of sequences in a step."""
     occupancy_peak: int = 0
     max_num_seqs: int = 0
     padding_efficiency: float = 1.0
-    """Useful rows over computed rows; 1 means that nothing was spent on padding."""
+    """Ratio of useful rows to computed rows; 1 means no padding."""
     drafted_tokens: int = 0
-    """Guesses at next tokens that were computed along with decodes."""
+    """Drafted tokens that were computed along with decodes."""
     accepted_tokens: int = 0
-    """Of them, those that were right: each saved its sequence a step."""
+    """Drafted tokens that were right: each saved its sequence a step."""
     kv_blocks: int = 0
     kv_blocks_peak: int = 0
     prefix_hit_rate: float = 0.0
@@ -87,37 +87,25 @@ class RunReport:
     def of_run(
         cls, tally: Tally, stats: EngineStats, *, loop_seconds: float, model_seconds: float, **rest: Any
     ) -> RunReport:
-        """From what the loop counted and the engine measured; `rest` are further fields."""
-        return cls(
-            loop_seconds=loop_seconds,
-            outside_model_seconds=max(0.0, loop_seconds - model_seconds),
-            prompt_tokens=tally.prompt_tokens,
-            generated_tokens=tally.generated_tokens,
-            generated_tokens_per_second=tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
-            prefill_tokens_per_second=stats.prefill_tokens_per_second,
-            decode_tokens_per_second=stats.decode_tokens_per_second,
-            ttft_ms=stats.ttft_ms.summary(),
-            tpot_ms=stats.tpot_ms.summary(),
-            implementation=stats.implementation,
-            steps=stats.steps,
-            occupancy_mean=stats.occupancy_mean,
-            occupancy_peak=stats.occupancy_peak,
-            max_num_seqs=stats.max_num_seqs,
-            padding_efficiency=stats.padding_efficiency,
-            drafted_tokens=stats.drafted_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            kv_blocks=stats.kv_blocks,
-            kv_blocks_peak=stats.kv_blocks_peak,
-            prefix_hit_rate=stats.prefix_hit_rate,
-            preemptions=stats.preemptions,
-            peak_memory_bytes=_peak_memory(),
-            peak_gpu_bytes=_peak_gpu_memory(),
-            **rest,
-        )
+        """The report of a run, with the fields that `stats` has by the same name; `rest` are further fields."""
+        peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        values = {each.name: getattr(stats, each.name) for each in fields(cls) if hasattr(stats, each.name)}
+        values |= {
+            "loop_seconds": loop_seconds,
+            "outside_model_seconds": max(0.0, loop_seconds - model_seconds),
+            "prompt_tokens": tally.prompt_tokens,
+            "generated_tokens": tally.generated_tokens,
+            "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
+            "ttft_ms": stats.ttft_ms.summary(),
+            "tpot_ms": stats.tpot_ms.summary(),
+            "peak_memory_bytes": peak_memory if sys.platform == "darwin" else peak_memory * 1024,
+            "peak_gpu_bytes": _peak_gpu_memory(),
+        }
+        return cls(**values, **rest)
 
     @property
     def done(self) -> int:
-        """Lines in the output."""
+        """Number of lines in the output."""
         return self.succeeded + self.failed
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,14 +113,9 @@ class RunReport:
         return {"done": self.done, **asdict(self)}
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, whole or not at all. Raises OSError."""
+        """Write the report as JSON, whole or not at all. Raises OSError."""
         with replacing(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
-
-
-def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _peak_gpu_memory() -> int | None:

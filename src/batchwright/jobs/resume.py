@@ -16,8 +16,8 @@ import msgspec
 
 from batchwright.durable_files import replacing
 from batchwright.errors import InputError, ResumeRefused
+from batchwright.lines.batch_line import output_id
 from batchwright.lines.custom_ids import IdTable
-from batchwright.lines.results import output_id
 
 _FORM = 1
 
@@ -150,10 +150,8 @@ class Finished:
         if byte >= len(self._bits):
             self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits) // 2)))
         self._bits[byte] |= 1 << (number & 7)
-        if failed:
-            self.failed += 1
-        else:
-            self.succeeded += 1
+        self.failed += failed
+        self.succeeded += not failed
 
 
 def scan(path: Path, key: str, ids: IdTable) -> Finished:

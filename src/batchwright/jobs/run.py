@@ -16,11 +16,10 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError
 from batchwright.inference.inference import Inference
-from batchwright.jobs.job import Job
+from batchwright.jobs.job import STREAM, Job, JobSpec
 from batchwright.jobs.loading import LoadedModels, ModelChoice
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.spec import STREAM, JobSpec
 from batchwright.models import fingerprint
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -58,7 +57,7 @@ class RunProgress:
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """A run was stopped by KeyboardInterrupt. Finished lines are in the output; the next `run` goes on after them."""
+    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` again goes on after them."""
 
     def __init__(self, report: RunReport, kept_input: Path | None) -> None:
         super().__init__("interrupted")
@@ -162,15 +161,8 @@ def run(
     )
     report_path = None if report is None else Path(report)
     _check_report(report_path, spec)
-    return _Run(
-        spec=spec,
-        clock=clock or MonotonicClock(),
-        choice=choice,
-        given_engine=given,
-        given_inference=inference,
-        progress=progress or (lambda _: None),
-        report_path=report_path,
-    ).carry_out()
+    show = progress or (lambda _: None)
+    return _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path).carry_out()
 
 
 def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:

@@ -45,18 +45,15 @@ class Record:
 class Source(Protocol):
     """An input that can be read any number of times."""
 
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """Columns of a table; None for an input of lines."""
-        ...
+    columns: tuple[str, ...] | None = None
+    """Columns of a table; None for an input of lines."""
 
     def records(self) -> Iterator[Record]:
         """The records that are not blank, by rising number. Raises `InputError` if the file is damaged."""
-        ...
 
     def count(self) -> int:
         """Number of records that are not blank."""
-        ...
+        return sum(1 for _ in self.records())
 
 
 def format_of(path: Path, given: str | None) -> InputFormat:
@@ -65,10 +62,7 @@ def format_of(path: Path, given: str | None) -> InputFormat:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
         return cast("InputFormat", given)
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
-        suffixes.pop()
-    found = _FORMAT_OF_SUFFIX.get(suffixes[-1]) if suffixes else None
+    found = _FORMAT_OF_SUFFIX.get(Path(path.name.lower().removesuffix(".gz")).suffix)
     if found is None:
         raise InputError(
             f"{path}: its extension does not tell its format; rename it to one of "
@@ -94,10 +88,8 @@ def open_source(
     return LineSource(path, max_line_bytes=max_line_bytes)
 
 
-class LineSource:
+class LineSource(Source):
     """A source with one record for each line."""
-
-    columns = None
 
     def __init__(self, path: Path, *, max_line_bytes: int) -> None:
         self._path = path
@@ -110,12 +102,11 @@ class LineSource:
             elif line.strip():
                 yield Record(number, line)
 
-    def count(self) -> int:
-        return sum(1 for _ in self.records())
 
-
-class CsvSource:
+class CsvSource(Source):
     """A source with one record for each row of a table with a header, quoted as RFC 4180 says."""
+
+    columns: tuple[str, ...]
 
     def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
         self._path = path
@@ -144,9 +135,6 @@ class CsvSource:
             else:
                 yield Record(number, dict(zip(self.columns, row, strict=True)))
 
-    def count(self) -> int:
-        return sum(1 for _ in self.records())
-
     def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
         lines = _CsvLines(_lines(self._path, self._max_line_bytes), self._max_line_bytes)
         # Strict: a quote in the wrong place is an error of its row: it must not silently change a prompt.
@@ -154,26 +142,24 @@ class CsvSource:
         while True:
             number = lines.number + 1
             lines.undecodable = False
-            row = self._next_row(reader)
+            # The limit is global in the csv module; it also ends a quote that is never closed. After an error the
+            # reader goes on with the next line.
+            before = csv.field_size_limit(self._max_line_bytes)
+            row: list[str] | InvalidRequest | None
+            try:
+                row = next(reader, None)
+            except InvalidRequest as error:
+                row = error
+            except csv.Error as error:
+                row = InvalidRequest(f"the row is not CSV: {error}", code="invalid_row")
+            finally:
+                csv.field_size_limit(before)
             if row is None:
                 return
             if lines.undecodable:
                 row = InvalidRequest("the row is not UTF-8", code="invalid_encoding")
             if row:
                 yield number, row
-
-    def _next_row(self, reader: Iterator[list[str]]) -> list[str] | InvalidRequest | None:
-        # The limit is global in the csv module; it also ends a quote that is never closed. After an error the reader
-        # goes on with the next line.
-        before = csv.field_size_limit(self._max_line_bytes)
-        try:
-            return next(reader, None)
-        except InvalidRequest as error:
-            return error
-        except csv.Error as error:
-            return InvalidRequest(f"the row is not CSV: {error}", code="invalid_row")
-        finally:
-            csv.field_size_limit(before)
 
 
 class _CsvLines:
@@ -199,7 +185,7 @@ class _CsvLines:
             return line.decode(errors="replace") + "\n"
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """A source with one record for each row of a Parquet file. Needs the extra `parquet`."""
 
     def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:

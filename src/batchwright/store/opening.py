@@ -46,9 +46,18 @@ def store_exists(url: str | Path) -> bool:
     """
     path = _path(str(url))
     if path is None:
-        return _has_schema(str(url))
+        with _extra("PostgreSQL", "postgres"):
+            import psycopg
+        _require_address(str(url))
+        try:
+            with psycopg.connect(str(url), connect_timeout=5) as connection:
+                return connection.execute("SELECT to_regclass('batchwright.schema_version')").fetchone() != (None,)
+        except psycopg.Error as error:
+            raise StoreUnavailable(
+                f"PostgreSQL does not take this: {error}; see to the server and its address"
+            ) from error
     with _extra("SQLite", "server"):
-        from batchwright.store.sqlite_file import holds_a_store
+        from batchwright.store.sqlite import holds_a_store
     return holds_a_store(path)
 
 
@@ -56,17 +65,6 @@ def shown_url(url: str | Path) -> str:
     """`url` for people to read, without the password that it may contain."""
     parts = urlsplit(str(url))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else str(url)
-
-
-def _has_schema(url: str) -> bool:
-    with _extra("PostgreSQL", "postgres"):
-        import psycopg
-    _require_address(url)
-    try:
-        with psycopg.connect(url, connect_timeout=5) as connection:
-            return connection.execute("SELECT to_regclass('batchwright.schema_version')").fetchone() != (None,)
-    except psycopg.Error as error:
-        raise StoreUnavailable(f"PostgreSQL does not take this: {error}; see to the server and its address") from error
 
 
 def _require_address(url: str) -> None:

@@ -129,7 +129,13 @@ class PostgresqlDriver:
         return await self._in_thread(run)
 
     async def read(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        run = partial(self._read_once, lambda tx: operation(tx, *args, **kwargs))
+        def run() -> R:
+            with self._connection() as connection:
+                with self._transaction(connection):
+                    result = operation(_PostgresqlTx(connection, self._now), *args, **kwargs)
+                connection.execute("COMMIT")
+                return result
+
         return await self._in_thread(partial(self._persist, run, _PATIENCE))
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
@@ -211,13 +217,6 @@ class PostgresqlDriver:
 
         return self._persist(attempt, patience)
 
-    def _read_once(self, operation: Callable[[Tx], R]) -> R:
-        with self._connection() as connection:
-            with self._transaction(connection):
-                result = operation(_PostgresqlTx(connection, self._now))
-            connection.execute("COMMIT")
-            return result
-
     def _was_committed(self, name: str, number: int) -> bool:
         """Whether the last committed transaction of the connection `name` is the `number`-th."""
         with self._connection() as connection:
@@ -248,23 +247,16 @@ class PostgresqlDriver:
                 connection = None
             self._idle.put(connection)
 
-    def _connect(self) -> _Connection:
-        connection = self._open()
-        try:
-            tx = _PostgresqlTx(connection, self._now)
-            tx.run("forget_connections")
-            tx.run("add_connection", connection=connection.name)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _open(self) -> _Connection:
-        """Open a connection, without a row in `connections`."""
+    def _connect(self, *, named: bool = True) -> _Connection:
+        """Open a connection. `named`: whether to add it to the table `connections`."""
         connection = _Connection.connect(self._url, autocommit=True, connect_timeout=5, client_encoding="utf8")
         connection.name = uuid.uuid4().hex
         try:
             connection.execute(_SESSION)
+            if named:
+                tx = _PostgresqlTx(connection, self._now)
+                tx.run("forget_connections")
+                tx.run("add_connection", connection=connection.name)
         except BaseException:
             connection.close()
             raise
@@ -272,7 +264,7 @@ class PostgresqlDriver:
 
     def _migrate(self) -> None:
         scripts = migrations("postgresql")
-        with closing(self._open()) as connection, self._transaction(connection):
+        with closing(self._connect(named=False)) as connection, self._transaction(connection):
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MIGRATION_LOCK])
             connection.execute("CREATE SCHEMA IF NOT EXISTS batchwright")
             connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")

@@ -5,17 +5,21 @@ reports their results. So a hundred operations cost one fsync, one that raises u
 is on the disk. The reader has a connection of its own: with a write-ahead log it never waits for the writer.
 
 Several processes may use one file; they wait for each other's transactions.
+
+The file is only ever opened through SQLite: closing another descriptor of it in this process would release the locks of
+all its connections. Checks read over a connection of their own, which has no pages in its cache.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,10 +29,19 @@ import apsw
 
 from batchwright.crash_points import crash_point
 from batchwright.errors import Conflict, InvalidRequest, StoreUnavailable
-from batchwright.store.sqlite_file import APPLICATION_ID, DAMAGE, SqliteFile, holds_a_store, is_a_store
 from batchwright.store.transaction import DAMAGED, P, R, Row, Tx, migrations, statements
 
 _BUSY_MS = 20_000
+_APPLICATION_ID = 0x62776A73
+"""Application id in the header of the file; it is 0 in stores made by earlier versions."""
+_TABLES = frozenset({"files", "batches", "lines", "results", "workers"})
+_LOOKED_AT = (*sorted(_TABLES), "api_keys", "identity")
+"""Tables that an open store must have, since it was brought to this version."""
+_CHECK_BUSY_MS = 2_000
+_SENSELESS = (apsw.CorruptError, apsw.NotADBError)
+"""Errors that SQLite raises for senseless pages, whatever the statement."""
+_DAMAGE = (*_SENSELESS, apsw.SQLError, UnicodeDecodeError)
+"""Errors raised for overwritten pages. Statements fit the tables, so an SQL error means that the tables are gone."""
 _UNAVAILABLE = (
     apsw.BusyError,
     apsw.CantOpenError,
@@ -38,13 +51,13 @@ _UNAVAILABLE = (
     apsw.NoMemError,
     apsw.ProtocolError,
     apsw.ReadOnlyError,
-    *DAMAGE,
+    *_DAMAGE,
 )
 
 _REMEDIES: tuple[tuple[tuple[type[BaseException], ...], str, str], ...] = (
     ((apsw.FullError,), "make room on its disk", "the disk of the database is full: make room on its disk"),
     ((apsw.BusyError,), "another process has held it for too long", "the database is busy: try again in a moment"),
-    (DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
+    (_DAMAGE, "it is damaged: put back a backup, or name another file", DAMAGED),
 )
 """Kinds of errors, each with a remedy for the operator, and the message for callers."""
 _OTHERWISE = ("see to its disk and its permissions", "the database does not take this now: try again in a moment")
@@ -62,8 +75,7 @@ class _SqliteTx:
         return self._connection.execute(self._statements[statement], values).fetchall()
 
     def row(self, statement: str, **values: Any) -> Row | None:
-        found = self.rows(statement, **values)
-        return found[0] if found else None
+        return next(iter(self.rows(statement, **values)), None)
 
     def run(self, statement: str, **values: Any) -> int:
         self._connection.execute(self._statements[statement], values)
@@ -105,7 +117,7 @@ class SqliteDriver:
             self._reader.pragma("query_only", True)
         except apsw.Error as error:
             raise self._unavailable(error) from error
-        self._file = SqliteFile(path)
+        self._file = _SqliteFile(path)
         try:
             self._file.verify()
         except StoreUnavailable:
@@ -236,9 +248,8 @@ class SqliteDriver:
 
 def _explained(error: BaseException) -> BaseException:
     """The error that callers get for `error`, which is its cause; `error` itself if it is not from the database."""
-    found: BaseException
     if isinstance(error, apsw.ConstraintError):
-        found = Conflict(f"what is to be added is already there: {error}")
+        found: BaseException = Conflict(f"what is to be added is already there: {error}")
     elif isinstance(error, UnicodeEncodeError):
         found = InvalidRequest(f"a text is no valid Unicode: {error}; remove its lone surrogates")
     else:
@@ -267,7 +278,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
     scripts = migrations("sqlite")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        is_a_store(connection, path)
+        _is_a_store(connection, path)
         version = connection.pragma("user_version")
         if version > len(scripts):
             raise StoreUnavailable(
@@ -277,10 +288,131 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         for script in scripts[version:]:
             connection.execute(script)
         # Nothing is written if nothing changes: a service must start even if the disk is full.
-        if version < len(scripts) or connection.pragma("application_id") != APPLICATION_ID:
+        if version < len(scripts) or connection.pragma("application_id") != _APPLICATION_ID:
             connection.pragma("user_version", len(scripts))
-            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("application_id", _APPLICATION_ID)
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def holds_a_store(path: Path) -> bool:
+    """Whether the file is a store; False if it does not exist or is empty. Writes nothing.
+
+    Raises `StoreUnavailable` if it is something else, or damaged.
+    """
+    try:
+        if path.stat().st_size == 0:
+            # Not opened: SQLite would remove a write-ahead log that lies beside it.
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreUnavailable(f"the database {path} cannot be opened: {error.strerror}") from error
+    if path.is_dir():
+        raise StoreUnavailable(f"the database {path} cannot be opened: {os.strerror(errno.EISDIR)}")
+    try:
+        with _checking(path) as connection:
+            return _is_a_store(connection, path)
+    except _DAMAGE as error:
+        raise StoreUnavailable(
+            f"the database {path} is damaged, or no database at all: {error}; put back a backup, or name another file "
+            "with --database",
+            told=DAMAGED,
+        ) from error
+    except apsw.Error as error:
+        raise StoreUnavailable(f"the database {path} cannot be read: {error}; see to its permissions") from error
+
+
+def _is_a_store(connection: apsw.Connection, path: Path) -> bool:
+    """Whether the database has our tables; False if it is empty. Raises `StoreUnavailable` for anything else."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    version, application = connection.pragma("user_version"), connection.pragma("application_id")
+    if not tables and version == 0 and application in (0, _APPLICATION_ID):
+        return False
+    if version > 0 and tables >= _TABLES and application in (0, _APPLICATION_ID):
+        return True
+    raise StoreUnavailable(
+        f"the database {path} is not a store of batchwright: it has other tables "
+        f"({', '.join(sorted(tables)[:5]) or 'none'}); name another file with --database",
+        told=DAMAGED,
+    )
+
+
+class _SqliteFile:
+    """The file of an open store. Methods raise `StoreUnavailable` if it is damaged; all but `require_sound` block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        found = path.stat()
+        self._place = (found.st_dev, found.st_ino)
+        self._size = found.st_size
+        self.damage: str | None = None
+        """Message about damage that was found, reported until the store is opened again; None if there was none."""
+
+    def look(self) -> None:
+        """Check that this is still the file that was opened, and that its first pages can be read."""
+        self.require_sound()
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise self._damaged(f"it is not there any more ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != self._place:
+            raise self._damaged("another file was put in its place while it was open")
+        if found.st_size < self._size:
+            # Truncated, or vacuumed: only the second leaves a database that is whole.
+            self._examine("quick_check(1)")
+        self._size = found.st_size
+        self._examine()
+
+    def verify(self) -> None:
+        """Check that the records of files are sound, which takes time in proportion to their number."""
+        self.look()
+        self._examine("quick_check('files')")
+
+    def require_sound(self) -> None:
+        """Raise if damage was found before. Does not block."""
+        if self.damage is not None:
+            raise StoreUnavailable(self.damage, told=DAMAGED)
+
+    def note(self, error: BaseException) -> None:
+        """Note the error of a statement: if it shows damage, `require_sound` raises from now on."""
+        if self.damage is None and isinstance(error, _SENSELESS):
+            self._damaged(str(error))
+
+    def _damaged(self, what: str) -> StoreUnavailable:
+        self.damage = (
+            f"the database {self._path} is damaged: {what}; stop all processes, put back the file or a backup of it, "
+            "and start again"
+        )
+        return StoreUnavailable(self.damage, told=DAMAGED)
+
+    def _examine(self, check: str | None = None) -> None:
+        try:
+            with _checking(self._path) as connection:
+                if not _is_a_store(connection, self._path):
+                    raise self._damaged("it is empty")
+                # All columns, or an index would answer for its table.
+                for table in _LOOKED_AT:
+                    connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
+                if check is not None:
+                    [(told,), *_] = connection.execute(f"PRAGMA {check}").fetchall()
+                    if told != "ok":
+                        raise self._damaged(str(told))
+        except _DAMAGE as error:
+            raise self._damaged(str(error)) from error
+        except apsw.Error as error:
+            raise StoreUnavailable(f"the database {self._path} cannot be read: {error}; see to its disk") from error
+
+
+@contextmanager
+def _checking(path: Path) -> Iterator[apsw.Connection]:
+    """A connection that only reads, which is closed at the end of the block."""
+    connection = apsw.Connection(os.fspath(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_timeout(_CHECK_BUSY_MS)
+        connection.pragma("query_only", True)
+        yield connection
+    finally:
+        connection.close()

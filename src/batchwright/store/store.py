@@ -38,12 +38,10 @@ from typing import Any, Concatenate, Self
 
 from batchwright.limiting.rates import Change
 from batchwright.store.operations import batches as batch_operations
-from batchwright.store.operations import claims as claim_operations
 from batchwright.store.operations import files as file_operations
 from batchwright.store.operations import keys as key_operations
 from batchwright.store.operations import outbox as outbox_operations
 from batchwright.store.operations import quotas as quota_operations
-from batchwright.store.operations import stored_lines as line_operations
 from batchwright.store.operations import workers as worker_operations
 from batchwright.store.transaction import Driver, P, R, Tx
 
@@ -84,7 +82,7 @@ class Store:
     files = _read(file_operations.files)
     delete_file = _write(file_operations.delete_file)
     take_dead_files = _read(file_operations.take_dead_files)
-    forget_files = _write(line_operations.forget_files)
+    forget_files = _write(batch_operations.forget_files)
     known_files = _read(file_operations.known_files)
 
     # Batches, as their owners see them.
@@ -97,7 +95,7 @@ class Store:
     retry_batch = _write(batch_operations.retry_batch)
     results = _read(batch_operations.results)
     count_batches = _read(batch_operations.count_batches)
-    count_lines = _read(claim_operations.count_lines)
+    count_lines = _read(worker_operations.count_lines)
 
     # Batches, as workers see them. A worker is a process that holds a lease.
 
@@ -111,15 +109,15 @@ class Store:
     add_lines = _write(batch_operations.add_lines)
     begin = _write(batch_operations.begin)
     reject = _write(batch_operations.reject)
-    claim = _write(claim_operations.claim)
-    release = _write(claim_operations.release)
-    commit = _write(claim_operations.commit)
+    claim = _write(worker_operations.claim)
+    release = _write(worker_operations.release)
+    commit = _write(worker_operations.commit)
     expire_batches = _write(batch_operations.expire_batches)
     ending_among = _read(batch_operations.ending_among)
     take_finishing = _write(batch_operations.take_finishing)
-    lines = _read(line_operations.lines)
+    lines = _read(batch_operations.lines)
     finish = _write(batch_operations.finish)
-    remove_lines = _write(line_operations.remove_lines)
+    remove_lines = _write(batch_operations.remove_lines)
 
     # Shares of tenants.
 

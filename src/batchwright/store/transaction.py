@@ -33,21 +33,17 @@ class Tx(Protocol):
     @property
     def now(self) -> float:
         """The time in Unix seconds, the same throughout the transaction."""
-        ...
 
     def rows(self, statement: str, **values: Any) -> list[Row]: ...
 
     def row(self, statement: str, **values: Any) -> Row | None:
         """The first row; None if there is none."""
-        ...
 
     def run(self, statement: str, **values: Any) -> int:
         """Run a statement, and return the number of rows that it changed."""
-        ...
 
     def many(self, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run a statement for each of `rows`, which all have the same names; names it does not use are ignored."""
-        ...
 
 
 class Driver(Protocol):
@@ -60,19 +56,15 @@ class Driver(Protocol):
 
     async def write(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `operation`, and return its result once its changes are durable."""
-        ...
 
     async def read(self, operation: Callable[Concatenate[Tx, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an operation that changes nothing, without waiting for writers."""
-        ...
 
     async def check(self, operation: Callable[[Tx], None]) -> None:
         """As `write`, but fail soon where that would wait for the database to come back."""
-        ...
 
     async def verify(self) -> None:
         """Raise `StoreUnavailable` if the database can tell that its records of files are damaged."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchwright.errors import InputBroken
-from batchwright.lines.line_executor import Outcome
-from batchwright.lines.line_retries import nobody_computes
-from batchwright.lines.results import (
+from batchwright.lines.batch_line import (
     REQUEST_TIMEOUT,
     encode_answer,
     encode_failure,
@@ -16,6 +14,8 @@ from batchwright.lines.results import (
     is_timeout,
     token_count,
 )
+from batchwright.lines.line_executor import Outcome
+from batchwright.lines.line_retries import nobody_computes
 from batchwright.store.records import ClaimedLine, Ending, LineResult, TokenUsage
 
 UNFINISHED: dict[Ending, tuple[str, str]] = {

@@ -29,10 +29,9 @@ from typing import Self
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputBroken, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
 from batchwright.inference.inference import Call, Inference
-from batchwright.lines.batch_line import decode_line
+from batchwright.lines.batch_line import decode_line, request_id
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy
-from batchwright.lines.results import request_id
 from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.request import Flow
 from batchwright.service.access.api_keys import bounded_priority

@@ -1,10 +1,11 @@
-"""Operations on batches: those of their owners, and those by which workers take them from one stage to the next."""
+"""Operations on batches and their stored lines, for owners, and for workers that take them from stage to stage."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from batchwright.errors import Conflict, NotFound
@@ -12,7 +13,6 @@ from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.store.operations.files import add_file, is_there
 from batchwright.store.operations.outbox import announce
 from batchwright.store.operations.quotas import require_queue
-from batchwright.store.operations.stored_lines import page, removed_on
 from batchwright.store.operations.workers import require_lease
 from batchwright.store.records import (
     ENDED,
@@ -27,18 +27,16 @@ from batchwright.store.records import (
 )
 from batchwright.store.transaction import Row, Tx
 
+PAGE_BYTES = 4 * 2**20
 _NEWEST = 2**62
-_PARTS: Mapping[str, type[LineCounts | TokenUsage]] = {"counts": LineCounts, "usage": TokenUsage}
-_PART_COLUMNS = {name: [each.name for each in fields(part)] for name, part in _PARTS.items()}
-_COLUMNS = [column for each in fields(BatchRecord) for column in _PART_COLUMNS.get(each.name, [each.name])]
-"""The columns that `batch_columns` in `sql/batches.sql` names."""
+_COUNTS = [each.name for each in fields(BatchRecord)].index("counts")
 
 
 def _as_record(row: Row) -> BatchRecord:
     """The record of a row of `batch_columns`: the fields in order, `counts` and `usage` unfolded in their places."""
-    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
-    for name, part in _PARTS.items():
-        values[name] = part(**{column: values.pop(column) for column in _PART_COLUMNS[name]})
+    counts, usage = row[_COUNTS : _COUNTS + 3], row[_COUNTS + 3 : _COUNTS + 7]
+    folded = [*row[:_COUNTS], LineCounts(*counts), TokenUsage(*usage), *row[_COUNTS + 7 :]]
+    values: dict[str, Any] = dict(zip(BatchRecord.__dataclass_fields__, folded, strict=True))
     values["metadata"] = json.loads(values["metadata"])
     values["errors"] = tuple(BatchProblem(**problem) for problem in json.loads(values["errors"]))
     values["simple"], values["paused"] = bool(values["simple"]), bool(values["paused"])
@@ -49,17 +47,13 @@ def _problems_as_json(problems: Sequence[BatchProblem]) -> str:
     return json.dumps([asdict(problem) for problem in problems])
 
 
-def _values(batch: BatchRecord) -> Mapping[str, Any]:
-    values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
-    counts, usage = values.pop("counts"), values.pop("usage")
-    values["metadata"] = json.dumps(dict(batch.metadata))
-    values["errors"] = _problems_as_json(batch.errors)
-    return values | asdict(counts) | asdict(usage)
-
-
 def _add(tx: Tx, batch: BatchRecord) -> tuple[int | None, BatchRecord]:
     """The key and the record of the batch; or None and the batch made before with the same idempotency key."""
-    row = tx.row("add_batch", **_values(batch))
+    values = {name: getattr(batch, name) for name in BatchRecord.__dataclass_fields__}
+    values |= asdict(values.pop("counts")) | asdict(values.pop("usage"))
+    values["metadata"] = json.dumps(dict(batch.metadata))
+    values["errors"] = _problems_as_json(batch.errors)
+    row = tx.row("add_batch", **values)
     if row is not None:
         return row[0], batch
     before = _of_idempotency_key(tx, batch)
@@ -119,9 +113,9 @@ def batches(
 
 
 def request_cancel(tx: Tx, tenant: str, batch_id: str) -> BatchRecord | None:
-    """Move a batch that is validating or in progress, without an ending, to `cancelling`, and set its ending.
+    """Set the ending of a batch that is validating or in progress, and has none, and move it to `cancelling`.
 
-    Other batches do not change. Returns the batch as it is then; None if there is no such batch.
+    Returns the batch as it is then; None if there is no such batch.
     """
     row = tx.row("lock_batch_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
@@ -189,7 +183,7 @@ def _count_retriable(tx: Tx, key: int, batch: BatchRecord) -> int:
     """Number of lines that did not succeed. Raises `Conflict` if there are none, or it is too early or too late."""
     if batch.status not in ENDED:
         raise Conflict(f"batch {batch.id} has not ended (it is {batch.status}): retry it when it has, or cancel it")
-    removed = removed_on(tx, key)
+    removed = _removed_on(tx, key)
     if removed is not None and batch.counts.failed:
         raise Conflict(
             f"batch {batch.id} cannot be retried: its lines were removed with its output files on {removed}; "
@@ -220,8 +214,8 @@ def results(tx: Tx, tenant: str, batch_id: str, *, after: int, limit: int) -> li
     row = tx.row("batch_key_of_tenant", tenant=tenant, id=batch_id)
     if row is None:
         return None
-    found = page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
-    removed = removed_on(tx, row[0])
+    found = _page(tx, "results", "result_sizes", batch=row[0], after=after, limit=limit)
+    removed = _removed_on(tx, row[0])
     if removed is not None:
         raise NotFound(f"the results of batch {batch_id} were removed with its output files on {removed}")
     return found
@@ -270,7 +264,7 @@ def _validated_by(tx: Tx, worker: str, batch_id: str) -> int | None:
 
 
 def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> bool:
-    """Add lines; False if the batch is not this worker's any more, or has an ending: then nothing was added."""
+    """Add lines. False, and nothing is added, if the batch is not this worker's any more, or has an ending."""
     key = _validated_by(tx, worker, batch_id)
     if key is None:
         return False
@@ -289,7 +283,7 @@ def add_lines(tx: Tx, worker: str, batch_id: str, lines: Sequence[NewLine]) -> b
 
 
 def begin(tx: Tx, worker: str, batch_id: str, *, total: int, model: str | None) -> bool:
-    """Move a batch from validating to in_progress, or on to finalizing if `total`, its number of lines, is 0.
+    """Move a batch of `total` lines from validating to in_progress, or to finalizing if `total` is 0.
 
     False as in `add_lines`.
     """
@@ -361,4 +355,81 @@ def finish(
     tx.run("free_lines_of_batch", batch=key)
     tx.run("clear_suspects_of_batch", batch=key)
     announce(tx, key, f"batch.{ending}")
+    return True
+
+
+# Lines of batches, read and removed in pieces of a bounded number of bytes: results may be of any size.
+
+
+def _page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: int) -> list[StoredLine]:
+    """The lines that `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but at least one.
+
+    `sizes` names the statement that gives the bytes of the same rows.
+    """
+    count = _fitting(tx.rows(sizes, batch=batch, after=after, limit=limit), PAGE_BYTES)
+    return [StoredLine(*line) for line in tx.rows(statement, batch=batch, after=after, limit=count)] if count else []
+
+
+def _fitting(sizes: Sequence[Row], room: int) -> int:
+    """How many of the first rows, each a number of bytes, fit into `room`; at least one if there are any."""
+    total = 0
+    for count, (size,) in enumerate(sizes):
+        total += size or 0
+        if count and total > room:
+            return count
+    return len(sizes)
+
+
+def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
+    """A page of the lines with `number` > `after`, by number, to build files from; empty if they were removed."""
+    row = tx.row("batch_key", id=batch_id)
+    if row is None:
+        return []
+    found = _page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
+    [(removed_at, _)] = tx.rows("lines_removed_at", key=row[0])
+    return found if removed_at is None else []
+
+
+def _removed_on(tx: Tx, key: int) -> str | None:
+    """The day on which the lines of this batch were removed; None if they were not, or it never had any in progress.
+
+    Rows are removed only after that is noted: what was read before this returned None is whole.
+    """
+    [(removed_at, total)] = tx.rows("lines_removed_at", key=key)
+    return None if removed_at is None or not total else datetime.fromtimestamp(removed_at, UTC).date().isoformat()
+
+
+def forget_files(tx: Tx, file_ids: Sequence[str]) -> None:
+    """Forget files whose bytes were removed. Batches that lose their last output file thereby lose their lines."""
+    ids = json.dumps([*file_ids])
+    # Locked before their files go: of two calls that forget the two files of one batch, the later one then sees it.
+    keys = [key for (key,) in tx.rows("batches_of_files", ids=ids)]
+    tx.run("forget_files", ids=ids)
+    for key in keys:
+        tx.run("forget_lines_without_files", key=key, now=tx.now)
+
+
+def remove_lines(tx: Tx, limit: int, *, age: float) -> bool:
+    """Remove at most `limit` rows of lines and results that batches no longer have, and fewer if they are large.
+
+    Batches that ended without a file lose their lines when their output would have expired: `age` seconds after
+    the end, unless they say otherwise. Returns whether there may be more to remove.
+    """
+    tx.run("forget_lines_that_never_had_files", now=tx.now, age=age, limit=limit)
+    room = PAGE_BYTES
+    while limit > 0 and room > 0:
+        row = tx.row("next_removal")
+        if row is None:
+            return False
+        [key] = row
+        sizes = tx.rows("result_sizes", batch=key, after=0, limit=limit)
+        count = _fitting(sizes, room)
+        tx.run("remove_first_results", batch=key, limit=count)
+        limit -= count
+        room -= sum(size for (size,) in sizes[:count])
+        if count < len(sizes):
+            return True
+        limit -= tx.run("remove_first_lines", batch=key, limit=limit)
+        if limit > 0:
+            tx.run("end_removal", key=key)
     return True

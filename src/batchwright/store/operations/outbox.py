@@ -90,10 +90,7 @@ def delivered(tx: Tx, worker: str, delivery_id: str) -> bool:
 
 
 def put_off(tx: Tx, worker: str, delivery_id: str, *, until: float | None, reason: str) -> bool:
-    """Try a message that did not arrive again at `until`, or give it up (None), and keep the reason.
-
-    False if it is not this worker's any more.
-    """
+    """Try a failed message again at `until`, or give it up (None). False if it is not this worker's any more."""
     if until is None:
         return tx.run("give_up", id=delivery_id, worker=worker, now=tx.now, reason=reason) == 1
     return tx.run("put_off", id=delivery_id, worker=worker, until=until, reason=reason) == 1

@@ -18,10 +18,7 @@ _KEPT = ("storage_bytes", "enqueued_lines", "enqueued_tokens")
 
 
 def set_tenant_weight(tx: Tx, tenant: str, weight: float) -> None:
-    """Set the share of the capacity that a tenant gets, relative to others; it is 1 for tenants without one.
-
-    Raises `InvalidRequest` for a weight that is not 0.01 to 1000.
-    """
+    """Set the share of the capacity of a tenant, 0.01 to 1000, by default 1. Raises `InvalidRequest` for others."""
     least, most = WEIGHTS
     if not least <= weight <= most:
         raise InvalidRequest(f"weight={weight}: must be {least:g} to {most:g}", param="weight")

@@ -1,14 +1,19 @@
-"""Operations on workers and their leases, and on suspects: lines that were in work when a worker's process died."""
+"""Operations of workers: their leases, the lines that they claim, and the results that they commit.
+
+Suspects are lines that were in work when the process of a worker died.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 
 from batchwright.errors import LeaseLost
 from batchwright.policies.suspects import MAX_CRASHES, REST, Suspects, at_once, first, worth_draining
-from batchwright.store.operations.fair_claims import claim_shared, claimed_lines
-from batchwright.store.records import ClaimedLine, Peer
+from batchwright.store.operations.fair_claims import charge, claim_shared, claimed_lines
+from batchwright.store.records import ClaimedLine, LineResult, Peer, TokenUsage
 from batchwright.store.transaction import Tx
 
 
@@ -81,7 +86,16 @@ def worker_died(tx: Tx, worker: str, *, max_crashes: int = MAX_CRASHES) -> int:
     """
     if tx.row("lock_worker", worker=worker) is None:
         return 0
-    return _suspect_lines_of(tx, worker, max_crashes) + retire_worker(tx, worker)
+    row = tx.row("tried_at_once", worker=worker)
+    alone = row is not None and row[0] == 1
+    suspects = 0
+    for tenant, lines, crashes in tx.rows("lines_in_work_by_tenant", worker=worker):
+        allowed = at_once(crashes + 1, lines, alone=alone, most=max_crashes)
+        [(crash,)] = tx.rows("add_crash", worker=worker, tenant=tenant, now=tx.now, at_once=allowed)
+        suspects += tx.run("suspect_lines", worker=worker, tenant=tenant, crash=crash)
+        if crashes:
+            tx.run("tenant_rests", tenant=tenant, until=tx.now + REST)
+    return suspects + retire_worker(tx, worker)
 
 
 def reap(tx: Tx, *, max_crashes: int = MAX_CRASHES) -> int:
@@ -95,21 +109,31 @@ def check(tx: Tx) -> None:
     tx.run("check", now=tx.now)
 
 
-def _suspect_lines_of(tx: Tx, worker: str, max_crashes: int) -> int:
-    """Put the lines that a dead worker held under suspicion, and return their number."""
-    row = tx.row("tried_at_once", worker=worker)
-    alone = row is not None and row[0] == 1
-    suspects = 0
-    for tenant, lines, crashes in tx.rows("lines_in_work_by_tenant", worker=worker):
-        allowed = at_once(crashes + 1, lines, alone=alone, most=max_crashes)
-        [(crash,)] = tx.rows("add_crash", worker=worker, tenant=tenant, now=tx.now, at_once=allowed)
-        suspects += tx.run("suspect_lines", worker=worker, tenant=tenant, crash=crash)
-        if crashes:
-            tx.run("tenant_rests", tenant=tenant, until=tx.now + REST)
-    return suspects
+def claim(tx: Tx, worker: str, limit: int) -> list[ClaimedLine]:
+    """Claim at most `limit` lines, in the turns of the tenants that have any (`limiting/shares.py`). Lines of one
+    tenant come from the batches that expire first, by number within a batch.
+
+    Suspects go to a worker that holds nothing else, as many at once as `policies/suspects.py` says, and it gets no
+    other lines until they are done. A worker may get nothing although there are lines, so that it can take suspects
+    once it holds nothing. Lines that are `given_up` come with any others. Raises `LeaseLost`.
+    """
+    trying = require_lease(tx, worker)
+    if limit <= 0:
+        return []
+    if trying is None and tx.row("any_crash") is None:
+        return claim_shared(tx, worker, limit)
+    return _claim_beside_suspects(tx, worker, trying, limit)
 
 
-def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:
+def release(tx: Tx, worker: str, lines: Sequence[ClaimedLine]) -> None:
+    """Give claimed lines back uncomputed. Lines that are not this worker's any more do not change."""
+    rows = [
+        {"worker": worker, "batch_id": line.batch_id, "number": line.number, "attempt": line.attempt} for line in lines
+    ]
+    tx.many("release_lines", rows)
+
+
+def _claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -> list[ClaimedLine]:
     """Claim lines while there are suspects, only a few of which may be in work at once."""
     groups = [Suspects(*row) for row in tx.rows("suspects", now=tx.now)]
     claimed: list[ClaimedLine] = []
@@ -129,16 +153,13 @@ def claim_beside_suspects(tx: Tx, worker: str, trying: int | None, limit: int) -
         tx.run("try_suspects", worker=worker, crash=None)
         tx.run("leave_suspects", worker=worker)
         tx.run("forget_crashes")
-    return claimed + (_claim_busy if held else _claim_free)(tx, worker, groups, limit)
-
-
-def _claim_busy(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
-    """Claim lines for a worker that has lines in work, none of them suspects."""
-    group = worth_draining(groups, worker, tx.now)
-    if group is None:
-        return claim_shared(tx, worker, limit)
-    tx.run("take_suspects", worker=worker, crash=group.key)
-    return []
+    if not held:
+        return claimed + _claim_free(tx, worker, groups, limit)
+    waited_for = worth_draining(groups, worker, tx.now)
+    if waited_for is None:
+        return claimed + claim_shared(tx, worker, limit)
+    tx.run("take_suspects", worker=worker, crash=waited_for.key)
+    return claimed
 
 
 def _claim_free(tx: Tx, worker: str, groups: Sequence[Suspects], limit: int) -> list[ClaimedLine]:
@@ -162,3 +183,77 @@ def _claim_of_group(tx: Tx, worker: str, group: Suspects, limit: int) -> list[Cl
         if len(claimed) == limit:
             break
     return claimed
+
+
+def commit(tx: Tx, worker: str, results: Sequence[LineResult]) -> list[bool]:
+    """Store results whose lines are still at the same attempt, in batches without an ending.
+
+    Returns for each result whether it was taken. A result that was taken before is taken again, but not counted
+    again, so a call may be repeated. In the same transaction the counts and the usage of the batch rise, and a
+    batch whose lines are all finished goes to `finalizing`. Raises `LeaseLost`, and then no result is taken.
+    """
+    require_lease(tx, worker)
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, result in enumerate(results):
+        places[result.batch_id].append(place)
+    taken = [False] * len(results)
+    counted: defaultdict[str, list[LineResult]] = defaultdict(list)
+    # The rows of the batches stay locked, so the sequences of a batch are committed in their order.
+    rows = tx.rows("lock_batches", ids=json.dumps([*places]))
+    for batch_id, key, tenant, status, ending, total, completed, failed in rows:
+        is_open = status == "in_progress" and ending is None
+        new = _take(tx, key, is_open, results, places[batch_id], taken)
+        if new:
+            _write(tx, key, completed + failed, new)
+            counted[tenant] += new
+            if completed + failed + len(new) == total:
+                tx.run("finalize_batch", key=key, now=tx.now)
+    charge(tx, counted)
+    return taken
+
+
+def _take(
+    tx: Tx, key: int, is_open: bool, results: Sequence[LineResult], places: list[int], taken: list[bool]
+) -> list[LineResult]:
+    """Mark in `taken` which of the results at `places`, all of one batch, are taken; those not taken before."""
+    rows = tx.rows("lock_lines", batch=key, numbers=json.dumps([results[place].number for place in places]))
+    held = {number: (attempt, state) for number, attempt, state in rows}
+    new = []
+    for place in places:
+        result = results[place]
+        attempt, state = held.get(result.number, (0, "pending"))
+        if attempt != result.attempt or state in ("pending", "suspect"):
+            continue
+        if state == "claimed":
+            if not is_open:
+                continue
+            new.append(result)
+            held[result.number] = (attempt, "finished")
+        taken[place] = True
+    return new
+
+
+def _write(tx: Tx, key: int, finished: int, results: Sequence[LineResult]) -> None:
+    """Write results of the batch `key`, of which `finished` lines have results already, and count them."""
+    rows = [
+        {
+            "batch": key,
+            "number": result.number,
+            "sequence": sequence,
+            "state": "succeeded" if result.succeeded else "failed",
+            "output": result.output,
+        }
+        for sequence, result in enumerate(results, finished + 1)
+    ]
+    tx.many("finish_lines", rows)
+    tx.many("add_results", rows)
+    completed = sum(result.succeeded for result in results)
+    tokens = {name: sum(getattr(result.usage, name) for result in results) for name in TokenUsage.__slots__}
+    tx.run("count_results", key=key, completed=completed, failed=len(results) - completed, **tokens)
+
+
+def count_lines(tx: Tx) -> dict[str, int]:
+    """Numbers of `pending`, `suspect` and `claimed` lines of all batches in progress, paused or not."""
+    counts = ("count_unfinished_lines", "count_claimed_lines", "count_suspects")
+    unfinished, claimed, suspects = (int(tx.rows(statement)[0][0]) for statement in counts)
+    return {"pending": unfinished - claimed - suspects, "claimed": claimed, "suspect": suspects}
