@@ -67,16 +67,15 @@ def engine(trees: Trees, workload_name: str) -> Iterator[Callable[[str, int], fl
         "attention": "auto", "profile": False,
     }  # fmt: skip
     vocabulary = json.loads((resolve(DEFAULT_MODEL) / "config.json").read_text())["vocab_size"]
-    with ExitStack() as stack:
-        workers = {
-            name: stack.enter_context(
-                Worker("benchmarks.throughput.workers.batchwright", Path(sys.executable), options, environment(tree))
-            )
-            for name, tree in trees.items()
-        }
-        for worker in workers.values():
+
+    def run(name: str, number: int) -> float:
+        # A new process each time: where its memory lies changes the time of all its rounds by a percent or two.
+        python, module = Path(sys.executable), "benchmarks.throughput.workers.batchwright"
+        with Worker(module, python, options, environment(trees[name])) as worker:
             worker.run(workload.warm_up(vocabulary))
-        yield lambda name, number: workers[name].run(workload.job(number, vocabulary))["seconds"]
+            return worker.run(workload.job(number, vocabulary))["seconds"]
+
+    yield run
 
 
 @contextmanager
