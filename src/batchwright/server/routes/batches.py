@@ -94,7 +94,7 @@ async def retry_batch(
     services: ServicesOf,
     tenant: Tenant,
     key: Key,
-    deed: Annotated[Deed, audited("batch.retry")],
+    deed: Annotated[Deed, audited("batch.retry", "batch_id")],
     body: BatchRetry | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> BatchObject:
