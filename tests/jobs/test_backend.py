@@ -206,3 +206,14 @@ def test_what_is_no_endpoint_is_told_before_anything_is_written(tmp_path: Path) 
     with pytest.raises(InputError, match="embedding_model='minilm' with backend"):
         run(source, tmp_path / "out.jsonl", backend=url, embedding_model="minilm")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_retries_leave_no_trace_among_the_results(tmp_path: Path, endpoint: Endpoint) -> None:
+    tried: list[str] = []
+    endpoint.faults = lambda prompt: tried.append(prompt) or (503 if len(tried) < 3 else None)  # type: ignore[func-returns-value]
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "id": "p"})
+    command = [sys.executable, "-m", "batchwright", "run", str(source), "-o", "-", "-q", "--backend", endpoint.url]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(tried) == 3
+    assert [json.loads(line)["custom_id"] for line in done.stdout.splitlines()] == ["p"]

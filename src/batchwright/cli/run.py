@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,6 +108,11 @@ def run_command(
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(stderr=True)
+    with suppress(ModuleNotFoundError):  # stamina comes with the extra `remote`
+        from stamina.instrumentation import set_on_retry_hooks
+
+        # Without a hook, structlog prints each retry to standard output, among the results.
+        set_on_retry_hooks([])
     with _terminable() as stop:
         try:
             with progress_view(console, quiet=quiet) as progress:

@@ -196,6 +196,9 @@ class JobLoop:
 
     def _done(self, line: _Line, outcome: Outcome) -> None:
         self._moved.set()
+        if self._failure is not None:
+            # Half a line may stand at the end of the output: it is repaired on resume, if nothing comes after it.
+            return
         try:
             if isinstance(outcome, dict):
                 self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
@@ -208,6 +211,8 @@ class JobLoop:
                 self._stop(outcome.__cause__ or outcome)
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
+            else:
+                self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)
 
