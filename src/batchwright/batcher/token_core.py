@@ -1,7 +1,7 @@
 """The common part of the token-level loops: slots, deadlines, and an answer for every request.
 
-A core lives in one asyncio event loop, like the one in `dispatch_loop.py`, and needs no locks for the same reason. What holds,
-whatever the model does:
+A core lives in one asyncio event loop, like the one in `dispatch_loop.py`, and needs no locks for the same reason. What
+holds, whatever the model does:
 
 - Each sequence is answered exactly once, or its caller has gone. It leaves its slot, or the queue, in that moment, and
   the slot is given on before the next step.
