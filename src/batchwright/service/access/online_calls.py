@@ -21,7 +21,7 @@ class OnlineCalls:
 
     def __init__(self, inference: MeasuredInference, admission: AdmissionController, clock: Clock) -> None:
         self.closed = False
-        """Event set when the service stops: calls inside are answered, new ones refused."""
+        """Whether the service is stopping: calls inside are answered, new ones refused."""
         self.inside = 0
         self.admission = admission
         self._inference = inference

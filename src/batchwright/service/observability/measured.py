@@ -116,7 +116,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
 
 
 def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
-    """Count the generated tokens."""
+    """Count the tokens of an answer, and return how many were generated."""
     if not isinstance(usage, Mapping):
         return 0
     prompt, generated = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
