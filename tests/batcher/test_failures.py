@@ -225,6 +225,29 @@ def test_a_policy_that_fails_leaves_nobody_without_an_answer(caplog: pytest.LogC
         play(main)
 
 
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_policy_that_fails_to_place_requests_answers_them(caplog: pytest.LogCaptureFixture, drain: bool) -> None:
+    class Faulty(Policy):
+        def place(self, items: Sequence[Item]) -> None:
+            if any(1.0 < item.arrival < 3.0 for item in items):
+                raise ArithmeticError("lost")
+            super().place(items)
+
+    async def main(clock: ManualClock) -> None:
+        batcher = Batcher(Model(), Faulty(BySize(2)), clock=clock)
+        assert await outcome(batcher, "a") == "A"
+        calls = [asyncio.create_task(at(2.0, outcome(batcher, "x"))) for _ in range(3)]
+        calls.append(asyncio.create_task(at(2.0, outcome(batcher, "x", deadline=0.5))))
+        await at(2.0, asyncio.sleep(0))
+        if drain:
+            assert await at(4.0, outcome(batcher, "y")) == "Y"
+        await batcher.close(drain=drain)
+        assert await asyncio.gather(*calls) == ["GenerationError"] * 3 + ["refused: ArithmeticError"]
+
+    with caplog.at_level(logging.CRITICAL, logger="batchwright.batcher"):
+        play(main)
+
+
 @pytest.mark.parametrize("fault", ["served", "twice", "foreign", "empty", None])
 def test_a_policy_that_fails_with_its_decision_loses_nobody(
     fault: str | None, caplog: pytest.LogCaptureFixture

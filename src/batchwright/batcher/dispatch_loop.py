@@ -151,7 +151,10 @@ class DispatchLoop:
         """Tell the policy about requests that arrived since the last call."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
-            self._backlog.add(arrived)
+            try:
+                self._backlog.add(arrived)
+            except Exception as error:
+                self._fail_by_policy(arrived, error, self.clock.now())
 
     def _count_tokens(self, entries: Sequence[Entry], sign: int = 1) -> None:
         """Count the lengths of `entries` as waiting, or with `sign` -1 as not waiting any more."""
@@ -293,11 +296,7 @@ class DispatchLoop:
         try:
             ask_again = self._dispatch(now)
         except Exception as error:
-            _log.exception("the policy failed; what waits is answered with an error")
-            for entry in self.empty():
-                failure = GenerationError(f"the policy failed with {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                entry.fail(failure, now, self._stats)
+            self._fail_by_policy(self.empty(), error, now)
         self._arm(
             min(
                 ask_again,
@@ -311,6 +310,14 @@ class DispatchLoop:
                 if not emptied.done():
                     emptied.set_result(None)
             self._emptied.clear()
+
+    def _fail_by_policy(self, entries: Sequence[Entry], error: Exception, now: float) -> None:
+        """Answer requests that have left the queue, because the policy raised `error`."""
+        _log.error("the policy failed; %d waiting requests are answered with an error", len(entries), exc_info=error)
+        for entry in entries:
+            failure = GenerationError(f"the policy failed with {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            entry.fail(failure, now, self._stats)
 
     def _dispatch(self, now: float) -> float:
         """Fill the free slots, and return when to ask the policy again. Raises what the policy raises."""
