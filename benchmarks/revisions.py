@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -130,26 +130,25 @@ def first_line(trees: Trees) -> Iterator[Callable[[str, int], float]]:
 @contextmanager
 def one_client(trees: Trees) -> Iterator[Callable[[str, int], float]]:
     """Milliseconds in the median of 40 chat answers of 16 tokens that one client asks for one after the other."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="batchwright-online-")))
-        client = stack.enter_context(httpx.Client(timeout=60))
-        services = {}
-        for name, tree in trees.items():
-            (folder / name).mkdir()
-            services[name] = stack.enter_context(serving(tree, folder / name, ["--kv-memory", f"{KV_GIB}GiB"], None))
 
-        def ask(name: str, number: int) -> float:
-            took = []
+    def ask(name: str, number: int) -> float:
+        took = []
+        # A new process each time, for the same reason as above.
+        with (
+            tempfile.TemporaryDirectory(prefix="batchwright-online-") as folder,
+            serving(trees[name], Path(folder), ["--kv-memory", f"{KV_GIB}GiB"], None) as service,
+            httpx.Client(timeout=60) as client,
+        ):
             for turn in range(44):
                 content = f"Tell me about the number {number * 100 + turn}."
                 body = {"model": DEFAULT_MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 16}
                 began = time.perf_counter()
-                answer = client.post(f"{services[name].url}/v1/chat/completions", json=body | {"temperature": 0})
+                answer = client.post(f"{service.url}/v1/chat/completions", json=body | {"temperature": 0})
                 answer.raise_for_status()
                 took.append(time.perf_counter() - began)
-            return statistics.median(took[4:]) * 1000
+        return statistics.median(took[4:]) * 1000
 
-        yield ask
+    yield ask
 
 
 @contextmanager
