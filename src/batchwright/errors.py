@@ -10,6 +10,8 @@ import reprlib
 
 _SHOWN_CHARACTERS = 100
 _SHOWN_ITEMS = 8
+_PASSING_STATUSES = frozenset({408, 409, 425, 429})
+"""Statuses below 500 with which an endpoint refuses a call for the moment."""
 
 
 class BatchwrightError(Exception):
@@ -267,9 +269,20 @@ class EndpointError(BatchwrightError):
         self.body = body
         self.retry_after = retry_after
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call may succeed later."""
+        if self.status is None or (self.body or {}).get("code") == "insufficient_quota":
+            return False  # an answer that makes no sense, or a bill to be paid
+        return self.status in _PASSING_STATUSES or (self.status >= 500 and self.status != 501)
+
 
 class EndpointUnreachable(EndpointError):
     """An endpoint elsewhere gave no answer to a call, or only a part of one."""
+
+    @property
+    def may_pass(self) -> bool:
+        return True
 
 
 class EndpointDown(BatchwrightError):

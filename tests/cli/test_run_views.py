@@ -76,7 +76,7 @@ def shown(stats: EngineStats) -> dict[str, str]:
 
 
 def test_figures_of_the_engine_are_shown_when_it_computed() -> None:
-    assert [*shown(EngineStats())] == ["wall time", "peak memory"]
+    assert [*shown(EngineStats())] == ["wall time", "tokens", "generated", "peak memory"]
     lines = shown(EngineStats(steps=7, occupancy_sum=21, occupancy_peak=5, max_num_seqs=8, kv_blocks=4))
     assert lines["occupancy"] == "3.0 sequences in a step, peak 5 of 8, 7 steps"
     assert lines["tokens"] == "1,200 prompt, 40 generated"

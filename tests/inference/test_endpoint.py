@@ -146,10 +146,18 @@ async def test_what_passes_is_tried_again(pauses: list[float]) -> None:
 
 @in_real_time
 async def test_a_call_tells_that_it_waits_to_be_tried_again(pauses: list[float]) -> None:
-    told: list[bool] = []
+    told: list[Exception | None] = []
     async with connected(refusal(503), refusal(503), models={"m": "theirs"}) as (_, endpoint):
         await endpoint.answer(replace(call("batch"), pauses=told.append))
-    assert told == [True, False, True, False]
+    assert [None if error is None else getattr(error, "status", 0) for error in told] == [503, None, 503, None]
+
+
+@in_real_time
+async def test_a_call_that_always_gets_500_does_not_hold_its_line_for_long(pauses: list[float]) -> None:
+    async with connected(*[refusal(500)] * 9) as (server, endpoint):
+        with pytest.raises(EndpointError):
+            await endpoint.answer(call("batch"))
+        assert len(server.requests) == 5
 
 
 @in_real_time
@@ -246,15 +254,15 @@ async def test_online_callers_are_told_of_a_long_wait_instead(pauses: list[float
 
 def test_what_is_tried_again() -> None:
     online, batch = RETRIES["online"], RETRIES["batch"]
-    assert pause_before_retry(ValueError(), "batch", batch, 0) is False
-    assert pause_before_retry(EndpointError("x"), "batch", batch, 0) is False
-    assert pause_before_retry(EndpointError("x", status=429, retry_after=1), "online", online, 0) == 1
+    assert pause_before_retry(ValueError(), "batch", batch, []) is False
+    assert pause_before_retry(EndpointError("x"), "batch", batch, []) is False
+    assert pause_before_retry(EndpointError("x", status=429, retry_after=1), "online", online, []) == 1
 
 
 @pytest.mark.parametrize("told", [0.0, 1.0, 90.0])
 def test_a_line_outlasts_half_an_hour_of_refusals_whatever_pause_is_named(told: float) -> None:
     refused = EndpointError("slow down", status=429, retry_after=told)
-    waits = [pause_before_retry(refused, "batch", RETRIES["batch"], failures) for failures in range(29)]
+    waits = [pause_before_retry(refused, "batch", RETRIES["batch"], [refused] * failures) for failures in range(29)]
     assert waits[0] == told
     assert min(waits) >= told
     assert sum(waits) >= 22 * 60

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.jobs.fakes import by_id, text_of
 
-from batchwright.errors import EndpointError, InputError
+from batchwright.errors import EndpointError, InputError, InvalidRequest, ResumeRefused, RunFailed
 from batchwright.jobs.run import RunProgress, run
 from batchwright.request import SamplingParams
 
@@ -144,6 +144,54 @@ def test_defaults_are_sent_where_they_were_asked_for(tmp_path: Path, endpoint: E
         {"prompt": "a", "max_completion_tokens": 3, "logprobs": 2, **common},
         {"prompt": "b", "logprobs": 1, "max_tokens": 9, **common},
     ]
+
+
+def test_defaults_given_by_name_are_sent_whatever_their_values(tmp_path: Path, endpoint: Endpoint) -> None:
+    source, output = lines(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl"
+    run(source, output, backend=endpoint.url, defaults={"temperature": 1.0})
+    assert endpoint.asked == [{"prompt": "a", "model": "far", "temperature": 1.0}]
+    with pytest.raises(ResumeRefused, match="sent_defaults"):
+        run(source, output, backend=endpoint.url)
+    with pytest.raises(InvalidRequest, match="'temprature': choose from max_tokens"):
+        run(source, output, backend=endpoint.url, defaults={"temprature": 1.0})
+
+
+def test_a_refused_key_ends_the_run(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", *({"prompt": name} for name in ("a", "b", "c", "d")))
+    output = tmp_path / "out.jsonl"
+    for status in (401, 403):
+        endpoint.faults = lambda prompt, status=status: status  # type: ignore[misc]
+        with pytest.raises(RunFailed, match="does not accept the API key"):
+            run(source, output, backend=endpoint.url, model="m", backend_concurrency=1)
+        assert not output.read_bytes()
+    endpoint.faults = lambda prompt: 403 if prompt == "c" else None
+    report = run(source, output, backend=endpoint.url, model="m", backend_concurrency=1)
+    assert (report.succeeded, report.failed) == (3, 1)
+
+
+def test_an_answer_that_makes_no_sense_is_final(tmp_path: Path, endpoint: Endpoint) -> None:
+    endpoint.faults = lambda prompt: 200
+    report = run(lines(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", backend=endpoint.url)
+    assert (report.failed_by_code, len(endpoint.asked)) == ({"endpoint_error": 1}, 1)
+
+
+def test_no_line_asks_for_a_stream(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", {"prompt": "a", "stream": True, "id": "a"})
+    run(source, tmp_path / "out.jsonl", backend=endpoint.url)
+    assert by_id(tmp_path / "out.jsonl")["a"]["error"]["param"] == "stream"
+    assert not endpoint.asked
+
+
+def test_why_lines_wait_is_shown(tmp_path: Path, endpoint: Endpoint) -> None:
+    shown: list[str] = []
+
+    def look(progress: RunProgress) -> None:
+        if progress.waiting:
+            shown.append(progress.waiting)
+
+    endpoint.faults = lambda prompt: None if shown else 503
+    run(lines(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", backend=endpoint.url, progress=look)
+    assert shown[0] == f"1 to be tried again, the last after: {endpoint.url} answered 503: no a"
 
 
 def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -75,9 +75,17 @@ def test_columns_called_as_batch_fields_do_not_make_a_batch_line() -> None:
 
 def test_the_endpoint_is_told_without_a_check() -> None:
     parser = LineParser("jsonl")
-    for line in (batch({}, EMBEDDINGS_URL), {"url": EMBEDDINGS_URL, "prompt": "x"}):
-        assert parser.endpoint_of(Record(1, json.dumps(line).encode())) == EMBEDDINGS_URL
-    for content in (b"{", b"[1]", b'{"url": 5}', json.dumps(batch({})).encode(), InvalidRequest("long"), {"a": 1}):
+    assert parser.endpoint_of(Record(1, json.dumps(batch({}, EMBEDDINGS_URL)).encode())) == EMBEDDINGS_URL
+    simple = json.dumps({"url": EMBEDDINGS_URL, "prompt": "x"}).encode()
+    for content in (
+        b"{",
+        b"[1]",
+        b'{"url": 5}',
+        simple,
+        json.dumps(batch({})).encode(),
+        InvalidRequest("long"),
+        {"a": 1},
+    ):
         assert parser.endpoint_of(Record(1, content)) == COMPLETION_URL
 
 
@@ -87,7 +95,7 @@ def test_the_endpoint_is_told_without_a_check() -> None:
         (b"{", "invalid_json_line", "not parseable"),
         (b"[1]", "invalid_json_line", "array"),
         (b"[" * 100_000, "invalid_json_line", "not parseable"),
-        (b'{"prompt": "\xff"}', "invalid_json_line", "utf-8"),
+        (b'{"prompt": "\xff"}', "invalid_json_line", "byte 13 is not UTF-8"),
         (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "invalid_json_line", ""),
         ({}, "missing_required_parameter", "no prompt"),
         ({"prompt": "a", "messages": MESSAGES}, "invalid_request", "both"),

@@ -196,7 +196,10 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
     assert output.read_text() == "precious"
 
 
-def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: Path) -> None:
+def test_other_input_or_parameters_are_refused_by_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_models", lambda *given: (fake(), None))
     output = tmp_path / "out.jsonl"
     run(source, output, model=fake())
     content = output.read_bytes()
@@ -209,11 +212,11 @@ def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: P
     with pytest.raises(ResumeRefused, match=r"model \(then \"fake-model\", now \"other\"\)"):
         run(source, output, model=fake(model_name="other"))
     with pytest.raises(ResumeRefused, match="dtype"):
-        run(source, output, model=fake(), dtype="bfloat16")
+        run(source, output, model="fake-model", dtype="bfloat16")
     with pytest.raises(ResumeRefused, match=r"quantization \(then null, now \"int8\"\)"):
-        run(source, output, model=fake(), quantization="int8")
+        run(source, output, model="fake-model", quantization="int8")
     with pytest.raises(ResumeRefused, match=r"deterministic \(then null, now true\)"):
-        run(source, output, model=fake(), deterministic=True)
+        run(source, output, model="fake-model", deterministic=True)
     changed = tmp_path / "changed.jsonl"
     changed.write_bytes(source.read_bytes() + b"\n")
     with pytest.raises(ResumeRefused, match="the content of the input"):
@@ -222,7 +225,7 @@ def test_other_input_or_parameters_are_refused_by_name(source: Path, tmp_path: P
     # The same content under another name is the same job, and how fast it is run does not matter.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(source.read_bytes())
-    run(moved, output, model=fake(), max_num_seqs=3, device="cpu", deterministic=False)
+    run(moved, output, model="fake-model", max_num_seqs=3, device="cpu", deterministic=False)
     assert output.read_bytes() == content
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gzip
 import json
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from batchwright.errors import InputBroken
+from batchwright.errors import InputBroken, InputError, RunFailed
+from batchwright.inference.inference import Call
+from batchwright.jobs.job import Sink
 from batchwright.jobs.run import RunProgress, run
 from batchwright.request import SamplingParams
 
@@ -229,3 +234,76 @@ def test_an_executor_that_is_given_is_not_closed(tmp_path: Path) -> None:
     run(jsonl(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", model=engine)
     assert not engine.closed
     assert text_of(read(tmp_path / "out.jsonl")[0]).startswith("answer ")
+
+
+class Answering:
+    """An inference whose answer to a prompt is what `answers` returns or raises for it."""
+
+    models = ("m",)
+    wants = 2
+
+    def __init__(self, answers: Callable[[str], None] = lambda prompt: None) -> None:
+        self.answers = answers
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        self.answers(call.body["prompt"])
+        await asyncio.sleep(0)
+        return {"choices": []}
+
+    def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise AssertionError("it is not closed by a run")
+
+
+def test_nothing_is_written_after_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(9)))
+    output, write = tmp_path / "out.jsonl", Sink.write
+
+    def half(sink: Sink, line: bytes) -> None:
+        if output.read_bytes().count(b"\n") != 3:
+            return write(sink, line)
+        write(sink, line[: len(line) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Sink, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        run(source, output, inference=Answering())
+    whole, end = output.read_bytes().rsplit(b"\n", 1)
+    assert (whole.count(b"\n"), end[:6]) == (2, b'{"id":')
+    monkeypatch.setattr(Sink, "write", write)
+    assert run(source, output, inference=Answering()).resumed == 3
+    assert len(by_id(output)) == 9
+
+
+def test_a_line_that_the_inference_cancels_ends_the_run(tmp_path: Path) -> None:
+    def cancel(prompt: str) -> None:
+        if prompt == "p2":
+            raise asyncio.CancelledError
+
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(5)))
+    with pytest.raises(RunFailed, match="line 3 was cancelled"):
+        run(source, tmp_path / "out.jsonl", inference=Answering(cancel))
+    assert run(source, tmp_path / "out.jsonl", inference=Answering()).succeeded == 5
+
+
+def test_what_computes_is_named_once(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", {"prompt": "a", "model": "other"})
+    for options, told in (
+        ({"inference": Answering(), "model": "m"}, "model='m' has no effect beside an inference"),
+        ({"inference": Answering(), "backend": "http://x/v1"}, "backend='http://x/v1' has no effect"),
+        ({"model": fake(), "embedding_model": "minilm"}, "embedding_model='minilm' has no effect beside an Engine"),
+        ({"model": fake(), "max_num_seqs": 3}, "max_num_seqs=3 has no effect"),
+    ):
+        with pytest.raises(InputError, match=told):
+            run(source, tmp_path / "out.jsonl", **options)
+    assert run(source, tmp_path / "out.jsonl", inference=Answering(), served_model_names=["other"]).succeeded == 1
+
+
+def test_progress_counts_the_tokens_of_this_run(tmp_path: Path) -> None:
+    engine, seen = fake(), list[RunProgress]()
+    for name in ("a", "b"):
+        run(jsonl(tmp_path / name, {"prompt": name}), tmp_path / f"{name}.out", model=engine, input_format="jsonl",
+            progress=seen.append)  # fmt: skip
+    assert seen[-1].generated_tokens == 3

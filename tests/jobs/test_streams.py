@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +15,9 @@ import pytest
 from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, ModelNotFound, ResumeRefused
+from batchwright.inference.inference import Inference
 from batchwright.jobs import loading
+from batchwright.jobs.loading import LoadedModels, ModelChoice
 from batchwright.jobs.run import RunInterrupted, run
 
 from .fakes import by_id, fake
@@ -74,6 +78,20 @@ def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, mon
     feed(monkeypatch, CONTENT)
     with pytest.raises(ModelNotFound):
         run("-", tmp_path / "out.jsonl")
+    assert files(tmp_path) == []
+
+
+def test_no_kept_input_is_told_of_before_the_work_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def opened(choice: ModelChoice, loaded: LoadedModels) -> AsyncIterator[Inference]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(ModelChoice, "opened", opened)
+    feed(monkeypatch, CONTENT)
+    with pytest.raises(RunInterrupted) as caught:
+        run("-", tmp_path / "out.jsonl", model=fake())
+    assert caught.value.kept_input is None
     assert files(tmp_path) == []
 
 

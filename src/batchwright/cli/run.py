@@ -104,7 +104,7 @@ def run_command(
 
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     try:
-        defaults = sampling_defaults(backend, **{name: value for name, value in given.items() if value is not None})
+        defaults = sampling_defaults(backend, {name: value for name, value in given.items() if value is not None})
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(stderr=True)
@@ -195,8 +195,8 @@ def _show(console: Console, report: RunReport) -> None:
         )
     if not_found := report.failed_by_code.get(ModelNotFound.code):
         console.print(
-            f"{not_found:,} of them name a model that is not here: to have them answered by {report.model} "
-            "nevertheless, add --served-model-name NAME (or '*'), and --overwrite.",
+            f"{not_found:,} of them name a model that is not here: to have them answered nevertheless, add "
+            "--served-model-name NAME (or '*'), and --overwrite.",
             highlight=False,
         )
 
@@ -209,7 +209,10 @@ def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bo
         message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
     else:
         arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
-        command = shlex.join([Path(sys.argv[0]).name, *arguments])
+        program = Path(sys.argv[0]).name
+        command = shlex.join(
+            [*(["python", "-m", "batchwright"] if program == "__main__.py" else [program]), *arguments]
+        )
         message = f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {command}"
     if interruption.kept_input is not None:
         message += f"\nwith the same input, which is kept in {interruption.kept_input}"

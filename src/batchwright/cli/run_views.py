@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PHASES = {
     "reading": "reading the input",
     "loading": "loading the model",
+    "connecting": "connecting to the endpoint",
     "running": "running",
     "finishing": "finishing",
 }
@@ -143,17 +144,27 @@ def report_table(report: RunReport) -> Table:
     lines = f"{report.done:,} of {report.total:,} lines"
     title = f"{end}: {lines}, {report.failed:,} failed, {report.resumed:,} by earlier runs"
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.min_width = len(title)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("wall time", f"{report.wall_seconds:.1f} s, of which loading the model {report.load_seconds:.1f} s")
-    if report.steps:
-        for name, value in _engine_rows(report):
-            table.add_row(name, value)
+    loading = f", of which loading the model {report.load_seconds:.1f} s" if report.steps else ""
+    table.add_row("wall time", f"{report.wall_seconds:.1f} s{loading}")
+    for name, value in [*_token_rows(report), *(_engine_rows(report) if report.steps else [])]:
+        table.add_row(name, value)
     memory = _size(report.peak_memory_bytes)
     if report.peak_gpu_bytes is not None:
         memory += f", {_size(report.peak_gpu_bytes)} on the GPU"
     table.add_row("peak memory", memory)
     return table
+
+
+def _token_rows(report: RunReport) -> list[tuple[str, str]]:
+    if not report.prompt_tokens + report.generated_tokens:
+        return []
+    return [
+        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
+        ("generated", f"{report.generated_tokens_per_second:,.0f} tokens/s over {report.loop_seconds:.1f} s"),
+    ]
 
 
 def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
@@ -164,8 +175,6 @@ def _engine_rows(report: RunReport) -> list[tuple[str, str]]:
     occupancy = f"{report.occupancy_mean:.1f} sequences in a step, peak {report.occupancy_peak} of"
     return [
         ("engine", report.implementation),
-        ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
-        ("generated", f"{report.generated_tokens_per_second:,.0f} tokens/s over {report.loop_seconds:.1f} s"),
         ("prefill", f"{report.prefill_tokens_per_second:,.0f} tokens/s of model time"),
         ("decode", f"{report.decode_tokens_per_second:,.0f} tokens/s of model time"),
         ("TTFT", _percentiles(report.ttft_ms)),

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +48,8 @@ _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _PROBE_SECONDS = 10.0
 _LONGEST_PAUSE = 600.0
+_TRIES_OF_500 = 5
+"""Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
 _FOREVER = 1e6
 
 
@@ -248,11 +249,12 @@ class EndpointInference(Route):
 
     async def _retried(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of the first try that succeeds. A place is held during a try, but not between tries."""
-        retries, failures, tell = self._retries[call.traffic], count(), call.pauses or (lambda _: None)
+        retries, failures, tell = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
-            found = pause_before_retry(error, call.traffic, retries, next(failures))
-            tell(found is not False)
+            found = pause_before_retry(error, call.traffic, retries, failures)
+            failures.append(error)
+            tell(None if found is False else error)
             return found
 
         try:
@@ -271,7 +273,7 @@ class EndpointInference(Route):
             with attempt:
                 if attempt.num == 1:
                     raise failure
-                tell(False)
+                tell(None)
                 return await attempt_once()
         raise failure
 
@@ -283,25 +285,23 @@ class EndpointInference(Route):
         return answer
 
 
-def pause_before_retry(error: Exception, traffic: Traffic, retries: EndpointRetries, failures: int) -> bool | float:
+def pause_before_retry(
+    error: Exception, traffic: Traffic, retries: EndpointRetries, failures: Sequence[Exception]
+) -> bool | float:
     """Return the seconds before the next try if the endpoint named them, else whether to try again at all.
 
-    `failures` is the number of earlier failures. Pauses grow with it even when the endpoint keeps naming short ones, or
-    all tries would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
+    Pauses grow with the number of earlier `failures` even when the endpoint keeps naming short ones, or all tries would
+    soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
     """
-    if isinstance(error, EndpointUnreachable):
-        return True
-    if not isinstance(error, EndpointError) or error.status is None:
+    if not isinstance(error, EndpointError) or not error.may_pass:
         return False
-    if error.status not in (408, 409, 429) and error.status < 500:
+    if sum(getattr(each, "status", None) == 500 for each in (*failures, error)) >= _TRIES_OF_500:
         return False
-    if (error.body or {}).get("code") == "insufficient_quota":
-        return False  # waiting does not help, only paying does
     if error.retry_after is None:
         return True
     if traffic == "online" and error.retry_after > retries.wait_max:
         return False
-    least = Backoff(retries.wait_initial, retries.wait_max).pause(failures) if failures else 0.0
+    least = Backoff(retries.wait_initial, retries.wait_max).pause(len(failures)) if failures else 0.0
     return min(max(error.retry_after, least), _LONGEST_PAUSE)
 
 

@@ -77,9 +77,8 @@ class EndpointWatch:
         now = asyncio.get_running_loop().time
         try:
             await self._probe()
-        except EndpointError as error:
+        except EndpointError:
             self._availability.silent(now())
-            _log.warning("%s; asked again in %.0f s: %s", SILENCE, self._availability.until_probe(now()), error)
             raise
         if self._availability.down:
             _log.info("the endpoint answers again")
@@ -109,8 +108,9 @@ class EndpointWatch:
             await asyncio.sleep(self._availability.until_probe(asyncio.get_running_loop().time()))
             try:
                 return await self.look()
-            except EndpointError:
-                continue
+            except EndpointError as error:
+                wait = self._availability.until_probe(asyncio.get_running_loop().time())
+                _log.warning("%s; asked again in %.0f s: %s", SILENCE, wait, error)
             except Exception:  # whatever it is, probing must go on
                 _log.exception("a look at the endpoint failed")
                 self._availability.silent(asyncio.get_running_loop().time())

@@ -20,16 +20,19 @@ class Call:
     traffic: Traffic = "online"
     timeout: float | None = None
     """Seconds after which the answer is of no use. None: as the body says (`deadline_ms`), else no limit."""
-    pauses: Callable[[bool], None] | None = None
-    """Called with true when the call failed and waits for a retry, and with false when the retry begins.
+    pauses: Callable[[Exception | None], None] | None = None
+    """Called with the error when the call failed and waits for a retry, and with None when the retry begins.
 
     Nothing is lost by giving the call up in between. Only used by an `Inference` that retries by itself."""
     flow: Flow | None = None
     """Owner and request whose fair share the call uses. None: one share for all calls without a flow."""
     used: Callable[[int], None] | None = None
     """Called with the number of tokens of prompts and answers, once it is known."""
-    defaults: SamplingParams | None = None
-    """Values of parameters that the body leaves out. None: OpenAI's defaults."""
+    defaults: SamplingParams | Mapping[str, Any] | None = None
+    """Values of parameters that the body leaves out, by the names in `SamplingParams`. None: OpenAI's defaults.
+
+    An endpoint elsewhere is sent those in a mapping, or those of `SamplingParams` that differ from OpenAI's defaults;
+    it has defaults of its own for the rest."""
 
 
 class Inference(Protocol):

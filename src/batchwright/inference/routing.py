@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
 from batchwright.inference.inference import Call, Inference, Route, why_not_ready
-from batchwright.wire.requests import read_model
+from batchwright.wire.requests import EMBEDDINGS_URL, read_model
 
 ANY_MODEL = "*"
 """Stands for every name, in the names of a `StandIn`."""
@@ -85,8 +85,9 @@ class RoutedInference(_Renaming):
         model = read_model(call.body)
         serving = [route for route in self.routes if call.endpoint in route.endpoints]
         if not serving:
+            flag = "--embedding-model" if call.endpoint == EMBEDDINGS_URL else "--model"
             raise InvalidRequest(
-                f"no model for {call.endpoint} is served here: start the service with one", code="unsupported_url"
+                f"no model here serves {call.endpoint}: one is loaded with {flag} NAME", code="unsupported_url"
             )
         meant = None if model is None else self._aliases.get(model, model)
         for route in serving:

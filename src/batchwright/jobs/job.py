@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from batchwright.jobs.resume import Finished, JobIdentity, StateFile, scan, writ
 from batchwright.jobs.sources import InputFormat, Source, Spool, format_of, open_source, sha256_of
 from batchwright.lines.custom_ids import IdTable
 from batchwright.request import SamplingParams
+from batchwright.wire.requests import OPENAI_DEFAULTS
 
 STREAM = "-"
 TABLES = ("csv", "tsv", "parquet")
@@ -38,7 +40,8 @@ class JobSpec:
     """Address of an endpoint that computes; None: models in this process."""
     served_model_names: tuple[str, ...] = ()
     """Further names under which lines may ask for the models."""
-    defaults: SamplingParams = field(default_factory=SamplingParams)
+    defaults: SamplingParams | Mapping[str, Any] = field(default_factory=SamplingParams)
+    """See `Call.defaults`."""
     input_format: str | None = None
     prompt_template: str | None = None
     chat: bool = False
@@ -68,7 +71,11 @@ class JobSpec:
 
     def parameters(self) -> dict[str, Any]:
         """Everything that the results depend on besides the input, as JSON values by name."""
+        given = {} if isinstance(self.defaults, SamplingParams) else self.defaults
+        defaults = self.defaults if isinstance(self.defaults, SamplingParams) else replace(OPENAI_DEFAULTS, **given)
         chosen = {
+            # The others are told by their values.
+            "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
             "backend": self.backend,
             "embedding_model": _resolved(self.embedding_model),
             "served_model_names": sorted(self.served_model_names) or None,
@@ -83,7 +90,7 @@ class JobSpec:
             "ordered": self.ordered,
             "max_line_bytes": self.max_line_bytes,
             **self.engine_parameters,
-            **json.loads(json.dumps(asdict(self.defaults))),
+            **json.loads(json.dumps(asdict(defaults))),
         }
 
     def check(self) -> None:
@@ -305,7 +312,7 @@ class Job:
     @property
     def kept_input(self) -> Path | None:
         """File with the content of a stream, while the job is not complete; None if there is none."""
-        return self._spool.path if self._spool is not None and not self.spec.to_stream else None
+        return self._spool.path if self._spool is not None and self._begun and not self.spec.to_stream else None
 
     def close(self) -> None:
         """Release the output. Safe to call twice."""

@@ -12,13 +12,14 @@ import msgspec
 
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.jobs.sources import InputFormat, Record
-from batchwright.lines.batch_line import check_batch_line, check_custom_id, decode_line
+from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
 from batchwright.wire.fields import known_fields
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
 
 
 class _Url(msgspec.Struct):
     url: object = None
+    body: msgspec.Raw = msgspec.Raw()
 
 
 _decode_url = msgspec.json.Decoder(_Url).decode
@@ -158,7 +159,8 @@ class LineParser:
         """The endpoint of a record, found without checking the record."""
         if isinstance(record.content, bytes) and self.input_format == "jsonl":
             with suppress(ValueError):
-                if _decode_url(record.content).url == EMBEDDINGS_URL:
+                line = _decode_url(record.content)
+                if line.url == EMBEDDINGS_URL and bytes(line.body):
                     return EMBEDDINGS_URL
         return COMPLETION_URL
 
@@ -182,6 +184,7 @@ class LineParser:
             raise InvalidRequest(
                 "the line has no prompt, no messages and no body: give one", code="missing_required_parameter"
             )
+        check_no_stream("stream", body.get("stream"))
         if self.chat and isinstance(body.get("prompt"), str):
             system = [{"role": "system", "content": self.system}] if self.system is not None else []
             body["messages"] = [*system, {"role": "user", "content": body.pop("prompt")}]

@@ -79,9 +79,13 @@ class ModelChoice:
                 self.backend, self.api_key, models, max_concurrency=most, max_waiting=most, waits=False
             )
         try:
-            yield StandIn(inference, self.served_model_names) if self.served_model_names else inference
+            yield self.renamed(inference)
         finally:
             await inference.close()
+
+    def renamed(self, inference: Inference) -> Inference:
+        """`inference` under its own names and `served_model_names`."""
+        return StandIn(inference, self.served_model_names) if self.served_model_names else inference
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
-from batchwright.errors import EndpointDown, RunFailed
+from batchwright.errors import EndpointDown, EndpointError, RunFailed
 from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.jobs.job import Job, Sink
 from batchwright.jobs.lines import BadLine
@@ -58,7 +58,7 @@ class JobLoop:
         sink: Sink,
         *,
         clock: Clock,
-        defaults: SamplingParams,
+        defaults: SamplingParams | Mapping[str, Any],
         on_progress: Callable[[], None] = lambda: None,
         tally: Tally | None = None,
         retries: RetryPolicy | None = None,
@@ -99,8 +99,8 @@ class JobLoop:
 
     @property
     def why_waiting(self) -> str | None:
-        """Reason why no line can be computed now; None if lines can be computed."""
-        return why_not_ready(self._inference)
+        """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
+        return why_not_ready(self._inference) or self._executor.why_pausing
 
     async def run(self) -> None:
         """Work until every line is finished.
@@ -132,7 +132,7 @@ class JobLoop:
         """Raise the failure of the run, if any, and `RunFailed` if no line could be computed for too long."""
         if self._failure is not None:
             raise self._failure
-        reason = self.why_waiting
+        reason = why_not_ready(self._inference)
         if reason is None:
             self._away_since = None
         elif self._away_since is None:
@@ -190,7 +190,7 @@ class JobLoop:
             self._stop(error)
         return None
 
-    def _call(self, line: _Line, pauses: Callable[[bool], None]) -> Call:
+    def _call(self, line: _Line, pauses: Callable[[Exception | None], None]) -> Call:
         call_id = request_id(self._job.key, line.number)
         return Call(line.endpoint, line.body, call_id, "batch", pauses=pauses, defaults=self._defaults)
 
@@ -209,12 +209,20 @@ class JobLoop:
                 self._returned.append(line)
             elif outcome is not None and nobody_computes(outcome):
                 self._stop(outcome.__cause__ or outcome)
+            elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
+                self._stop(
+                    RunFailed(f"{outcome}. Finished lines are kept: run the same command again with a key that it does")
+                )
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
             else:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)
+
+    def _is_refused_key(self, error: EndpointError) -> bool:
+        """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
+        return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.engine_config import EngineConfig, engine_options
-from batchwright.errors import BatchwrightError, InputBroken, InputError
+from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
 from batchwright.inference.inference import Inference
 from batchwright.jobs.job import STREAM, Job, JobSpec
 from batchwright.jobs.loading import LoadedModels, ModelChoice
@@ -34,11 +34,14 @@ _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
 """Options of the engine in the identity of every job; others that change results are in it only when chosen."""
 
 
+Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "finishing"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunProgress:
     """The progress of a run."""
 
-    phase: Literal["reading", "loading", "running", "finishing"]
+    phase: Phase
     total: int = 0
     succeeded: int = 0
     """Lines with a response, those of earlier runs included, as in `failed`."""
@@ -49,7 +52,7 @@ class RunProgress:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     waiting: str | None = None
-    """Reason why no line can be computed now; None if lines can be computed."""
+    """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
 
     @property
     def done(self) -> int:
@@ -76,7 +79,7 @@ def run(
     backend_api_key: str | None = None,
     backend_concurrency: int = 64,
     served_model_names: Sequence[str] = (),
-    defaults: SamplingParams | None = None,
+    defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
     chat: bool = False,
@@ -111,8 +114,8 @@ def run(
       models in this process; `backend_api_key` is its key, `backend_concurrency` how many requests it is given at once.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
-    - `defaults`: sampling parameters of lines that do not set them. Default: `SamplingParams()`, or with `backend`
-      whatever the endpoint takes.
+    - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
+      that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
@@ -131,6 +134,12 @@ def run(
     except ValueError as error:
         raise InputError(str(error)) from error
     given = None if model is None or isinstance(model, str) else model
+    if inference is not None or given is not None:
+        whole = "an inference" if inference is not None else "an Engine as model"
+        others = {"embedding_model": embedding_model, "backend": backend, **config.chosen()}
+        for name, value in ({"model": model} | others if inference is not None else others).items():
+            if value is not None:
+                raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
     choice = ModelChoice.of(
         model if isinstance(model, str) else None,
         embedding_model,
@@ -148,7 +157,7 @@ def run(
         embedding_model=choice.embedding_model,
         backend=backend,
         served_model_names=choice.served_model_names,
-        defaults=sampling_defaults(backend) if defaults is None else defaults,
+        defaults=defaults if isinstance(defaults, SamplingParams) else sampling_defaults(backend, defaults or {}),
         input_format=input_format,
         prompt_template=prompt_template,
         chat=chat,
@@ -165,12 +174,17 @@ def run(
     return _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path).carry_out()
 
 
-def sampling_defaults(backend: str | None, **given: Any) -> SamplingParams:
+def sampling_defaults(backend: str | None, given: Mapping[str, Any]) -> SamplingParams | Mapping[str, Any]:
     """The sampling parameters of lines that do not set them: those given, and the defaults for the rest.
 
     With `backend`, the rest is left to the endpoint. Raises `InvalidRequest`.
     """
-    return replace(SamplingParams() if backend is None else OPENAI_DEFAULTS, **given)
+    names = [each.name for each in fields(SamplingParams)]
+    for name in given:
+        if name not in names:
+            raise InvalidRequest(f"defaults have no {shown(name)}: choose from {', '.join(names)}", param=name)
+    params = replace(SamplingParams() if backend is None else OPENAI_DEFAULTS, **given)
+    return params if backend is None else given
 
 
 def _parameters(config: EngineConfig) -> dict[str, Any]:
@@ -220,6 +234,7 @@ class _Run:
         self._load_seconds = self._loop_seconds = self._model_seconds = 0.0
         self._tally = Tally()
         self._engine = self.given_engine
+        self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
@@ -233,7 +248,7 @@ class _Run:
             return self._report(job)
 
     def _work(self, job: Job) -> RunReport:
-        self._show("loading", job)
+        self._show("loading" if self.choice.backend is None else "connecting", job)
         before = self.clock.now()
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
@@ -254,11 +269,12 @@ class _Run:
         return loaded
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
-        given = None if self.given_inference is None else nullcontext(self.given_inference)
+        given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
         async with given or self.choice.opened(loaded) as inference:
             started, model_before = self.clock.now(), self._stats.model_seconds
+            sink = job.begin()
             try:
-                with job.begin() as sink:
+                with sink:
                     self._loop = JobLoop(
                         job,
                         inference,
@@ -305,8 +321,10 @@ class _Run:
             report.save(self.report_path)
         return report
 
-    def _show(self, phase: Literal["loading", "running", "finishing"], job: Job) -> None:
-        generated = (self._tally if self._engine is None else self._engine.stats).generated_tokens
+    def _show(self, phase: Phase, job: Job) -> None:
+        generated = self._tally.generated_tokens
+        if self._engine is not None:
+            generated = self._engine.stats.generated_tokens - self._generated_before
         self.progress(
             RunProgress(
                 phase,

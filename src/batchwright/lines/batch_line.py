@@ -74,7 +74,14 @@ def decode_line(content: bytes) -> dict[str, Any]:
     try:
         line = msgspec.json.decode(content.removeprefix(_BOM))
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"This line is not parseable as valid JSON: {error}.", code="invalid_json_line") from error
+        reason: object = error
+        try:
+            content.decode()
+        except UnicodeDecodeError as wrong:
+            reason = f"byte {wrong.start + 1} is not UTF-8"
+        raise InvalidRequest(
+            f"This line is not parseable as valid JSON: {reason}.", code="invalid_json_line"
+        ) from error
     if not isinstance(line, dict):
         raise InvalidRequest(f"This line is a JSON {_json_type(line)}: it must be an object.", code="invalid_json_line")
     return line
@@ -99,10 +106,7 @@ def check_batch_line(line: Mapping[str, Any]) -> BatchLine:
         )
     if not isinstance(body, dict):
         raise _wrong_type("body", body, "an object")
-    if body.get("stream") not in (None, False):
-        raise InvalidRequest(
-            "stream is not possible in a batch: leave it out.", param="body.stream", code="invalid_request"
-        )
+    check_no_stream("body.stream", body.get("stream"))
     if (model := body.get("model")) is not None:
         _check_model(model)
     return BatchLine(custom_id, url, body)
@@ -116,6 +120,12 @@ def check_custom_id(name: str, custom_id: str) -> None:
             param=name,
             code="invalid_custom_id",
         )
+
+
+def check_no_stream(name: str, stream: object) -> None:
+    """Raise `InvalidRequest` for a line that asks for a stream in the field `name`."""
+    if stream not in (None, False):
+        raise InvalidRequest("stream is not possible in a batch: leave it out.", param=name, code="invalid_request")
 
 
 def line_too_long(limit: int) -> InvalidRequest:

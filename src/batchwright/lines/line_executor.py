@@ -16,6 +16,8 @@ from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_compute
 _log = logging.getLogger(__name__)
 _IN_A_ROW = 32
 """Lines that one task computes: if all of them fail at once, the task holds the event loop for so many lines."""
+_SHOWN = 160
+"""Characters of an error that `why_pausing` shows."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
@@ -32,7 +34,7 @@ class LineExecutor(Generic[_Line]):
         self,
         inference: Inference,
         *,
-        call_of: Callable[[_Line, Callable[[bool], None]], Call],
+        call_of: Callable[[_Line, Callable[[Exception | None], None]], Call],
         done: Callable[[_Line, Outcome], None],
         following: Callable[[], _Line | None],
         timeout: float | None,
@@ -56,8 +58,8 @@ class LineExecutor(Generic[_Line]):
         self._clock = clock
         self._draw = draw
         self._tasks: dict[_Task, _Line] = {}
-        self._pausing: set[_Task] = set()
-        """Tasks whose line failed and waits to be tried again, here or in the model."""
+        self._pausing: dict[_Task, Exception] = {}
+        """Tasks whose line failed and waits to be tried again, here or in the model, and why each failed."""
         self._last_tries = False
         self._successes = 0
         self._with_model = 0
@@ -72,6 +74,14 @@ class LineExecutor(Generic[_Line]):
         again, hold their places.
         """
         return self._inference.wants - (len(self._tasks) - self._with_model)
+
+    @property
+    def why_pausing(self) -> str | None:
+        """Number of lines that wait to be tried again, and the error of the latest; None if there is none."""
+        if not self._pausing:
+            return None
+        latest = " ".join(str(next(reversed(self._pausing.values()))).split())
+        return f"{len(self._pausing):,} to be tried again, the last after: {latest[:_SHOWN]}"
 
     def start(self, line: _Line) -> None:
         """Compute a line."""
@@ -97,11 +107,11 @@ class LineExecutor(Generic[_Line]):
         for task in [*self._pausing]:
             self._give_up(task)
 
-    def _pauses(self, task: _Task, pausing: bool) -> None:
-        if not pausing:
-            self._pausing.discard(task)
+    def _pauses(self, task: _Task, error: Exception | None) -> None:
+        self._pausing.pop(task, None)
+        if error is None:
             return
-        self._pausing.add(task)
+        self._pausing[task] = error
         if self._last_tries:
             self._give_up(task)
 
@@ -118,7 +128,7 @@ class LineExecutor(Generic[_Line]):
             try:
                 outcome = await self._outcome(line, task)
             finally:
-                self._pausing.discard(task)
+                self._pausing.pop(task, None)
                 # If it is not there any more, the line was dropped.
                 held = self._tasks.pop(task, None) is not None
                 if held:
@@ -132,7 +142,7 @@ class LineExecutor(Generic[_Line]):
 
     async def _outcome(self, line: _Line, task: _Task) -> Outcome:
         try:
-            call = self._call_of(line, lambda pausing: self._pauses(task, pausing))
+            call = self._call_of(line, lambda error: self._pauses(task, error))
         except Exception as error:
             return error
         failures = None
@@ -149,10 +159,10 @@ class LineExecutor(Generic[_Line]):
                     return error
                 retry_after = getattr(error, "retry_after", None)
                 delay = self._retries.delay(failures.in_a_row, retry_after, self._draw)
+                self._pauses(task, error)
             self.tried_again += 1
-            self._pauses(task, True)
             await asyncio.sleep(delay)
-            self._pauses(task, False)
+            self._pauses(task, None)
 
     async def _try(self, call: Call, task: _Task) -> dict[str, Any]:
         self._with_model += 1

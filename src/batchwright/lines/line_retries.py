@@ -16,13 +16,11 @@ from batchwright.errors import (
     StoreUnavailable,
 )
 
-_PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-
 
 def passing(error: BaseException) -> bool:
     """Whether the same line may well succeed later, after it failed with `error`."""
     if isinstance(error, EndpointError):
-        return error.status is None or error.status in _PASSING_STATUSES
+        return error.may_pass
     return isinstance(error, (Overloaded, StoreUnavailable))
 
 

@@ -90,14 +90,18 @@ class EmbeddingsBody:
     deadline: float | None
 
 
-def read_generation(body: Mapping[str, Any], *, chat: bool, defaults: SamplingParams | None = None) -> GenerationBody:
+def read_generation(
+    body: Mapping[str, Any], *, chat: bool, defaults: SamplingParams | Mapping[str, Any] | None = None
+) -> GenerationBody:
     """Read a body for `/v1/chat/completions`, or without `chat` for `/v1/completions`.
 
-    `defaults` are for fields that the body leaves out; None: OpenAI's.
+    `defaults` are for fields that the body leaves out; None, and what a mapping leaves out: OpenAI's.
 
     Raises `InvalidRequest`, naming the field, and nothing else, for any JSON object.
     """
-    defaults = defaults or (OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS)
+    if not isinstance(defaults, SamplingParams):
+        rest = OPENAI_DEFAULTS if chat else _COMPLETION_DEFAULTS
+        defaults = replace(rest, **defaults) if defaults else rest
     try:
         check_names(body, _CHAT_NAMES if chat else _COMPLETION_NAMES)
         given = _required("messages" if chat else "prompt", body)
@@ -161,16 +165,17 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return _flag("stream", body.get("stream"))
 
 
-def with_defaults(body: Mapping[str, Any], defaults: SamplingParams, *, chat: bool) -> dict[str, Any]:
-    """Return `body` with the fields of `defaults` that it leaves out and that differ from `OPENAI_DEFAULTS`.
+def with_defaults(
+    body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any], *, chat: bool
+) -> dict[str, Any]:
+    """Return `body` with the fields of `defaults` that it leaves out; only those that differ from `OPENAI_DEFAULTS`,
+    unless `defaults` is a mapping.
 
     Their values are for msgspec, which also writes tuples and integer keys as JSON.
     """
-    filled = {
-        name: value
-        for name, value in vars(defaults).items()
-        if value != getattr(OPENAI_DEFAULTS, name) and not _FIELDS_OF.get(name, {name}) & body.keys()
-    }
+    if isinstance(defaults, SamplingParams):
+        defaults = {name: value for name, value in vars(defaults).items() if value != getattr(OPENAI_DEFAULTS, name)}
+    filled = {name: value for name, value in defaults.items() if not _FIELDS_OF.get(name, {name}) & body.keys()}
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
     return {**filled, **body}

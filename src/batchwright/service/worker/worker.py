@@ -418,7 +418,7 @@ class Worker:
         """Return the line to compute in the place of one that has just ended."""
         return self._claimed.next() if self._room else None
 
-    def _call(self, item: tuple[ClaimedLine, bytes], pauses: Callable[[bool], None]) -> Call:
+    def _call(self, item: tuple[ClaimedLine, bytes], pauses: Callable[[Exception | None], None]) -> Call:
         line, content = item
         try:
             body = decode_line(content)["body"]
