@@ -115,13 +115,7 @@ class House:
         self.rates = BatchRates()
         self.workers: list[Worker] = []
         self.jobs = BatchService(
-            self.store,
-            self.blobs,
-            limits=limits,
-            rates=self.rates,
-            clock=clock,
-            unix_time=self.now,
-            on_work=self.wake,
+            self.store, self.blobs, limits=limits, rates=self.rates, clock=clock, unix_time=self.now, on_work=self.wake
         )
 
     def now(self) -> float:

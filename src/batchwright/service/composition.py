@@ -235,9 +235,7 @@ async def open_services(
             sender=sender,
             inference=measured,
             online=OnlineCalls(
-                measured,
-                AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)),
-                clock,
+                measured, AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)), clock
             ),
             worker=worker,
             quotas=quotas,

@@ -101,11 +101,7 @@ class ApiKeys:
         chosen = self._checked(asked | {"best_priority": best_priority})
         secret = _new_secret()
         record = ApiKey(
-            id=f"key_{secrets.token_hex(12)}",
-            prefix=secret[:_SHOWN],
-            created_at=self._now(),
-            quotas=quotas,
-            **chosen,
+            id=f"key_{secrets.token_hex(12)}", prefix=secret[:_SHOWN], created_at=self._now(), quotas=quotas, **chosen
         )
         await self._store.add_key(record, _digest(secret))
         self._any = True

@@ -126,11 +126,7 @@ class OnlineQuotas:
 
     @asynccontextmanager
     async def admitted(
-        self,
-        tenant: str,
-        key: ApiKey | None,
-        calls: Sequence[Call],
-        told: Callable[[Mapping[Kind, Standing]], None],
+        self, tenant: str, key: ApiKey | None, calls: Sequence[Call], told: Callable[[Mapping[Kind, Standing]], None]
     ) -> AsyncIterator[Use]:
         """Let a request in, which consists of these calls, for as long as the block lasts. Raises `QuotaExceeded`.
 

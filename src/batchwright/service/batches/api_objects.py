@@ -105,9 +105,7 @@ class BatchProgress(BaseModel):
     @classmethod
     def of(cls, progress: ProgressEstimate) -> Self:
         return cls(
-            fraction=progress.fraction,
-            lines_per_second=progress.lines_per_second,
-            eta_seconds=progress.eta_seconds,
+            fraction=progress.fraction, lines_per_second=progress.lines_per_second, eta_seconds=progress.eta_seconds
         )
 
 

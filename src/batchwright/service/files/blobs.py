@@ -23,13 +23,7 @@ from typing import BinaryIO
 from batchwright.crash_points import crash_point
 from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
-from batchwright.service.files.durable import (
-    disk_errors,
-    give_to_owner,
-    make_folder,
-    move_file,
-    remove_files,
-)
+from batchwright.service.files.durable import disk_errors, give_to_owner, make_folder, move_file, remove_files
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
 
