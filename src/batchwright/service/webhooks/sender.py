@@ -22,8 +22,16 @@ from ipaddress import IPv6Address
 
 import httpx
 
-from batchwright.service.webhooks.addresses import Address, AddressRefused, AllowList, UrlRefused, parse_address
-from batchwright.service.webhooks.urls import Target, check_addresses, check_url
+from batchwright.service.webhooks.addresses import (
+    Address,
+    AddressRefused,
+    AllowList,
+    Target,
+    UrlRefused,
+    check_addresses,
+    check_url,
+    parse_address,
+)
 
 _log = logging.getLogger(__name__)
 
