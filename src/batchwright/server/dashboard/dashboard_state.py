@@ -18,7 +18,7 @@ from batchwright.request import Traffic
 from batchwright.service.composition import Services
 from batchwright.service.observability.activity import Point, TokenRates
 from batchwright.service.observability.figures import dispatch_reasons, engine_stats
-from batchwright.service.worker.worker import process_name
+from batchwright.service.worker.processes import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchRecord, BatchStatus
 from batchwright.version import __version__
 

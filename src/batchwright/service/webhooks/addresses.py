@@ -1,9 +1,11 @@
-"""Which addresses of the network a webhook may go to. Pure: nothing is resolved or opened here.
+"""URLs that webhooks may have, and network addresses that they may go to. Pure: nothing is resolved or opened here.
 
-Whoever registers a URL makes this machine send a request to it. So only addresses of the public Internet are taken,
-lest a tenant reach what only this machine can: its own services, its neighbours, the metadata service of its cloud. An
-address that carries an IPv4 address for a gateway to unpack counts as that IPv4 address. Tables: the IANA
-special-purpose address registries, kept here since the standard library's knowledge of them depends on its release.
+A registered URL makes this machine send requests to it. So only addresses of the public Internet are accepted, lest a
+tenant reach what only this machine can: its own services, its neighbours, the metadata service of its cloud. An address
+that contains an IPv4 address for a gateway to extract counts as that IPv4 address. The tables are those of the IANA
+special-purpose address registries, since the standard library's depend on its release.
+
+A URL is parsed only here, and connections are made from its parts, so no second parser can read it differently.
 """
 
 from __future__ import annotations
@@ -61,18 +63,18 @@ _IPV6 = {
 }
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _CARRY_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
-"""Networks of IPv4-mapped and NAT64 addresses. 6to4 and Teredo, which carry one too, are always refused."""
+"""Networks of IPv4-mapped and NAT64 addresses. 6to4 and Teredo addresses, which contain one too, are refused."""
 
 
 def reached(address: Address) -> Address:
-    """Return where traffic to `address` ends: the IPv4 address within a mapped or NAT64 one, else itself."""
+    """Return the destination of traffic to `address`: the IPv4 address in a mapped or NAT64 one, else `address`."""
     if isinstance(address, IPv6Address) and any(address in network for network in _CARRY_IPV4):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
 
 
 def why_not_global(address: Address) -> str | None:
-    """Return the kind of an address that is not global, such as "loopback"; None for a global one."""
+    """Return the kind of an address that is not global, such as "loopback"; None for a global address."""
     address = reached(address)
     if isinstance(address, IPv4Address):
         return next((name for network, name in _IPV4.items() if address in network), None)
@@ -88,7 +90,7 @@ def is_global(address: Address) -> bool:
 
 
 def parse_address(text: str) -> Address | None:
-    """Return an address as a resolver gives it; None for an invalid one."""
+    """Parse an address as a resolver returns it; None: it is invalid."""
     try:
         return ip_address(text)
     except ValueError:
@@ -100,7 +102,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 class UrlRefused(InvalidRequest):
-    """A webhook URL that is invalid, or that leads where no webhook may go."""
+    """A webhook URL that is invalid, or has a destination where no webhook may go."""
 
     code = "url_refused"
 
@@ -113,13 +115,16 @@ class AddressRefused(UrlRefused):
 
 
 def parse_host(text: str) -> tuple[str, Address | None]:
-    """Return a host as ASCII in lower case, and as an address where it is one (IPv6 is not read here).
+    """Return a host as ASCII in lower case, and its address if it is an IPv4 address.
 
-    Raises `UrlRefused`. That includes every other spelling of an IPv4 address.
+    Raises `UrlRefused`, also for an IPv6 address and for any other spelling of an IPv4 address.
     """
-    name = text.lower() if text.isascii() else _to_ascii(text)
+    try:
+        name = (text if text.isascii() else idna.encode(text, uts46=True, std3_rules=True).decode()).lower()
+    except (idna.IDNAError, UnicodeError):
+        raise UrlRefused(f"url: host {shown(text)} is no international host name") from None
     labels = name.split(".")
-    # Resolvers read a name that ends in a number as an IPv4 address, in many spellings: 2130706433, 0x7f.1, 0177.0.1.
+    # Resolvers read names that end in a number as IPv4 addresses, in many spellings: 2130706433, 0x7f.1, 0177.0.1.
     if _NUMBER.fullmatch(labels[-1]):
         try:
             return name, IPv4Address(text)
@@ -134,50 +139,39 @@ def parse_host(text: str) -> tuple[str, Address | None]:
     return name, None
 
 
-def _to_ascii(text: str) -> str:
-    try:
-        return idna.encode(text, uts46=True, std3_rules=True).decode().lower()
-    except (idna.IDNAError, UnicodeError):
-        raise UrlRefused(f"url: host {shown(text)} is no international host name") from None
-
-
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """Hosts and networks that the operator trusts: they need not be global, and plain http and any port will do."""
+    """Hosts and networks that the operator trusts: they need not be global, and may use plain http and any port."""
 
     hosts: frozenset[str] = frozenset()
-    """Host names in lower case. Whatever they resolve to is accepted."""
+    """Host names in lower case, which may resolve to any address."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> Self:
-        """Parse entries such as `hooks.internal`, `10.1.0.0/16` and `::1`. Raises `InvalidRequest` naming a bad one."""
+        """Parse entries such as `hooks.internal`, `10.1.0.0/16` and `::1`. Raises `InvalidRequest` for a bad one."""
         hosts: set[str] = set()
         networks: list[IPv4Network | IPv6Network] = []
         for entry in map(str.strip, entries):
             try:
                 networks.append(ip_network(entry))
             except ValueError as error:
-                hosts.add(_host(entry, error))
+                try:
+                    hosts.add(parse_host(entry)[0])
+                except UrlRefused:
+                    raise InvalidRequest(
+                        f"webhook_allow: {entry!r} is neither a host name nor an address nor a network ({error}); "
+                        "write hooks.internal, 10.1.2.3 or 10.1.0.0/16",
+                        param="webhook_allow",
+                    ) from None
         return cls(frozenset(hosts), tuple(networks))
 
     def has(self, address: Address) -> bool:
-        """Return whether `address`, or the IPv4 address within it, lies in a network. None with a zone does."""
+        """Return whether `address`, or the IPv4 address in it, is in a network; False for one with a zone."""
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return False
         address = reached(address)
         return any(address.version == network.version and address in network for network in self.networks)
-
-
-def _host(entry: str, not_a_network: ValueError) -> str:
-    try:
-        return parse_host(entry)[0]
-    except UrlRefused:
-        raise InvalidRequest(
-            f"webhook_allow: {entry!r} is neither a host name nor an address nor a network ({not_a_network}); "
-            "write hooks.internal, 10.1.2.3 or 10.1.0.0/16",
-            param="webhook_allow",
-        ) from None
 
 
 LONGEST = 2048
@@ -189,16 +183,16 @@ _AUTHORITY = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::([0-9]{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A webhook's URL, taken apart."""
+    """Parts of a webhook's URL."""
 
     scheme: str
     host: str
-    """ASCII in lower case; an IPv6 address without brackets."""
+    """Host as ASCII in lower case; an IPv6 address has no brackets."""
     port: int
     path: str
-    """Path with the query, from its slash on."""
+    """Path, which begins with a slash, and query."""
     address: Address | None
-    """Address of the host, where it is one and no name."""
+    """The host as an address; None: it is a name."""
 
     @property
     def authority(self) -> str:
@@ -208,18 +202,18 @@ class Target:
 
     @property
     def ordinary(self) -> bool:
-        """Whether it is https, at a port that no other well-known service has: allowed without the allow-list."""
+        """Whether it may be called without an entry in the allow-list: https, at no other service's well-known port."""
         return self.scheme == "https" and (self.port == _PORTS["https"] or self.port >= 1024)
 
 
 def check_url(url: str, allowed: AllowList) -> Target:
-    """Take a URL apart, and refuse what can be refused without resolving its host. Raises `UrlRefused`."""
+    """Parse a URL and check what can be checked without resolving its host. Raises `UrlRefused`."""
     target = _parse(url)
     if target.host in allowed.hosts:
         return target
     if target.address is not None:
         check_addresses(target, [target.address], allowed)
-    elif not allowed.networks:  # otherwise it depends on what the name resolves to
+    elif not allowed.networks:  # otherwise it depends on the addresses of the name
         if f".{target.host}".endswith(".localhost"):
             raise AddressRefused(f"url: host {target.host} is this machine itself; {_remedy(target.host)}")
         if not target.ordinary:
@@ -228,9 +222,9 @@ def check_url(url: str, allowed: AllowList) -> Target:
 
 
 def check_addresses(target: Target, addresses: Sequence[Address], allowed: AllowList) -> None:
-    """Refuse a host any of whose addresses may not be called: one bad among several is how a name is turned against us.
+    """Check all addresses of a host, since an attacker may hide a forbidden one among others.
 
-    Raises `UrlRefused`, for an address `AddressRefused`.
+    Raises `UrlRefused`, or `AddressRefused` because of an address.
     """
     if target.host in allowed.hosts:
         return
@@ -263,7 +257,8 @@ def _parse(url: str) -> Target:
     parts = _URL.fullmatch(url)
     if parts is None:
         raise UrlRefused(f"url: {shown(url)} is no absolute URL; write https://host/path")
-    scheme, authority, path, fragment = parts[1].lower(), parts[2], parts[3], parts[4]
+    scheme, authority, path, fragment = parts.groups()
+    scheme = scheme.lower()
     if scheme not in _PORTS:
         raise UrlRefused(f"url: scheme {scheme[:20]!r} is none that webhooks are sent by; use https")
     if "@" in authority:
