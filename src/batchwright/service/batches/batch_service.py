@@ -140,7 +140,7 @@ class BatchService:
     async def content(
         self, tenant: str, file_id: str, start: int = 0, stop: int | None = None
     ) -> tuple[FileRecord, AsyncGenerator[bytes]]:
-        """Return a file and its bytes from `start` to `stop` (exclusive) in pieces. Close the generator to end early."""
+        """Return a file and its bytes from `start` to `stop` (exclusive) in pieces. Close it to end early."""
         file = await self.file(tenant, file_id)
         if not await self._blobs.exists(file_id):
             raise _missing("content of file", file_id)
