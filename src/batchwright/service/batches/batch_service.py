@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
@@ -20,7 +21,7 @@ from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
-from batchwright.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.store.records import ApiKey, BatchRecord, Endpoint, FileRecord, StoredLine
 from batchwright.store.store import Store
 
 _PAGE_LINES = 256
@@ -55,6 +56,12 @@ class BatchService:
         self._clock = clock or MonotonicClock()
         self._unix_time = unix_time
         self._on_work = on_work
+        self.files = partial(store.files, limit=10_000)
+        """Operation that returns a page of a tenant's files, as `Store.files`."""
+        self.batches = partial(store.batches, limit=20)
+        """Operation that returns a page of a tenant's batches, as `Store.batches`."""
+        self.count_batches = store.count_batches
+        """Operation that returns the number of a tenant's batches by status, as `Store.count_batches`."""
 
     # Files.
 
@@ -118,18 +125,6 @@ class BatchService:
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
         return _found(await self._store.file(tenant, file_id), "file", file_id)
-
-    async def files(
-        self,
-        tenant: str,
-        *,
-        limit: int = 10_000,
-        purpose: Purpose | None = None,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> list[FileRecord]:
-        """Return a page of files by time of creation. `after`: last id of the previous page, or else `NotFound`."""
-        return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises `Conflict` for the input of a batch that has not ended."""
@@ -232,18 +227,6 @@ class BatchService:
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
         return _found(await self._store.batch(tenant, batch_id), "batch", batch_id)
 
-    async def batches(
-        self,
-        tenant: str,
-        *,
-        limit: int = 20,
-        after: str | None = None,
-        simple: bool = False,
-        status: BatchStatus | None = None,
-    ) -> list[BatchRecord]:
-        """Return a page of batches, newest first. `after`: last id of the previous page, or else `NotFound`."""
-        return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
-
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Cancel a batch: results stay, running lines are dropped. No effect on a batch that is ending or has ended."""
         batch = _found(await self._store.request_cancel(tenant, batch_id), "batch", batch_id)
@@ -314,10 +297,6 @@ class BatchService:
     def progress(self, batch: BatchRecord) -> ProgressEstimate:
         """Return the progress of a batch that was read just now."""
         return self._rates.progress(batch, self._clock.now())
-
-    async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
-        """Return the number of batches by status. `simple`: count only simple ones, or only the others."""
-        return await self._store.count_batches(tenant, simple=simple)
 
     async def _require_room(self) -> None:
         """Raise `StoreUnavailable` unless disk space is left, so that new batches do not take that of running ones."""
