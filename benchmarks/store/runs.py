@@ -16,7 +16,7 @@ import msgspec
 
 from batchwright.inference.inference import Call
 from batchwright.service.batches.batch_service import BatchService
-from batchwright.service.files.paired_store import joined
+from batchwright.service.files.custody import joined
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import open_store

@@ -21,7 +21,7 @@ from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra
 from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.service.observability.logs import configure_logging, logger
-from batchwright.service.observability.metric_families import engine_families
+from batchwright.service.observability.scrape import engine_families
 from batchwright.service.observability.traces import Tracing, configured
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()

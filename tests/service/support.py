@@ -19,8 +19,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.inference.inference import Call
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.batches.batch_service import BatchService
-from batchwright.service.files.custody import Custody
-from batchwright.service.files.paired_store import blobs_of, joined
+from batchwright.service.files.custody import Custody, blobs_of, joined
 from batchwright.service.files.sweeper import Sweeper, Swept
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.worker import Worker, WorkerOptions
@@ -115,13 +114,7 @@ class House:
         self.rates = BatchRates()
         self.workers: list[Worker] = []
         self.jobs = BatchService(
-            self.store,
-            self.blobs,
-            limits=limits,
-            rates=self.rates,
-            clock=clock,
-            unix_time=self.now,
-            on_work=self.wake,
+            self.store, self.blobs, limits=limits, rates=self.rates, clock=clock, unix_time=self.now, on_work=self.wake
         )
 
     def now(self) -> float:

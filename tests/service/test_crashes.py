@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tests.service.conftest import MEMORY
 from tests.service.support import TENANT, House, Model, codes, run, texts
 
-from batchwright.errors import BatchwrightError, EndpointError, InvalidRequest, Overloaded, StoreUnavailable
+from batchwright.errors import (
+    BatchwrightError,
+    EndpointError,
+    EndpointUnreachable,
+    InvalidRequest,
+    Overloaded,
+    StoreUnavailable,
+)
 from batchwright.service.worker.worker import Worker
 from batchwright.store.records import BatchRecord
 
@@ -30,7 +37,7 @@ class Chaos:
             return InvalidRequest("never")
         if not self.on or self.draw.random() > 0.2:
             return None
-        return self.draw.choice([Overloaded("full"), EndpointError("reset"), EndpointError("busy", status=503)])
+        return self.draw.choice([Overloaded("full"), EndpointUnreachable("reset"), EndpointError("busy", status=503)])
 
     async def before(self, name: str) -> None:
         if self.on and self.draw.random() < 0.05:

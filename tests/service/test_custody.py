@@ -19,8 +19,7 @@ from tests.service.support import TENANT, House, line, pieces, run
 from batchwright.errors import StoreMismatch, StoreUnavailable
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.files.custody import Custody
-from batchwright.service.files.paired_store import open_with_files
+from batchwright.service.files.custody import Custody, open_with_files
 from batchwright.service.files.sweeper import Swept
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
@@ -183,7 +182,7 @@ def test_new_beside_new_starts_and_every_process_agrees_on_one_id(tmp_path: Path
     script = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
-        "from batchwright.service.files.paired_store import open_with_files\n"
+        "from batchwright.service.files.custody import open_with_files\n"
         "async def main():\n"
         "    store, _ = await open_with_files(sys.argv[1], Path(sys.argv[2]))\n"
         "    print((await store.identity()).store_id)\n"

@@ -20,8 +20,7 @@ from tests.service.support import START, TENANT, line, pieces
 from batchwright.errors import StoreMismatch, StoreUnavailable
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.files.custody import Custody
-from batchwright.service.files.paired_store import open_with_files
+from batchwright.service.files.custody import Custody, open_with_files
 from batchwright.service.files.sweeper import Sweeper
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.maintenance import Maintenance

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchwright.errors import EndpointError, EngineClosed, InvalidRequest, Overloaded, StoreUnavailable
+from batchwright.errors import (
+    EndpointError,
+    EndpointUnreachable,
+    EngineClosed,
+    InvalidRequest,
+    Overloaded,
+    StoreUnavailable,
+)
 from batchwright.lines.line_retries import Failures, RetryPolicy, passing
 from batchwright.service.batches.batch_progress import BatchRate, BatchRates
 from batchwright.service.worker.claim_plan import LOOKAHEAD, ClaimPlan
@@ -72,7 +79,8 @@ def test_a_plan_never_lets_slots_stay_empty(steps: list[tuple[float, int, int, i
     [
         (Overloaded("full"), True),
         (StoreUnavailable("away"), True),
-        (EndpointError("no answer"), True),
+        (EndpointUnreachable("no answer"), True),
+        (EndpointError("not JSON"), False),
         (EndpointError("busy", status=429), True),
         (EndpointError("down", status=503), True),
         (EndpointError("no such model", status=404), False),

@@ -131,11 +131,7 @@ def test_what_is_wrong_with_an_input_is_told_by_line(tmp_path: Path, data: Path,
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "the file is empty"),
-        (b"product,feature\n", "batchwright run"),
-        (b'{"prompt": "x"}\n', "batchwright run"),
-    ],
+    [(b"", "the file is empty"), (b"product,feature\n", "batchwright run"), (b'{"prompt": "x"}\n', "batchwright run")],
     ids=["empty", "table", "prompts"],
 )
 def test_what_is_no_batch_input_is_told_before_the_upload(

@@ -209,10 +209,7 @@ def test_a_claim_begun_before_suspects_were_known_does_not_show_that_nothing_is_
 
 @settings(max_examples=12)
 @given(
-    st.integers(0, 2**32),
-    st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    st.integers(1, 2),
-    st.integers(1, 12),
+    st.integers(0, 2**32), st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 2), st.integers(1, 12)
 )
 def test_exactly_the_lines_that_kill_end_as_crashed(seed: int, sizes: list[int], processes: int, slots: int) -> None:
     draw = random.Random(seed)

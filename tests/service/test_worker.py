@@ -14,6 +14,7 @@ from batchwright.errors import (
     Conflict,
     EndpointDown,
     EndpointError,
+    EndpointUnreachable,
     EngineClosed,
     Overloaded,
     StoreUnavailable,
@@ -213,7 +214,7 @@ def test_passing_failures_are_tried_again(tmp_path: Path) -> None:
         model = Model()
         errors = iter([
             Overloaded("full", retry_after=3.0),
-            EndpointError("no connection"),
+            EndpointUnreachable("no connection"),
             StoreUnavailable("down"),
             EndpointError("busy", status=503),
         ])  # fmt: skip
@@ -244,7 +245,7 @@ def test_an_outage_of_the_model_is_no_fault_of_the_lines(tmp_path: Path) -> None
     async def main(house: House) -> None:
         model = Model(slots=3)
         end = 1200.0
-        model.faults = lambda prompt: EndpointError("down") if house.clock.now() < end else None
+        model.faults = lambda prompt: EndpointUnreachable("down") if house.clock.now() < end else None
         async with house.worker(model, retries=RetryPolicy(max_tries=3)):
             batch = await house.ended(await house.submit("abcdefgh"))
         assert batch.counts == LineCounts(8, 8, 0)

@@ -9,8 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.service.webhooks.addresses import AllowList, UrlRefused, is_global, parse_address, why_not_global
-from batchwright.service.webhooks.urls import check_url
+from batchwright.service.webhooks.addresses import (
+    AllowList,
+    UrlRefused,
+    check_url,
+    is_global,
+    parse_address,
+    why_not_global,
+)
 
 # Global by the registry, refused all the same: protocol anycast, dead 6to4 relays, and a cloud's host agent.
 STRICTER_4 = [IPv4Network(block) for block in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")]

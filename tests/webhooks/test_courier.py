@@ -25,8 +25,7 @@ from tests.webhooks.receiver import OK, Received, answer, listening
 from batchwright.clock import ManualClock
 from batchwright.errors import StoreUnavailable
 from batchwright.service.webhooks.addresses import AllowList
-from batchwright.service.webhooks.courier import Courier
-from batchwright.service.webhooks.redelivery import GIVE_UP_AFTER, next_try
+from batchwright.service.webhooks.courier import GIVE_UP_AFTER, Courier, next_try
 from batchwright.service.webhooks.sender import Answer, Sender
 from batchwright.service.webhooks.webhook_service import Webhooks
 from batchwright.store import Store, open_store

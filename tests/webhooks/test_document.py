@@ -14,7 +14,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 from typer.main import get_command
 
 from batchwright.cli import webhooks
-from batchwright.service.webhooks import redelivery, signing
+from batchwright.service.webhooks import courier, signing
 from batchwright.service.webhooks.courier import event_body
 from batchwright.service.webhooks.sender import Sender
 from batchwright.store.records import Delivery
@@ -46,8 +46,8 @@ def test_the_body_is_the_one_that_is_shown() -> None:
 def test_the_figures_are_those_of_the_code() -> None:
     assert "300 seconds" in WORDS
     assert "for 72 hours" in WORDS
-    assert redelivery.GIVE_UP_AFTER == 72 * 3600
-    pauses = [redelivery.next_try(created_at=0, tries=tries, now=0, luck=0.5) for tries in (0, 1, 2, 50)]
+    assert courier.GIVE_UP_AFTER == 72 * 3600
+    pauses = [courier.next_try(created_at=0, tries=tries, now=0, luck=0.5) for tries in (0, 1, 2, 50)]
     assert pauses == [5, 15, 45, 6 * 3600]
     assert "5 s, 15 s, 45 s and so on, up to 6 hours apart" in WORDS
     assert "within 15 seconds" in WORDS

@@ -146,8 +146,7 @@ def adopt(flags: StoreFlags) -> None:
     """
     settings = settings_with(flags)
 
-    from batchwright.service.files.custody import Custody
-    from batchwright.service.files.paired_store import blobs_of, database_of
+    from batchwright.service.files.custody import Custody, blobs_of, database_of
     from batchwright.store import open_store, shown_url, store_exists
 
     named = database_of(settings.database, settings.data)

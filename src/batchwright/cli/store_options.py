@@ -113,7 +113,7 @@ async def open_local_store(settings: Settings, *, create: bool = False) -> Async
     the name may be mistyped, and a new store would hold nothing to show. Raises `StoreMismatch` where the data folder
     has files and there is no store, and `StoreUnavailable`.
     """
-    from batchwright.service.files.paired_store import database_of, require_database
+    from batchwright.service.files.custody import database_of, require_database
     from batchwright.store import open_store, shown_url
 
     database = database_of(settings.database, settings.data)
@@ -144,7 +144,7 @@ def with_local_store(
     `audit`: returns the action and its object for the audit log, given what `work` returned. Raises what
     `open_local_store` does, and `StoreMismatch` where the data folder belongs to another store.
     """
-    from batchwright.service.files.paired_store import check_folder, database_of
+    from batchwright.service.files.custody import check_folder, database_of
 
     async def main() -> _T:
         async with open_local_store(settings, create=create) as store:
@@ -163,7 +163,7 @@ async def open_local_files(settings: Settings, *, create: bool = False) -> Async
 
     Raises `StoreMismatch` when they do not belong together.
     """
-    from batchwright.service.files.paired_store import database_of, joined
+    from batchwright.service.files.custody import database_of, joined
     from batchwright.store import shown_url
 
     async with open_local_store(settings, create=create) as store:

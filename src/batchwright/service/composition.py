@@ -1,4 +1,4 @@
-"""The objects behind the application: opened before it serves, closed after it has stopped."""
+"""Composition of the objects behind the application, which are opened before it serves and closed after it stops."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from batchwright.service.access.peers import Peers
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
-from batchwright.service.files.paired_store import database_of, joined, open_with_files
+from batchwright.service.files.custody import database_of, joined, open_with_files
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.loading import load_inference, model_times
 from batchwright.service.observability.activity import Live
-from batchwright.service.observability.engines import dispatch_reasons, engine_stats
 from batchwright.service.observability.figures import ConnectionFigures, HttpFigures
 from batchwright.service.observability.logs import logger
 from batchwright.service.observability.measured import MeasuredInference
-from batchwright.service.observability.scrape import QuotaFigures, Scrape, StoreCounts
+from batchwright.service.observability.scrape import Scrape, StoreCounts
 from batchwright.service.observability.timed_store import StoreFigures, timed_store
 from batchwright.service.observability.traces import Tracing, configured
 from batchwright.service.off_loop import off_loop
@@ -38,7 +37,6 @@ from batchwright.service.webhooks.courier import Courier
 from batchwright.service.webhooks.sender import Sender
 from batchwright.service.worker.worker import Worker, WorkerOptions
 from batchwright.store import Store
-from batchwright.version import __version__
 
 _AUDIT = "audit"
 _AUDIT_EVERY = 3600.0
@@ -50,7 +48,7 @@ _PATIENCE = 3.0
 
 @dataclass
 class Services:
-    """Objects behind the application, made by `open_services`."""
+    """Objects behind the application. Made by `open_services`."""
 
     settings: Settings
     limits: ServiceLimits
@@ -72,14 +70,15 @@ class Services:
     peers: Peers
     worker: Worker
     live: Live
-    http: HttpFigures
     store_figures: StoreFigures
-    stopping: asyncio.Event
-    """Event set by `drain`: endless streams end then."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event set by `drain`, at which endless streams end."""
+    http: HttpFigures = field(default_factory=HttpFigures)
     connections: ConnectionFigures = field(default_factory=ConnectionFigures)
     _checked: tuple[float, str | None] | None = None
+    """Time and result of the last check of the database and the disk."""
     _logged: str | None = None
-    """Reason of the last check that was not ready, in the words of the log."""
+    """Reason found by the last check, as it was logged; None: there was none."""
     _worker_ends: asyncio.Task[None] | None = None
 
     @property
@@ -88,9 +87,9 @@ class Services:
         return self.online.closed
 
     def drain(self) -> None:
-        """Take no new work: online requests inside are answered, batch lines that were not begun are given back.
+        """Take no new work: admitted online requests are answered, batch lines that were not begun are given back.
 
-        May be called again, which changes nothing.
+        Calling it again changes nothing.
         """
         self.online.closed = True
         self.stopping.set()
@@ -100,8 +99,8 @@ class Services:
     async def stopped(self) -> None:
         """Wait until the worker has ended, after `drain`."""
         self.drain()
-        if self._worker_ends is not None:
-            await self._worker_ends
+        assert self._worker_ends is not None
+        await self._worker_ends
 
     async def why_not_ready(self) -> str | None:
         """Return why no work can be taken now; None when it can."""
@@ -131,38 +130,15 @@ class Services:
         return reason
 
     async def scrape(self) -> Scrape:
-        """Return everything for `/metrics`, without what the database would tell while that does not answer."""
-        counts = None
-        kept: list[tuple[str, int, int]] = []
+        """Return everything for `/metrics`; while the database does not answer, all but what only it knows."""
+        counts, kept = None, list[tuple[str, int, int]]()
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                counts = StoreCounts(
-                    await self.store.count_batches(),
-                    await self.store.count_lines(),
-                    await self.store.count_deliveries(),
-                )
+                batches, lines = await self.store.count_batches(), await self.store.count_lines()
+                counts = StoreCounts(batches, lines, await self.store.count_deliveries())
             async with asyncio.timeout(_PATIENCE):
                 kept = await self.store.kept_quotas(self.limits.default_quotas)
-        inner = self.inference.inner
-        return Scrape(
-            version=__version__,
-            ready=await self.why_not_ready() is None,
-            http=self.http,
-            connections=self.connections,
-            calls=self.inference.figures,
-            engine=engine_stats(inner),
-            reasons=dispatch_reasons(inner),
-            worker=self.worker.stats,
-            lines_in_flight=self.worker.in_flight,
-            store=self.store_figures,
-            quotas=QuotaFigures(
-                refused=self.quotas.refused + self.store_figures.refused,
-                kept=kept,
-                online=sorted(self.quotas.limiter.standings(self.quotas.now)),
-                servers=1 + len(self.peers.others),
-            ),
-            counts=counts,
-        )
+        return Scrape(self, await self.why_not_ready() is None, counts, kept)
 
 
 @asynccontextmanager
@@ -175,10 +151,10 @@ async def open_services(
     unix_time: Callable[[], float] = time.time,
     options: WorkerOptions | None = None,
 ) -> AsyncIterator[Services]:
-    """Open the store, load the model, start to work on batches and to deliver webhooks; at the end stop all of it.
+    """Open the store, load the model, and process batches and deliver webhooks until the end of the block.
 
-    `store` and `inference` may be given, and are closed with the rest. Raises `InputError` for an address that needs an
-    API key where there is none, and what opening the store and loading the model raise.
+    A `store` or `inference` that is given is closed with the rest. Raises `InputError` for an address that needs an API
+    key where there is none, and what opening the store and loading the model raise.
     """
     clock = clock or MonotonicClock()
     tracing = Tracing(configured())
@@ -186,18 +162,22 @@ async def open_services(
     async with AsyncExitStack() as opened:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if store is None:
-            raw_store, blobs = await open_with_files(database_of(settings.database, settings.data), settings.data)
-            opened.push_async_callback(raw_store.close)
+            store, blobs = await open_with_files(database_of(settings.database, settings.data), settings.data)
+            opened.push_async_callback(store.close)
         else:
-            raw_store = store
-            opened.push_async_callback(raw_store.close)
+            opened.push_async_callback(store.close)
             blobs = await joined(store, settings.data)
-        store = timed_store(raw_store, store_figures, clock, tracing)
+        store = timed_store(store, store_figures, clock, tracing)
         audit = audit_log(settings, unix_time)
         opened.callback(audit.close)
         keys = ApiKeys(store, clock=clock, now=unix_time)
         opened.push_async_callback(keys.note_uses)
-        await _require_key(settings, keys)
+        if not is_loopback(settings.host) and not await keys.required():
+            raise InputError(
+                f"--host {settings.host}: others than this machine could reach the service, and there is no API key "
+                "yet; make one in this store: batchwright keys create NAME, with the --data and --database of this "
+                "command"
+            )
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
         measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
@@ -205,22 +185,20 @@ async def open_services(
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
         rates = BatchRates()
-        worker = Worker(
-            store,
-            blobs,
-            measured,
-            options=options or _worker_options(settings),
-            rates=rates,
-            clock=clock,
-            unix_time=unix_time,
+        options = options or WorkerOptions(
+            concurrency=settings.batch_concurrency,
+            lease=settings.lease,
+            request_timeout=settings.line_timeout,
+            max_crashes=settings.max_crashes,
+            limits=limits,
         )
+        worker = Worker(store, blobs, measured, options=options, rates=rates, clock=clock, unix_time=unix_time)
         jobs = BatchService(
             store, blobs, limits=limits, rates=rates, clock=clock, unix_time=unix_time, on_work=worker.wake
         )
         quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time, others=lambda: peers)
         live = Live(measured, clock, unix_time)
         peers = Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight))
-        stopping = asyncio.Event()
         services = Services(
             settings=settings,
             limits=limits,
@@ -235,20 +213,16 @@ async def open_services(
             sender=sender,
             inference=measured,
             online=OnlineCalls(
-                measured,
-                AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)),
-                clock,
+                measured, AdmissionController(Size(settings.max_online_sequences, settings.max_online_tokens)), clock
             ),
             worker=worker,
             quotas=quotas,
             audit=audit,
             peers=peers,
             live=live,
-            http=HttpFigures(),
             store_figures=store_figures,
-            stopping=stopping,
         )
-        # Before the first request, so that none is let in that the quotas of its tenant forbid.
+        # Before the first request, so that none is admitted that the quotas of its tenant forbid.
         with suppress(StoreUnavailable):
             await quotas.share()
         await worker.start()
@@ -286,27 +260,8 @@ async def _keep_audit(audit: AuditLog) -> None:
         await asyncio.sleep(_AUDIT_EVERY)
 
 
-def _worker_options(settings: Settings) -> WorkerOptions:
-    return WorkerOptions(
-        concurrency=settings.batch_concurrency,
-        lease=settings.lease,
-        request_timeout=settings.line_timeout,
-        max_crashes=settings.max_crashes,
-        limits=limits_of(settings),
-    )
-
-
-async def _require_key(settings: Settings, keys: ApiKeys) -> None:
-    if not is_loopback(settings.host) and not await keys.required():
-        raise InputError(
-            f"--host {settings.host}: others than this machine could reach the service, and there is no API key yet; "
-            "make one in this store: batchwright keys create NAME, with the --data and --database of this command"
-        )
-
-
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
-    done = await asyncio.gather(task, return_exceptions=True)
-    for error in done:
-        if isinstance(error, Exception):
-            logger.error("task_failed", task=task.get_name(), exc_info=error)
+    [error] = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(error, Exception):
+        logger.error("task_failed", task=task.get_name(), exc_info=error)

@@ -8,12 +8,12 @@ from batchwright.limiting.quotas import UNLIMITED, Quotas
 
 DAY = 86_400.0
 LONGEST_AGE = LONGEST_WINDOW = 30 * DAY
-"""Seconds after which any file expires, and until which any batch has ended."""
+"""Most seconds to the expiry of a file, and to the end of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLimits:
-    """Limits of the job service. Sizes in bytes, times in seconds."""
+    """Limits of the job service. Times in seconds."""
 
     max_lines: int = 50_000
     """Most lines of an input file."""
@@ -21,11 +21,11 @@ class ServiceLimits:
     max_line_bytes: int = 2**20
     """Most bytes of a line, without the newline."""
     file_age: float = LONGEST_AGE
-    """Seconds after which a file expires, where its owner did not say."""
+    """Seconds after which a file expires, unless its owner said otherwise."""
     max_prompts: int = 1000
     """Most prompts of a simple batch."""
     max_completion_window: float = LONGEST_WINDOW
     min_free_disk: int = 0
-    """Bytes that the disk of the data folder must have free for uploads and new batches."""
+    """Free bytes on the disk of the data folder that uploads and new batches require."""
     default_quotas: Quotas = UNLIMITED
     """Quotas of tenants that have none of their own."""

@@ -1,4 +1,4 @@
-"""Loading of what computes for the service, as the settings say."""
+"""Loading of the models that the settings name, or connecting to an endpoint elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 async def load_inference(settings: Settings) -> Inference:
-    """Load the models, or look at the endpoint, which need not answer yet. Takes seconds.
+    """Load the models, or open the endpoint, which need not answer yet. Takes seconds.
 
     Raises what `load_models` and `open_endpoint` raise.
     """
     if settings.backend == "engine":
-        return await _models(settings)
+        return await _load_models(settings)
     key = settings.backend_api_key
     endpoint = await open_endpoint(
         settings.backend,
@@ -40,9 +40,9 @@ async def load_inference(settings: Settings) -> Inference:
 
 
 def model_times(settings: Settings) -> dict[str, float]:
-    """Return when the files of each model in this process were made, in Unix seconds, by its names.
+    """Return the Unix seconds at which the files of each model in this process were made, by its names.
 
-    Nothing is fetched: call it after `load_inference`. Of models elsewhere nothing is known.
+    Call it after `load_inference`, since it downloads nothing. Models elsewhere are left out.
     """
     if settings.backend != "engine":
         return {}
@@ -54,7 +54,7 @@ def _made_at(folder: Path) -> float:
     return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
 
 
-async def _models(settings: Settings) -> Inference:
+async def _load_models(settings: Settings) -> Inference:
     def load() -> tuple[Engine | None, Encoder | None, str | None]:
         engine, encoder = load_models(settings.model, settings.embedding_model or None, settings.engine)
         return engine, encoder, None if engine is None else system_fingerprint(engine)

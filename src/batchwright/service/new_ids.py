@@ -1,4 +1,4 @@
-"""Ids that the service gives out."""
+"""Ids of new objects of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in threads that an event loop waits for."""
+"""Execution of blocking work in threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Arguments = TypeVarTuple("_Arguments")
 async def off_loop(work: Callable[[*_Arguments], _T], *arguments: *_Arguments) -> _T:
     """Run `work(*arguments)` in a thread, and return its result.
 
-    When the caller is cancelled, `work` is still waited for: so what it uses (a file, a buffer) is free afterwards.
+    A caller that is cancelled still waits for `work`, so that what that uses (a file, a buffer) is free afterwards.
     """
     future = asyncio.get_running_loop().run_in_executor(None, work, *arguments)
     try:
@@ -23,6 +23,6 @@ async def off_loop(work: Callable[[*_Arguments], _T], *arguments: *_Arguments) -
         while not future.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
-        # Looked at, so that asyncio does not complain of an error that nobody saw.
+        # Retrieved so that asyncio does not report an exception that was never retrieved.
         future.exception()
         raise

@@ -20,19 +20,20 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
 
 def default_config() -> Path:
-    """Return the file that is read when none is named; it need not exist."""
+    """Return the path of the settings file that is read when none is named; it need not exist."""
     return user_config_path("batchwright", appauthor=False) / "batchwright.toml"
 
 
 def flag_of(name: str) -> str:
+    """Return the flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, *, config: Path | None = None) -> Settings:
     """Return settings from `flags` (by field name; None: not given), the environment and the TOML file.
 
-    `config` is the file, else the one that BATCHWRIGHT_CONFIG names, else `default_config()` where it exists.
-    Raises `InputError` that names the setting, where it came from, its value and what is wrong with it.
+    `config` is the file, else the one named by BATCHWRIGHT_CONFIG, else `default_config()` if it exists. Raises
+    `InputError` that names the setting, its source, its value and what is wrong with it.
     """
     path = _config_path(config)
     sources: list[tuple[str, Mapping[str, Any]]] = [
@@ -52,9 +53,8 @@ def load_settings(flags: Mapping[str, Any] | None = None, *, config: Path | None
 
 
 def _config_path(given: Path | None) -> Path | None:
-    named = given or (Path(text) if (text := os.environ.get(CONFIG_VARIABLE)) else None)
-    if named is not None:
-        return named.expanduser()
+    if named := given or os.environ.get(CONFIG_VARIABLE):
+        return Path(named).expanduser()
     default = default_config()
     return default if default.is_file() else None
 
@@ -79,11 +79,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _told(error: Any, origins: Mapping[str, str]) -> str:
-    """Return one problem in the words of where the value came from: a flag, a variable, or the file."""
+    """Describe one error, with the setting named as in its source: a flag, a variable or the file."""
     name = str(error["loc"][0]) if error["loc"] else ""
     origin = origins.get(name, "default")
     shown = {"flag": flag_of(name), "environment": ENV_PREFIX + name.upper()}.get(origin, f"{origin}: {name}")
-    # An address may carry a password or a token, above all one that is refused for it.
+    # An address may contain a password or a token, above all one that is refused because of it.
     secret = name in ("backend_api_key", "database") or (
         name == "backend" and not {"@", "?"}.isdisjoint(str(error["input"]))
     )

@@ -1,6 +1,6 @@
-"""Settings of the service: this model is what the flags, the environment, the TOML file and docs/settings.md come from.
+"""Settings of the service: the model that defines flags, environment variables, the TOML file and docs/settings.md.
 
-A flag goes before the environment, the environment before the file, the file before the default.
+A flag takes precedence over the environment, the environment over the file, and the file over the default.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pydantic import (
     field_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.inference.endpoint_address import endpoint_url
+from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.policies.suspects import MAX_CRASHES
@@ -40,7 +42,7 @@ _GROUPS = (
     "Address", "Connections", "Model", "Engine", "Two classes of traffic", "Storage", "Limits", "Quotas", "Webhooks",
     "Operation",
 )  # fmt: skip
-"""Headings of the settings, in the order of the help and of the page."""
+"""Groups of settings, in the order of the help and of the page."""
 
 LogFormat = Literal["auto", "console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -53,12 +55,12 @@ def _no_blank(value: str) -> str:
 
 
 def _split(value: object) -> object:
-    """Split a list that the environment or a flag gives as text, at commas."""
+    """Split a list that is given as text, by the environment or a flag, at commas."""
     return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
 
 
 def _are_origins(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Check origins as browsers send them in `Origin`, without a path or a default port."""
+    """Check that values are origins as browsers send them in `Origin`, without a path or a default port."""
     for value in values:
         parts = urlsplit(value)
         if value != "*" and (parts.scheme not in ("http", "https") or value != f"{parts.scheme}://{parts.netloc}"):
@@ -77,6 +79,7 @@ def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Text = Annotated[str, AfterValidator(_no_blank)]
+Location = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
 Wait = Annotated[float, Field(gt=0.0, le=86_400.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -88,17 +91,17 @@ Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 
 
 def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
-    """Return a field with its place on the page of settings."""
+    """Return a field of `group` with `told` as its description."""
     return Field(default, description=told, json_schema_extra={"group": group}, **more)
 
 
 def default_data() -> Path:
-    """Return the platform's folder for data of this user's programs."""
+    """Return the data folder of this program for this user, which depends on the platform."""
     return user_data_path("batchwright", appauthor=False)
 
 
 def _engine_fields() -> dict[str, Any]:
-    """Return a field for each option of the engine."""
+    """Return a field for each engine option."""
     return {
         option.name: (
             Size | None if option.name == "kv_memory" else option.annotation,
@@ -134,12 +137,12 @@ class Settings(_EngineSettings):
         "asterisk stands for all, and counts only where requests need a key.",
     )
 
-    tls_cert: Path | None = _setting(
+    tls_cert: Location | None = _setting(
         "Address",
         None,
         "PEM file of the certificate and its chain: serve https. Read again at SIGHUP. Default: plain HTTP.",
     )
-    tls_key: Path | None = _setting("Address", None, "PEM file of the key of tls_cert, without a password.")
+    tls_key: Location | None = _setting("Address", None, "PEM file of the key of tls_cert, without a password.")
 
     max_connections: Count | None = _setting(
         "Connections",
@@ -212,7 +215,7 @@ class Settings(_EngineSettings):
         "Two classes of traffic", None, "Most batch lines under way at once. Default: what keeps the batches full."
     )
 
-    data: Path = _setting(
+    data: Location = _setting(
         "Storage",
         None,
         "Folder of files and of the SQLite database. Default: the folder for data of this user's programs.",
@@ -319,7 +322,7 @@ class Settings(_EngineSettings):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """`model_alias`: the model by its further name."""
+        """Models by their further names, from `model_alias`."""
         pairs = [value.partition("=") for value in self.model_alias]
         return {name.strip(): model.strip() for name, _, model in pairs}
 
@@ -329,16 +332,6 @@ class Settings(_EngineSettings):
         if value == "":
             raise ValueError("names no folder: leave it out for the default, or give . for the current one")
         return default_data() if value is None else value
-
-    @field_validator("data", mode="after")
-    @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
-
-    @field_validator("tls_cert", "tls_key", mode="after")
-    @classmethod
-    def _expanded(cls, value: Path | None) -> Path | None:
-        return None if value is None else value.expanduser().absolute()
 
     @field_validator("max_body_memory")
     @classmethod
@@ -360,49 +353,37 @@ class Settings(_EngineSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only what is given: `load_settings` reads the sources, so that tests depend on no environment."""
+        cls, settings_cls: type[BaseSettings], init_settings: Source, *others: Source, **named: Source
+    ) -> tuple[Source, ...]:
+        """Use only the arguments: `load_settings` reads the sources, so that tests do not depend on the environment."""
         return (init_settings,)
 
 
 def limits_of(settings: Settings) -> ServiceLimits:
-    """Return the limits of the job service, from the settings."""
+    """Return the limits of the job service by these settings."""
     return ServiceLimits(
         max_lines=settings.max_lines,
         max_file_bytes=settings.max_file_size,
         max_line_bytes=settings.max_line_size,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
-        default_quotas=Quotas(
-            storage_bytes=settings.quota_storage,
-            enqueued_lines=settings.quota_enqueued_lines,
-            enqueued_tokens=settings.quota_enqueued_tokens,
-            requests_per_minute=settings.quota_requests_per_minute,
-            tokens_per_minute=settings.quota_tokens_per_minute,
-            concurrent_requests=settings.quota_concurrent_requests,
-        ),
+        default_quotas=Quotas(**{name: getattr(settings, f"quota_{name.removesuffix('_bytes')}") for name in QUOTAS}),
     )
 
 
 def setting_fields() -> dict[str, FieldInfo]:
-    """Return all settings by name, those of one group side by side."""
+    """Return all settings by name, in the order of their groups."""
     return dict(sorted(Settings.model_fields.items(), key=lambda item: _GROUPS.index(group_of(item[1]))))
 
 
 def group_of(field: FieldInfo) -> str:
-    """Return the heading under which a setting stands in the help and on the page of settings."""
+    """Return the group of a setting, which is its heading in the help and on the page of settings."""
     extra = field.json_schema_extra
     return str(extra["group"]) if isinstance(extra, dict) else ""
 
 
 def type_name(field: FieldInfo) -> str:
-    """Return what kind of value a setting takes, in a word: "text", "number", "size", ..."""
+    """Return the kind of a setting's value in a word: "text", "number", "size", ..."""
     kind = field.annotation
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     first = next(each for each in kinds if each is not type(None))
@@ -417,7 +398,7 @@ def type_name(field: FieldInfo) -> str:
 
 
 def shown_default(field: FieldInfo) -> str:
-    """Return the default as one would write it; empty where there is none, or the description tells it."""
+    """Return the default as a user would write it; empty if there is none, or the description tells it."""
     value = field.default
     if value is None or value in ("", ()):
         return ""
@@ -429,7 +410,7 @@ def shown_default(field: FieldInfo) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address can only be this machine; no name but localhost is trusted to be."""
+    """Return whether a host name or address is certainly this machine; of names only localhost is trusted."""
     if host.lower() == "localhost":
         return True
     try:

@@ -17,7 +17,7 @@ from batchwright.limiting.rates import KINDS
 from batchwright.request import Traffic
 from batchwright.service.composition import Services
 from batchwright.service.observability.activity import Point, TokenRates
-from batchwright.service.observability.engines import dispatch_reasons, engine_stats
+from batchwright.service.observability.figures import dispatch_reasons, engine_stats
 from batchwright.service.worker.processes import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchRecord, BatchStatus
 from batchwright.version import __version__

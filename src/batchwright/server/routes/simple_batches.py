@@ -30,7 +30,7 @@ from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, status_of
 from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
-from batchwright.service.observability.engines import batcher_stats, engine_stats
+from batchwright.service.observability.figures import batcher_stats, engine_stats
 from batchwright.store.records import ENDED, BatchRecord
 from batchwright.wire.requests import COMPLETION_URL
 

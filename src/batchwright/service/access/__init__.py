@@ -1,1 +1,1 @@
-"""Access control: API keys, quotas, admission of online calls, the audit log."""
+"""Access control: API keys, quotas, admission of online calls, and the audit log."""

@@ -1,4 +1,4 @@
-"""API keys: issued once, kept as a digest, looked up on each request."""
+"""API keys, which are shown once, stored as a digest, and looked up for each request."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable, shown
 from batchwright.limiting.quotas import UNLIMITED, Quotas
 from batchwright.limiting.shares import WEIGHTS
+from batchwright.service.new_ids import new_id
 from batchwright.store.records import ApiKey, KeyScope
 from batchwright.store.store import Store
 from batchwright.wire.fields import DEFAULT_PRIORITY, RANGES
@@ -24,21 +25,21 @@ DEFAULT_TENANT = "default"
 """Tenant that owns everything where no keys are used."""
 SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 DEFAULT_SCOPES: tuple[KeyScope, ...] = ("online", "batches")
-"""Default scopes of a key; without `metrics`, which shows all tenants, and `admin`, which makes keys of any."""
+"""Default scopes of a key: all but `metrics`, which shows all tenants, and `admin`, which makes keys of any."""
 DEFAULT_OVERLAP = 86_400.0
-"""Seconds for which the secret before a rotation works."""
+"""Seconds for which the previous secret works after a rotation."""
 SEEN_WITHIN = 5.0
 """Seconds within which a revocation or another change by another process takes effect here."""
 LONGEST_UNCONFIRMED = 600.0
-"""Seconds for which a recognized key is accepted while the database does not answer."""
+"""Seconds for which a known key is accepted while the database does not answer."""
 _MOST_OVERLAP = 30 * 86_400.0
 _PATIENCE = 1.0
-"""Seconds that a request waits for the database to confirm what was known before."""
+"""Seconds for which a request waits for the database to confirm what was known before."""
 _NOTED_EVERY = 60.0
 _PREFIX = "bw-"
 _RANDOM_BYTES = 32
 _SHOWN = 10
-"""Characters of a key that are kept to recognize it by: `bw-` and 7 of its 43 random ones."""
+"""Number of characters of a secret that are stored and shown: `bw-` and 7 of the 43 random ones."""
 _KEY = re.compile(r"bw-[A-Za-z0-9_-]{43}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _END_OF_YEARS = 253_402_300_800
@@ -47,22 +48,22 @@ _END_OF_YEARS = 253_402_300_800
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A key that was recognized, and the time (of the clock) until which that needs no confirmation."""
+    """Key that was recognized. Times are of the clock."""
 
     key: ApiKey
     until: float
+    """Time until which the store need not confirm it."""
     confirmed: float
-    """When (of the clock) the store was last asked for it."""
+    """Time of the last confirmation by the store."""
 
 
 class ApiKeys:
-    """Makes, lists, changes, revokes and recognizes keys. `clock` is monotonic; `now` gives Unix seconds.
+    """API keys of a store. `clock` is monotonic; `now` gives Unix seconds.
 
-    A key that was recognized is remembered for `SEEN_WITHIN` seconds, and for `LONGEST_UNCONFIRMED` when the database
-    does not answer then, so that online requests go on without it. One that was not is looked up each time, so a new
-    key works at once. Only the SHA-256 digest of what is presented is ever compared: a digest cannot be chosen, so how
-    long a comparison takes tells nothing about a key. A slow hash, as for passwords, would add nothing to 256 random
-    bits.
+    A recognized key is remembered for `SEEN_WITHIN` seconds, and for `LONGEST_UNCONFIRMED` while the database does not
+    answer, so that online requests go on. An unknown key is looked up each time, so a new key works at once. Only
+    SHA-256 digests are compared: a digest cannot be chosen, so the time of a comparison tells nothing about a key. A
+    slow hash, as for passwords, would add nothing to 256 random bits.
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None, now: Callable[[], float] = time.time) -> None:
@@ -71,15 +72,15 @@ class ApiKeys:
         self._now = now
         self._seen: dict[bytes, _Seen] = {}
         self._changes = 0
-        """Number of changes of keys by this process: answers of the store from before the last are not remembered."""
+        """Number of key changes by this process; lookups that began before the last change are not remembered."""
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._used: dict[str, float] = {}
-        """When keys were used, as far as the store has not been told."""
+        """Unix seconds of the last uses of keys that the store has not been told of."""
         self._any = False
         self._none_before = False
-        """Whether it was once known that there was no key."""
+        """Whether the store once answered that there was no key."""
         self._ask_again_at = float("-inf")
-        """Time of the clock until which the store is not asked whether there is a key, since it did not answer."""
+        """Time of the clock until which the store, which did not answer, is not asked whether there is a key."""
 
     async def create(
         self,
@@ -92,48 +93,41 @@ class ApiKeys:
         best_priority: int | None = DEFAULT_PRIORITY,
         quotas: Quotas = UNLIMITED,
     ) -> tuple[ApiKey, str]:
-        """Make a new key, and return what is kept of it, and its secret, which is not.
+        """Make a new key, and return its record, and its secret, which is not stored.
 
-        `expires_at` in Unix seconds, None: never. `weight`: the share of its online requests, relative to those of
-        other keys. `best_priority`: the smallest `priority` that its requests get, None: any. Raises `InvalidRequest`.
+        `expires_at`: Unix seconds; None: never. `weight`: share of its online requests relative to other keys.
+        `best_priority`: smallest `priority` that its requests can have; None: any. Raises `InvalidRequest`.
         """
         asked = {"name": name, "tenant": tenant, "expires_at": expires_at, "scopes": scopes, "weight": weight}
         chosen = self._checked(asked | {"best_priority": best_priority})
         secret = _new_secret()
-        record = ApiKey(
-            id=f"key_{secrets.token_hex(12)}",
-            prefix=secret[:_SHOWN],
-            created_at=self._now(),
-            quotas=quotas,
-            **chosen,
-        )
+        record = ApiKey(id=new_id("key_"), prefix=secret[:_SHOWN], created_at=self._now(), quotas=quotas, **chosen)
         await self._store.add_key(record, _digest(secret))
         self._any = True
         return record, secret
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Return keys, the newest first, revoked ones too; None: of all tenants."""
+        """Return the keys of a tenant (None: of all tenants), including revoked ones, newest first."""
         return await self._store.keys(tenant)
 
     async def key(self, key_id: str) -> ApiKey:
-        """Return the key with this id, also a revoked one. Raises `NotFound`."""
+        """Return the key with this id, even if it was revoked. Raises `NotFound`."""
         return _found(next((key for key in await self._store.keys() if key.id == key_id), None), key_id)
 
     async def update(self, key_id: str, changes: Mapping[str, Any]) -> ApiKey:
-        """Replace what `create` was given: `name`, `expires_at`, `scopes`, `weight`, `best_priority`, and of the
-        `quotas` those that are given, by name.
+        """Change the given ones of `name`, `expires_at`, `scopes`, `weight` and `best_priority`, and quotas by name.
 
-        It holds here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
+        Takes effect here at once, and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound` and `InvalidRequest`.
         """
         changed = await self._store.update_key(key_id, self._checked(changes))
         self._forget_all()
         return _found(changed, key_id)
 
     async def rotate(self, key_id: str, overlap: float = DEFAULT_OVERLAP) -> tuple[ApiKey, str]:
-        """Give a key a new secret; it keeps its id and all that belongs to it.
+        """Give a key a new secret, and change nothing else.
 
-        The secret before works for `overlap` seconds more, and one that was replaced earlier no more. Raises
-        `NotFound`, also for a revoked key, and `InvalidRequest`.
+        The previous secret works for `overlap` more seconds, and older ones no longer. Raises `InvalidRequest`, and
+        `NotFound`, also for a revoked key.
         """
         if not 0.0 <= overlap <= _MOST_OVERLAP:
             raise InvalidRequest(
@@ -145,16 +139,16 @@ class ApiKeys:
         return _found(rotated, key_id, "or was revoked"), secret
 
     async def revoke(self, key_id: str) -> None:
-        """Revoke a key: it is refused here at once, and everywhere within `SEEN_WITHIN` s. Raises `NotFound`."""
+        """Revoke a key, at once here and within `SEEN_WITHIN` seconds everywhere. Raises `NotFound`."""
         revoked = await self._store.revoke_key(key_id)
         self._forget_all()
         if not revoked:
             raise _unknown(key_id)
 
     async def recognize(self, secret: str) -> ApiKey | None:
-        """Return the key whose secret was presented, or None when it was never issued, was revoked or has expired.
+        """Return the key with this secret; None: it was never issued, was revoked or has expired.
 
-        One that was recognized before is taken while the database is away. Raises `StoreUnavailable` for another.
+        While the database is away, keys recognized before are accepted; others raise `StoreUnavailable`.
         """
         if not _KEY.fullmatch(secret):
             return None
@@ -166,7 +160,7 @@ class ApiKeys:
         return found
 
     def _forget_all(self) -> None:
-        """Ask the store for every key anew, because one was changed."""
+        """Forget the recognized keys, because one was changed."""
         self._changes += 1
         self._seen.clear()
 
@@ -175,7 +169,7 @@ class ApiKeys:
         seen = self._seen.get(digest)
         if seen is not None and now < seen.until:
             return seen.key
-        # One question at a time, which is not given up with those who wait for it: a late answer still counts.
+        # One lookup at a time, which is not cancelled with the requests that wait for it: a late answer still counts.
         lookup = self._lookups.get(digest)
         if lookup is None:
             lookup = self._lookups[digest] = asyncio.create_task(self._look_up(digest))
@@ -202,12 +196,11 @@ class ApiKeys:
         return found
 
     async def required(self) -> bool:
-        """Return whether a key was ever issued. The store is asked each time while there is none, so the first key is
-        required of the very next request, whichever process made it.
+        """Return whether a key was ever issued, even a revoked one: revoking the last key must not open the service.
 
-        A key that is revoked counts: revoking the last one must not open the door. Raises `StoreUnavailable` until the
-        answer was once known. After that a database that is away means that there is still none, since nobody makes a
-        first key without it; one request in `SEEN_WITHIN` seconds then waits for it, and no other.
+        While there is none, the store is asked each time, so the first key is required from the next request on,
+        whichever process made it. Raises `StoreUnavailable` until the store has answered once. After that, while the
+        database is away there is still no key, since none can be made; one request per `SEEN_WITHIN` seconds waits.
         """
         if self._any:
             return True
@@ -227,13 +220,13 @@ class ApiKeys:
         return self._any
 
     async def run(self) -> None:
-        """Tell the store once a minute which keys were used, until cancelled."""
+        """Record the uses of keys once a minute until cancelled."""
         while True:
             await asyncio.sleep(_NOTED_EVERY)
             await self.note_uses()
 
     async def note_uses(self) -> None:
-        """Tell the store which keys were used since the last time. It is told later when it does not answer now."""
+        """Record the uses of keys since the last call in the store; if it does not answer, the next call does."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -245,7 +238,7 @@ class ApiKeys:
             self._used = used | self._used
 
     def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` by the names of their fields. Raises `InvalidRequest` for an invalid one."""
+        """Return `values`, by field, if they are valid. Raises `InvalidRequest`."""
         checked = dict(values)
         for param in ("name", "tenant"):
             if param in checked:
@@ -264,7 +257,7 @@ class ApiKeys:
 
 
 def require_name(param: str, value: str) -> str:
-    """Return `value` if it can be the name of a key or a tenant. Raises `InvalidRequest`."""
+    """Return `value` if it is a valid name of a key or a tenant. Raises `InvalidRequest`."""
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
             f"{param}: {shown(value)} cannot be one; use 1 to 64 letters, digits and . _ @ -, a letter or digit first",
@@ -274,20 +267,20 @@ def require_name(param: str, value: str) -> str:
 
 
 def bounded_priority(body: Mapping[str, Any], best: int | None) -> Mapping[str, Any]:
-    """Return `body` with its `priority` raised to `best` where it is smaller, that is, sooner.
+    """Return `body` with its `priority` raised to `best` where it is smaller, that is, more urgent.
 
-    It is not refused: a priority changes when an answer comes and not what it is, so one program works with any key.
+    It is not refused, so that one program works with any key: a priority does not change what the answer is.
     """
     priority = body.get("priority")
     given = DEFAULT_PRIORITY if priority is None else priority
-    # What is no priority at all is refused by whoever reads the body.
+    # An invalid priority is refused later, when the body is read.
     if best is None or type(given) is not int or not RANGES["priority"][0] <= given < best:
         return body
     return {**body, "priority": best}
 
 
 def _scopes_of(values: Sequence[str]) -> tuple[KeyScope, ...]:
-    """Return scopes in the order of `SCOPES`, each once."""
+    """Return valid scopes in the order of `SCOPES`, without duplicates. Raises `InvalidRequest`."""
     unknown = [each for each in values if each not in SCOPES]
     if unknown or not values:
         given = ", ".join(map(repr, unknown)) or "none"

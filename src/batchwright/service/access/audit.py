@@ -1,7 +1,7 @@
-"""The audit log: who did what to which object, a line of JSON for each, a file for each day (UTC).
+"""The audit log: who did what to which object, as lines of JSON, with one file per day (UTC).
 
-Lines are written by a thread, so that no request waits for the disk: all that wait in one `write` under a lock of the
-file, by which several processes append to it, and then `fdatasync`. A crash loses what was done in the moment before.
+A thread writes the lines, so that no request waits for the disk: all waiting lines in one `write` under a lock of the
+file, to which several processes append, followed by `fdatasync`. A crash loses the lines of the last moment.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from batchwright.service.files.durable import give_to_owner, make_folder
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
-"""Lines that may wait for a disk that does not answer; more are counted and not written."""
+"""Most lines that wait for a disk that does not answer; further ones are counted and not written."""
 _SUFFIX = ".jsonl"
 
 Event: TypeAlias = dict[str, Any]
 
 
 class AuditLog:
-    """The log of one data folder. `record` may be called from any thread."""
+    """Audit log of one data folder. `record` may be called from any thread."""
 
     def __init__(self, folder: Path, *, retention: int, now: Callable[[], float] = time.time) -> None:
-        """`retention`: days that are kept beside the current one; 0: nothing is written. `now` gives Unix seconds."""
+        """`retention`: days kept besides the current one; 0: nothing is written. `now` gives Unix seconds."""
         self._folder = folder
         self._retention = retention
         self._now = now
@@ -45,7 +45,7 @@ class AuditLog:
         self._starting = threading.Lock()
 
     def record(self, action: str, outcome: str, **details: Any) -> None:
-        """Have a line written, soon. Details that are None are left out."""
+        """Queue a line to be written soon. Details that are None are left out."""
         if not self._retention:
             return
         if self._waiting.qsize() >= _MOST_WAITING:
@@ -63,20 +63,20 @@ class AuditLog:
             self._append([self._event(action, outcome, details)])
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write the waiting lines, and end the thread."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()
             self._thread = None
 
     def remove_old(self) -> list[date]:
-        """Remove the files of days that are not kept any more. Returns the days."""
+        """Remove the files of days that are not kept any more, and return the days."""
         if not self._retention or not self._folder.is_dir():
             return []
         first = datetime.fromtimestamp(self._now(), UTC).date() - timedelta(days=self._retention)
         removed = []
         for path in self._folder.iterdir():
-            with suppress(ValueError, FileNotFoundError):  # none of ours; another process was faster
+            with suppress(ValueError, FileNotFoundError):  # not a log file; removed by another process
                 day = date.fromisoformat(path.name.removesuffix(_SUFFIX))
                 if path.suffix == _SUFFIX and day < first:
                     path.unlink()
@@ -110,13 +110,13 @@ class AuditLog:
         if days:
             make_folder(self._folder)
         for day, of_day in days.items():
-            # In ASCII: details may quote what has no UTF-8 form.
+            # In ASCII, since details may quote text that has no UTF-8 form.
             lines = "".join(json.dumps(event, separators=(",", ":"), default=str) + "\n" for event in of_day)
             _append_whole(self._folder / f"{day}{_SUFFIX}", lines.encode())
 
 
 def operator() -> Event:
-    """Return the name of the user at this machine's command line."""
+    """Return the user and the machine of this command line."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -125,7 +125,7 @@ def operator() -> Event:
 
 
 def _append_whole(path: Path, content: bytes) -> None:
-    """Add all of `content` to a file, or nothing: a full disk leaves no half of a line. Raises `OSError`."""
+    """Append all of `content` to a file, or nothing, so that a full disk leaves no partial line. Raises `OSError`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         give_to_owner(descriptor, path.parent)

@@ -1,4 +1,4 @@
-"""Online calls: admitted as far as there is room, with bounded priority, and none once the service is stopping."""
+"""Online calls, which are admitted while there is room and the service is not stopping."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from batchwright.service.observability.measured import MeasuredInference
 
 
 class OnlineCalls:
-    """Computes the calls that `admission` admits, and refuses the others rather than letting all of them be late."""
+    """Online calls of this process: computes those that `admission` admits, and refuses others rather than be late."""
 
     def __init__(self, inference: MeasuredInference, admission: AdmissionController, clock: Clock) -> None:
         self.closed = False
-        """Whether the service is stopping: calls inside are answered, new ones refused."""
+        """Whether the service is stopping: admitted calls are answered, new ones refused."""
         self.inside = 0
+        """Number of admitted requests."""
         self.admission = admission
         self._inference = inference
         self._clock = clock
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        """Do as `Inference.answer`. Raises `Overloaded`, and `ServiceStopping` when the service is stopping."""
+        """Do as `Inference.answer`. Raises `Overloaded`, or `ServiceStopping` when the service is stopping."""
         with self.admitted([call]):
             return await self._inference.answer(call)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        """Do as `Inference.stream`; raises as `answer`."""
+        """Do as `Inference.stream`. Raises the same errors as `answer`."""
         with self.admitted([call]):
             async with closing(self._inference.stream(call)) as bodies:
                 async for body in bodies:
@@ -41,7 +42,7 @@ class OnlineCalls:
 
     @contextmanager
     def admitted(self, calls: list[Call]) -> Iterator[None]:
-        """Hold the capacity that these calls, which are of one request, take. Raises as `answer`."""
+        """Reserve capacity for the calls of one request during the block. Raises the same errors as `answer`."""
         if self.closed:
             raise ServiceStopping
         flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)
@@ -57,5 +58,5 @@ class OnlineCalls:
 
 def _size(call: Call) -> Size:
     asked = call.endpoint, call.body
-    # Each completion of a prompt holds its tokens.
+    # Each completion of a prompt counts its tokens.
     return Size(sequences_of_request(*asked), prompt_tokens_of_request(*asked) * completions_of_request(*asked))

@@ -1,4 +1,4 @@
-"""Quotas of online requests: which are let in, the headers of their answers, and what other servers are told."""
+"""Quotas of online requests: admission, standings for the headers of answers, exchange of use with other servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import (
@@ -39,17 +39,20 @@ from batchwright.limiting.rates import (
 from batchwright.store.records import ApiKey
 from batchwright.store.store import Store
 
+if TYPE_CHECKING:
+    from batchwright.service.access.peers import Peers
+
 _NEVER_BEGUN = (
     InvalidRequest, ModelNotFound, Overloaded, EndpointDown, EndpointError, EngineClosed, ServiceStopping,
     StoreUnavailable,
 )  # fmt: skip
-"""Errors of requests that computed nothing, if nothing was answered either."""
+"""Errors after which nothing was computed, unless some of the answer was sent."""
 _REFRESH = 5.0
-"""Seconds between reads of the quotas of tenants."""
+"""Seconds between reads of the tenants' quotas."""
 
 
 class Use:
-    """Record of an admitted request, called with the tokens that it used once they are known."""
+    """Use of quotas by an admitted request. Call it with the number of used tokens once that is known."""
 
     def __init__(self, settle: Callable[[int], None]) -> None:
         self.begun = False
@@ -62,28 +65,18 @@ class Use:
         self._settle(tokens)
 
 
-class Others(Protocol):
-    """The other processes of a store, with which use is exchanged."""
-
-    async def agree(self) -> None:
-        """Return when an exchange that began after this call is over, if there are others and the store answers."""
-
-    def tell(self) -> None:
-        """Begin an exchange soon."""
-
-
 class _Exchange(NamedTuple):
-    """An exchange of use with the other processes."""
+    """Exchange of use with the other processes."""
 
     came: asyncio.Future[tuple[float, list[Change]]]
     rates: Sequence[str]
-    """Rates that are asked for whole."""
+    """Rates whose use is read in full."""
 
 
 class OnlineQuotas:
-    """The quotas of tenants and keys, and what online requests use of them.
+    """Quotas of tenants and keys, and their use by online requests.
 
-    Requests are decided by what this process knows; where there are others, once more after an exchange with them.
+    A request is admitted by what this process knows, and confirmed after an exchange if there are other processes.
     """
 
     def __init__(
@@ -93,12 +86,12 @@ class OnlineQuotas:
         clock: Clock,
         unix_time: Callable[[], float] = time.time,
         *,
-        others: Callable[[], Others],
+        others: Callable[[], Peers],
     ) -> None:
-        """`defaults`: quotas of tenants that have none of their own."""
+        """`defaults`: quotas of tenants that have none of their own. `others` returns the exchange with servers."""
         self.limiter = RateLimiter()
         self.refused: Counter[str] = Counter()
-        """Refused requests, by the name of the quota."""
+        """Numbers of refused requests, by the name of the quota."""
         self._store = store
         self._defaults = defaults
         self._others = others
@@ -108,13 +101,13 @@ class OnlineQuotas:
         self._tenants: Mapping[str, Quotas] = {}
         self._refresh_at = float("-inf")
         self._sharing: _Exchange | None = None
-        """Exchange that is under way. It is never cancelled: what it added could not be told from what it did not."""
+        """Exchange under way. It is never cancelled, since it would not be known what it has added to the store."""
         self._heard: float | None = None
-        """Time of the store at the last exchange."""
+        """Time of the store at the last exchange; None: there was none yet."""
 
     @property
     def now(self) -> float:
-        """Time by which all processes count."""
+        """Time of the store, by which all processes count."""
         return self._clock.now() + self._ahead
 
     def subjects(self, tenant: str, key: ApiKey | None) -> list[Subject]:
@@ -126,19 +119,14 @@ class OnlineQuotas:
 
     @asynccontextmanager
     async def admitted(
-        self,
-        tenant: str,
-        key: ApiKey | None,
-        calls: Sequence[Call],
-        told: Callable[[Mapping[Kind, Standing]], None],
+        self, tenant: str, key: ApiKey | None, calls: Sequence[Call], told: Callable[[Mapping[Kind, Standing]], None]
     ) -> AsyncIterator[Use]:
-        """Let a request in, which consists of these calls, for as long as the block lasts. Raises `QuotaExceeded`.
+        """Admit a request that consists of `calls` for the duration of the block. Raises `QuotaExceeded`.
 
-        `told` is called once with how the scarcest quotas stand, before that is raised too, and not where there are no
-        quotas.
+        If there are quotas, `told` is called once with the standings of the scarcest ones, also before that is raised.
 
-        The block is given a function, to be told how many tokens were used. Until then the request counts with what it
-        may use at most, and also if its client hangs up or it fails in the midst; one that was refused, here or by an
+        The block gets a function to be called with the number of used tokens. Until then, and if the client hangs up or
+        the request fails midway, the request counts with the most it may use. One that was refused, here or by an
         endpoint elsewhere, counts with none.
         """
         subjects = self.subjects(tenant, key)
@@ -175,11 +163,11 @@ class OnlineQuotas:
             raise
         decided = self.limiter.confirm(came, subjects, self.now)
         if isinstance(decided, Refusal):
-            others.tell()  # what it was counted with would keep out what there is room for
+            others.tell()  # others must not be refused because of what it was counted with
         return decided
 
     async def share(self) -> None:
-        """Exchange recent use with the other processes. Raises `StoreUnavailable`."""
+        """Exchange recent use with the other processes, and read quotas when due. Raises `StoreUnavailable`."""
         if self._clock.now() >= self._refresh_at:
             before, self._refresh_at = self._refresh_at, self._clock.now() + _REFRESH
             try:
@@ -188,11 +176,11 @@ class OnlineQuotas:
                 self._refresh_at = before
                 raise
         if self._sharing is not None:
-            await self._heard_of(self._sharing)  # it has not what was counted since it began
+            await self._heard_of(self._sharing)  # it lacks what was counted since it began
         if self._sharing is None:
             changes, rates = self.limiter.take_changes(self.now)
             oldest = oldest_slot(self.now)
-            # A slot is still added to while it is the latest, and for the moment that an exchange takes.
+            # A slot can still change while it is the latest, and for as long as an exchange takes.
             since = oldest if self._heard is None else slot_of(self._heard) - 1
             asked = self._store.share_rates(changes, rates, oldest=oldest, since=since)
             self._sharing = _Exchange(asyncio.ensure_future(asked), rates)
@@ -202,7 +190,7 @@ class OnlineQuotas:
         try:
             now, counted = await asyncio.shield(sharing.came)
         except asyncio.CancelledError:
-            raise  # it goes on, and the next call sees what comes of it
+            raise  # the exchange goes on, and the next call receives its result
         except BaseException:
             self._sharing = None
             self.limiter.put_back()
@@ -212,11 +200,11 @@ class OnlineQuotas:
         self.limiter.learn(counted, sharing.rates)
 
     def refresh(self) -> None:
-        """Read the quotas of tenants at the next `share`: they were changed."""
+        """Have the next `share` read the quotas of tenants, because they were changed."""
         self._refresh_at = float("-inf")
 
     def _standings(self, subjects: list[Subject]) -> dict[Kind, Standing]:
-        """Return how the scarcest quota of each kind stands, where there is one."""
+        """Return the standing of the scarcest quota of each kind that has one."""
         found = {kind: self.limiter.standing(subjects, kind, self.now) for kind in KINDS}
         return {kind: standing for kind, standing in found.items() if standing is not None}
 

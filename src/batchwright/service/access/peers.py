@@ -1,6 +1,6 @@
 """Exchange between the processes of one store: use of quotas, and current figures.
 
-They do once a second, and for each request with a quota as long as there are others.
+It is made once a second, and for each request with a quota while there are other processes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from batchwright.store.store import Store
 _PERIOD = 1.0
 _PATIENCE = 3.0
 _PATIENCE_OF_REQUESTS = 0.5
-"""Seconds that a request waits for the store; then it is decided by what is known here."""
+"""Seconds for which a request waits for the store before it is decided by what is known here."""
 
 
 class Peers:
-    """Keeps this process and the other ones informed of each other."""
+    """Other processes of the store, and the exchange with them."""
 
     def __init__(
         self, store: Store, quotas: OnlineQuotas, worker: Callable[[], str], snapshot: Callable[[], dict[str, Any]]
     ) -> None:
-        """`worker` returns the id of this process's worker, if it has one; `snapshot` what the others are told."""
+        """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published."""
         self.others: list[tuple[Peer, dict[str, Any]]] = []
-        """The other processes, with what they last published."""
+        """Other processes, with what they last published."""
         self._store = store
         self._quotas = quotas
         self._worker = worker
@@ -39,12 +39,12 @@ class Peers:
         self._published = ""
         self._away = False
         self._current: asyncio.Task[None] | None = None
-        """Exchange that was begun last."""
+        """Exchange that began last."""
         self._next: asyncio.Task[None] | None = None
-        """Exchange that begins when that is over."""
+        """Exchange that begins when `_current` is over."""
 
     async def run(self) -> None:
-        """Exchange until cancelled. While the database is away everything goes on with what is known."""
+        """Exchange until cancelled. While the database is away, what is known remains in use."""
         try:
             while True:
                 await asyncio.shield(self._joined())
@@ -56,9 +56,9 @@ class Peers:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def agree(self) -> None:
-        """Return when an exchange that began after this call is over, if there are other processes.
+        """Wait for an exchange that begins after this call, if there are other processes.
 
-        While the database is away, at once; where it does not answer, after half a second.
+        Returns at once while the database is away, and after half a second when it does not answer.
         """
         if self.others and not self._away:
             await asyncio.wait([self._joined()], timeout=_PATIENCE_OF_REQUESTS)
@@ -69,7 +69,7 @@ class Peers:
             self._joined()
 
     def _joined(self) -> asyncio.Task[None]:
-        """Return the exchange that begins next, which is the same for all callers until then."""
+        """Return the exchange that begins next, which all callers until then share."""
         if self._next is None:
             self._next = asyncio.create_task(self._begin(self._current), name="exchange with peers")
         return self._next
@@ -86,15 +86,15 @@ class Peers:
             if not self._away:
                 logger.warning("peers: quotas are not shared with other servers for now", error=str(error))
             self._away = True
-        except Exception as error:  # such as what another version has written: it must not end the exchange
+        except Exception as error:  # such as data written by another version, which must not end the exchange
             logger.error("peers: the exchange with other servers failed", exc_info=error)
 
     async def exchange(self) -> None:
         """Exchange once. Raises `StoreUnavailable`."""
         await self._quotas.share()
         worker = self._worker()
-        found = await self._found(worker)
-        # One that is alone need not write down what nobody reads; but what it wrote before is to be read no more.
+        found = await (self._told(worker) if self._published and worker else self._store.peers())
+        # A process that is alone publishes nothing, and withdraws what it has published before.
         if not self._published and worker and any(peer.worker != worker for peer in found):
             found = await self._told(worker)
         elif self._published and all(peer.worker == worker for peer in found):
@@ -106,11 +106,8 @@ class Peers:
             inside.update(told.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
 
-    async def _found(self, worker: str) -> list[Peer]:
-        return await (self._told(worker) if self._published and worker else self._store.peers())
-
     async def _told(self, worker: str) -> list[Peer]:
-        """Return all processes, once they can read what this one published."""
+        """Publish the snapshot of this process, and return all processes."""
         snapshot = json.dumps(self._snapshot() | {"inside": self._quotas.limiter.inside_here})
         if worker + snapshot == self._published:
             return await self._store.peers()

@@ -1,1 +1,1 @@
-"""Batches as their owners see them: creation, progress, results."""
+"""Batches from the point of view of their owners: creation, progress and results."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from batchwright.service.batches.batch_progress import ProgressEstimate
-from batchwright.store.records import BatchProblem, BatchRecord, BatchStatus, FileRecord, FileStatus, Purpose
+from batchwright.store.records import BatchRecord, BatchStatus, FileRecord, FileStatus, Purpose
+
+Moment = Annotated[int, BeforeValidator(math.floor)]
+"""Time in whole Unix seconds."""
+MomentOrNone = Annotated[int | None, BeforeValidator(lambda value: None if value is None else math.floor(value))]
 
 
 class FileObject(BaseModel):
@@ -17,8 +21,8 @@ class FileObject(BaseModel):
     id: str
     object: Literal["file"] = "file"
     bytes: int
-    created_at: int
-    expires_at: int | None
+    created_at: Moment
+    expires_at: MomentOrNone
     filename: str
     purpose: Purpose
     status: FileStatus
@@ -26,20 +30,11 @@ class FileObject(BaseModel):
 
     @classmethod
     def of(cls, file: FileRecord) -> Self:
-        return cls(
-            id=file.id,
-            bytes=file.bytes,
-            created_at=math.floor(file.created_at),
-            expires_at=_whole(file.expires_at),
-            filename=file.filename,
-            purpose=file.purpose,
-            status=file.status,
-            status_details=file.status_details,
-        )
+        return cls.model_validate(file, from_attributes=True)
 
 
 class FileDeleted(BaseModel):
-    """What is left of a deleted file."""
+    """Answer to the deletion of a file."""
 
     id: str
     object: Literal["file"] = "file"
@@ -47,28 +42,30 @@ class FileDeleted(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a batch failed validation."""
+    """Reason why a batch failed validation."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     code: str
     message: str
     param: str | None
     line: int | None
-    """From 1; null where no line is to blame."""
-
-    @classmethod
-    def of(cls, problem: BatchProblem) -> Self:
-        return cls(code=problem.code, message=problem.message, param=problem.param, line=problem.line)
+    """Number of the line, from 1; null where it is not about a line."""
 
 
 class Problems(BaseModel):
-    """All of them, or the first hundred."""
+    """Reasons why a batch failed validation: all, or the first hundred."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     object: Literal["list"] = "list"
     data: list[Problem]
 
 
 class RequestCounts(BaseModel):
-    """Lines of a batch."""
+    """Numbers of lines of a batch."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     total: int
     completed: int
@@ -84,7 +81,7 @@ class OutputTokensDetails(BaseModel):
 
 
 class BatchUsage(BaseModel):
-    """Tokens of the lines that are finished."""
+    """Numbers of tokens of the finished lines of a batch."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -94,25 +91,19 @@ class BatchUsage(BaseModel):
 
 
 class BatchProgress(BaseModel):
-    """How far a batch is: not a part of OpenAI's object."""
+    """Progress of a batch, which OpenAI's object does not have."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     fraction: float
     """Share of its lines that are finished, 0..1."""
     lines_per_second: float | None
     eta_seconds: float | None
-    """Until its last line, at this rate; null when it is not known."""
-
-    @classmethod
-    def of(cls, progress: ProgressEstimate) -> Self:
-        return cls(
-            fraction=progress.fraction,
-            lines_per_second=progress.lines_per_second,
-            eta_seconds=progress.eta_seconds,
-        )
+    """Seconds until its last line, at this rate; null when it is not known."""
 
 
 class BatchObject(BaseModel):
-    """A batch. `paused`, `parent_id` and `progress` are our own."""
+    """A batch. OpenAI's object has no `paused`, `parent_id` and `progress`."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -127,58 +118,43 @@ class BatchObject(BaseModel):
     request_counts: RequestCounts
     usage: BatchUsage
     metadata: dict[str, str] | None
-    created_at: int
-    in_progress_at: int | None
-    expires_at: int
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
-    expired_at: int | None
-    cancelling_at: int | None
-    cancelled_at: int | None
+    created_at: Moment
+    in_progress_at: MomentOrNone
+    expires_at: Moment
+    finalizing_at: MomentOrNone
+    completed_at: MomentOrNone
+    failed_at: MomentOrNone
+    expired_at: MomentOrNone
+    cancelling_at: MomentOrNone
+    cancelled_at: MomentOrNone
     paused: bool
     parent_id: str | None
-    """The batch of which this one retries lines."""
+    """Id of the batch whose lines this one retries."""
     progress: BatchProgress
 
     @classmethod
     def of(cls, batch: BatchRecord, progress: ProgressEstimate) -> Self:
-        problems = [Problem.of(each) for each in batch.errors]
-        return cls(
-            id=batch.id,
-            endpoint=batch.endpoint,
-            model=batch.model,
-            errors=Problems(data=problems) if problems else None,
-            input_file_id=batch.input_file_id,
-            completion_window=batch.completion_window,
-            status=batch.status,
-            output_file_id=batch.output_file_id,
-            error_file_id=batch.error_file_id,
-            request_counts=RequestCounts(
-                total=batch.counts.total, completed=batch.counts.completed, failed=batch.counts.failed
-            ),
-            usage=_usage(batch),
-            metadata=dict(batch.metadata) or None,
-            created_at=math.floor(batch.created_at),
-            in_progress_at=_whole(batch.in_progress_at),
-            expires_at=math.floor(batch.expires_at),
-            finalizing_at=_whole(batch.finalizing_at),
-            completed_at=_whole(batch.completed_at),
-            failed_at=_whole(batch.failed_at),
-            expired_at=_whole(batch.expired_at),
-            cancelling_at=_whole(batch.cancelling_at),
-            cancelled_at=_whole(batch.cancelled_at),
-            paused=batch.paused,
-            parent_id=batch.parent_id,
-            progress=BatchProgress.of(progress),
+        shown: dict[str, Any] = {name: getattr(batch, name) for name in cls.model_fields if hasattr(batch, name)}
+        usage = batch.usage
+        shown["errors"] = {"data": batch.errors} if batch.errors else None
+        shown["request_counts"] = batch.counts
+        shown["usage"] = BatchUsage(
+            input_tokens=usage.input_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.output_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+            total_tokens=usage.input_tokens + usage.output_tokens,
         )
+        shown["metadata"] = dict(batch.metadata) or None
+        shown["progress"] = progress
+        return cls(**shown)
 
 
 Item = TypeVar("Item", FileObject, BatchObject)
 
 
 class Page(BaseModel, Generic[Item]):
-    """A part of a list; `after=<last_id>` gives the next one."""
+    """One page of a list; `after=<last_id>` gives the next page."""
 
     object: Literal["list"] = "list"
     data: list[Item]
@@ -188,22 +164,7 @@ class Page(BaseModel, Generic[Item]):
 
     @classmethod
     def of(cls, items: list[Item], limit: int) -> Self:
-        """`items` are up to `limit` + 1: the one over the limit only says that there are more."""
+        """Return a page of up to `limit` items; one more in `items` says that there are more."""
         data = items[:limit]
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return cls(data=data, first_id=first, last_id=last, has_more=len(items) > limit)
-
-
-def _usage(batch: BatchRecord) -> BatchUsage:
-    usage = batch.usage
-    return BatchUsage(
-        input_tokens=usage.input_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
-        output_tokens=usage.output_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
-        total_tokens=usage.input_tokens + usage.output_tokens,
-    )
-
-
-def _whole(seconds: float | None) -> int | None:
-    return None if seconds is None else math.floor(seconds)

@@ -1,4 +1,4 @@
-"""Checks of a batch before it is made, beside those of its lines. All raise `InvalidRequest`, naming the field."""
+"""Checks of a new batch, apart from those of its lines. All raise `InvalidRequest` that names the field."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ASKED = (
     "endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after", "callback_url", "simple",
     "parent_id",
 )  # fmt: skip
-"""Fields of a batch that its owner asked for."""
+"""Fields of a batch that its request decides."""
 _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def endpoint_of(value: object) -> Endpoint:
-    """Return the endpoint of a batch."""
+    """Return `value` if it is the endpoint of a batch."""
     if value not in get_args(Endpoint):
         raise InvalidRequest(
             f"endpoint={shown(value)}: must be one of {', '.join(get_args(Endpoint))}", param="endpoint"
@@ -34,13 +34,13 @@ def endpoint_of(value: object) -> Endpoint:
 
 
 def duration_seconds(text: str) -> float | None:
-    """Return the seconds of `24h` and its like, a whole number of s, m, h or d; None for anything else."""
+    """Return the seconds of a text such as `24h`, a whole number of s, m, h or d; None for anything else."""
     match = _DURATION.fullmatch(text)
     return int(match[1]) * _SECONDS[match[2]] if match else None
 
 
 def window_seconds(value: object, longest: float) -> float:
-    """Return the seconds of a completion window."""
+    """Return the seconds of a completion window, at most `longest`."""
     seconds = (duration_seconds(value) if isinstance(value, str) else None) or 0.0
     if not 0.0 < seconds <= longest:
         raise InvalidRequest(
@@ -52,7 +52,7 @@ def window_seconds(value: object, longest: float) -> float:
 
 
 def metadata_of(value: object) -> dict[str, str]:
-    """Return the metadata, up to 16 pairs of texts."""
+    """Return `value` as metadata: up to 16 pairs of texts; None: no metadata."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or len(value) > MAX_METADATA:
@@ -72,21 +72,21 @@ def metadata_of(value: object) -> dict[str, str]:
 
 
 def expiry_of(value: float | None, param: str) -> float | None:
-    """Return the seconds from the creation of a file after which it expires; None: the default."""
+    """Return `value` if it can be the seconds from the creation of a file to its expiry; None: the default."""
     if value is not None and not MIN_EXPIRY <= value <= MAX_EXPIRY:
         raise InvalidRequest(f"{param}[seconds]={shown(value)}: must be {MIN_EXPIRY} to {MAX_EXPIRY}", param=param)
     return value
 
 
 def idempotency_key_of(value: str | None) -> str | None:
-    """Return the key as the header gives it."""
+    """Return `value` if it can be an idempotency key; None: there is none."""
     if value is not None and (not 0 < len(value) <= _IDEMPOTENCY_KEY or "\0" in value):
         raise InvalidRequest(f"Idempotency-Key: must have 1 to {_IDEMPOTENCY_KEY} characters", param="Idempotency-Key")
     return value
 
 
 def require_same(made: BatchRecord, asked: BatchRecord) -> None:
-    """Raise unless `made`, a batch made before with the same key, was asked for by the same request as `asked`."""
+    """Check that `made`, a batch made earlier with the same key, was made by the same request as `asked`."""
     if any(getattr(made, name) != getattr(asked, name) for name in _ASKED):
         raise InvalidRequest(
             f"Idempotency-Key: {made.idempotency_key!r} was used for another request, which made {made.id}: "
@@ -97,7 +97,7 @@ def require_same(made: BatchRecord, asked: BatchRecord) -> None:
 
 
 def filename_of(value: str) -> str:
-    """Return the file name, which is only kept and shown; no path is made of it."""
+    """Return `value` if it can be a file name, which is only stored and shown, and never used as a path."""
     if not 0 < len(value) <= _FILENAME or "\0" in value:
         raise InvalidRequest(f"file: its name must have 1 to {_FILENAME} characters", param="file")
     return value

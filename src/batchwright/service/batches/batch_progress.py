@@ -1,4 +1,4 @@
-"""Progress, rate and expected end of a batch. Pure: time comes in as an argument."""
+"""Progress, rate and expected end of a batch. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchwright.store.records import ENDED, BatchRecord
 _MEMORY = 120.0
 """Seconds over which the rate is averaged."""
 _LEAST_SECONDS = 1.0
-"""Seconds of observation before a rate means anything."""
+"""Least seconds of observation for a meaningful rate."""
 _MOST_BATCHES = 1000
 _T = TypeVar("_T")
 
@@ -24,17 +24,17 @@ class ProgressEstimate:
     completed: int
     failed: int
     fraction: float
-    """Finished lines over all lines, 0..1; 1 once the batch has ended."""
+    """Share of lines that are finished, 0..1; 1 once the batch has ended."""
     lines_per_second: float | None
-    """Finished lines a second; None: not known yet."""
+    """Finished lines per second; None: not known yet."""
     eta_seconds: float | None
-    """Seconds until its last line, at this rate; None: unknown, paused, or standing still."""
+    """Seconds until the last line, at this rate; None: the rate is unknown or 0, or the batch is paused."""
 
 
 class BatchRate:
-    """The rate at which lines of one batch are committed, newer ones counting more.
+    """Rate at which lines of one batch are finished, with more weight on recent ones.
 
-    Only time during which it was watched and ran counts: neither a pause nor a restart slows it.
+    Only time for which the batch was observed and running counts, so pauses and restarts do not lower the rate.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class BatchRate:
         self._lines = DecayedRate(_MEMORY)
 
     def observe(self, now: float, done: int, *, running: bool = True) -> None:
-        """Note that at `now` `done` lines were finished. `running`: it may go on until the next observation."""
+        """Note that `done` lines were finished at `now`. `running`: more may finish until the next observation."""
         if self._at is not None and now > self._at and done >= self._done:
             self._lines.elapse(now - self._at)
             self._lines.add(done - self._done)
@@ -52,27 +52,27 @@ class BatchRate:
 
     @property
     def rate(self) -> float | None:
-        """Lines a second; None while that is not known."""
+        """Lines per second; None: not known yet."""
         lines = self._lines
         return lines.events / lines.seconds if lines.seconds >= _LEAST_SECONDS and lines.events > 0 else None
 
 
 class BatchRates:
-    """Rates of recent batches: from what was read of them, and from what a worker in this process commits."""
+    """Rates of recent batches, from their records and from what a worker in this process commits."""
 
     def __init__(self) -> None:
         self._seen: dict[str, BatchRate] = {}
         self._committed: dict[str, tuple[BatchRate, int]] = {}
 
     def committed(self, batch_id: str, lines: int, now: float) -> None:
-        """Note that a worker in this process committed `lines` more."""
+        """Note that a worker in this process committed `lines` more lines."""
         rate, done = self._committed.pop(batch_id, (BatchRate(), 0))
         rate.observe(now, done + lines)
         self._committed[batch_id] = (rate, done + lines)
         _drop_oldest(self._committed)
 
     def progress(self, batch: BatchRecord, now: float) -> ProgressEstimate:
-        """Return the progress of `batch`, as it was read at `now`."""
+        """Return the progress of `batch`, which was read at `now`."""
         counts = batch.counts
         done = counts.completed + counts.failed
         ended = batch.status in ENDED
@@ -90,7 +90,7 @@ class BatchRates:
         self._seen[batch_id] = rate
         _drop_oldest(self._seen)
         own, _ = self._committed.get(batch_id, (rate, 0))
-        # What is committed here is a part of the whole, and is known sooner.
+        # Lines committed here are a part of all lines, and are known sooner.
         rates = [each.rate for each in (rate, own) if each.rate is not None]
         return max(rates) if runs and rates else None
 

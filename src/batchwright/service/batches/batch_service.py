@@ -1,5 +1,5 @@
-"""What can be asked of files and batches: the one door of HTTP and of the command line. It makes no decisions of time:
-workers (`worker.py`) do the work, in this process or in others.
+"""Operations on files and batches, for HTTP and the command line. The work is done by workers (`worker.py`), in this
+process or in others.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Literal, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
@@ -20,7 +21,7 @@ from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
-from batchwright.store.records import ApiKey, BatchRecord, BatchStatus, Endpoint, FileRecord, Purpose, StoredLine
+from batchwright.store.records import ApiKey, BatchRecord, Endpoint, FileRecord, StoredLine
 from batchwright.store.store import Store
 
 _PAGE_LINES = 256
@@ -28,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class BatchService:
-    """Operations on files and batches of all tenants; each method is for one tenant.
+    """Operations on the files and batches of all tenants; each method is for one tenant.
 
     All raise `StoreUnavailable` when the database does not answer or a disk is full, and `NotFound` for an id that does
     not exist or is another tenant's.
@@ -45,8 +46,8 @@ class BatchService:
         unix_time: Callable[[], float] = time.time,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
-        """`rates`: those that the worker of this process is given too, if it has one. `on_work` is called when there is
-        something for workers: `Worker.wake`.
+        """`rates`: shared with the worker of this process, if it has one. `on_work`: called when there is new work for
+        workers, as `Worker.wake`.
         """
         self._store = store
         self._blobs = blobs
@@ -55,6 +56,12 @@ class BatchService:
         self._clock = clock or MonotonicClock()
         self._unix_time = unix_time
         self._on_work = on_work
+        self.files = partial(store.files, limit=10_000)
+        """Operation that returns a page of a tenant's files, as `Store.files`."""
+        self.batches = partial(store.batches, limit=20)
+        """Operation that returns a page of a tenant's batches, as `Store.batches`."""
+        self.count_batches = store.count_batches
+        """Operation that returns the number of a tenant's batches by status, as `Store.count_batches`."""
 
     # Files.
 
@@ -70,12 +77,12 @@ class BatchService:
     ) -> FileRecord:
         """Store an input file as it arrives.
 
-        `expires_after`: seconds from now; None: the default; a function is asked when all has arrived, since a form may
-        say it last. `key`: the one with which it came.
+        `expires_after`: seconds from now; None: the default; a function is called at the end, since a form may say it
+        last. `key`: the key of the upload.
 
-        Raises `QuotaExceeded` where there is no room for it, and `InvalidRequest`, whose code is `file_too_large` past
-        a limit and `upload_too_slow` when the upload stalls; nothing is left of it then, nor when `chunks` raises or
-        the caller is cancelled.
+        Raises `QuotaExceeded` when there is no room for the file, and `InvalidRequest` with code `file_too_large` past
+        a limit or `upload_too_slow` when the upload stalls. Nothing is left of it then, nor when `chunks` raises or the
+        caller is cancelled.
         """
         if purpose != "batch":
             raise InvalidRequest(f"purpose={purpose!r}: must be 'batch'", param="purpose")
@@ -110,7 +117,7 @@ class BatchService:
             await self._blobs.remove([file.id])
             raise
         except StoreUnavailable:
-            # A database that went away just then may have added it after all. What cannot be asked is swept later.
+            # The database may have added it before it went away. If it cannot be asked, a sweep removes the file.
             with suppress(StoreUnavailable):
                 if not await self._store.known_files([file.id]):
                     await self._blobs.remove([file.id])
@@ -118,18 +125,6 @@ class BatchService:
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
         return _found(await self._store.file(tenant, file_id), "file", file_id)
-
-    async def files(
-        self,
-        tenant: str,
-        *,
-        limit: int = 10_000,
-        purpose: Purpose | None = None,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> list[FileRecord]:
-        """Return a page of files, by time of creation. `after`: the last id of the page before; else `NotFound`."""
-        return await self._store.files(tenant, limit=limit, purpose=purpose, order=order, after=after)
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises `Conflict` for the input of a batch that has not ended."""
@@ -140,7 +135,7 @@ class BatchService:
     async def content(
         self, tenant: str, file_id: str, start: int = 0, stop: int | None = None
     ) -> tuple[FileRecord, AsyncGenerator[bytes]]:
-        """Return a file and its bytes from `start` to before `stop`, in pieces. Close the generator to leave early."""
+        """Return a file and its bytes from `start` to `stop` (exclusive) in pieces. Close it to end early."""
         file = await self.file(tenant, file_id)
         if not await self._blobs.exists(file_id):
             raise _missing("content of file", file_id)
@@ -161,32 +156,29 @@ class BatchService:
         callback_url: str | None = None,
         key: ApiKey | None = None,
     ) -> BatchRecord:
-        """Make a batch, or return the one that was made with the same key before. It is validated by a worker.
+        """Make a batch, which a worker will validate, or return the one made with the same `idempotency_key` before.
 
-        `output_expires_after`: seconds from the creation of its files. Raises `InvalidRequest`, also for a key that was
-        used to ask for something else.
-        `key`: the one with which it is asked for.
+        `output_expires_after`: seconds from the creation of its files. `key`: the key of the request. Raises
+        `InvalidRequest`, also when the `idempotency_key` was used for a different request.
         """
         batch = self._new_batch(
             tenant,
             input_file_id,
             batch_checks.endpoint_of(endpoint),
             completion_window,
+            key,
             metadata=batch_checks.metadata_of(metadata),
             output_expires_after=batch_checks.expiry_of(output_expires_after, "output_expires_after"),
             idempotency_key=batch_checks.idempotency_key_of(idempotency_key),
             callback_url=callback_url,
-            key=key,
         )
         await self._require_room()
         file = await self._store.file(tenant, input_file_id)
-        # One that is gone may have been there when a batch was made with this key.
-        if file is not None and file.purpose != "batch":
-            raise InvalidRequest(
-                f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'",
-                param="input_file_id",
-            )
+        # A file that is gone may have existed when a batch was made with this key.
         if file is not None:
+            if file.purpose != "batch":
+                told = f"input_file_id={input_file_id!r}: its purpose is {file.purpose!r}, it must be 'batch'"
+                raise InvalidRequest(told, param="input_file_id")
             batch = await self._measured(batch, file)
         made = await self._store.create_batch(batch, defaults=self._limits.default_quotas)
         batch_checks.require_same(made, batch)
@@ -202,7 +194,7 @@ class BatchService:
         idempotency_key: str | None = None,
         key: ApiKey | None = None,
     ) -> BatchRecord:
-        """Make a batch of prompts; otherwise as `create_batch`."""
+        """Make a batch of prompts; otherwise like `create_batch`."""
         prompts.check(self._limits)
         idempotency_key = batch_checks.idempotency_key_of(idempotency_key)
         batch_id = new_id("batch_")
@@ -213,11 +205,11 @@ class BatchService:
             file.id,
             simple_batches.ENDPOINT,
             "24h",
+            key,
             batch_id=batch_id,
             simple=True,
             idempotency_key=idempotency_key,
             callback_url=callback_url,
-            key=key,
         )
         batch = await self._measured(batch, file)
         try:
@@ -235,26 +227,14 @@ class BatchService:
     async def batch(self, tenant: str, batch_id: str) -> BatchRecord:
         return _found(await self._store.batch(tenant, batch_id), "batch", batch_id)
 
-    async def batches(
-        self,
-        tenant: str,
-        *,
-        limit: int = 20,
-        after: str | None = None,
-        simple: bool = False,
-        status: BatchStatus | None = None,
-    ) -> list[BatchRecord]:
-        """Return a page of batches, the newest first. `after`: the last id of the page before; else `NotFound`."""
-        return await self._store.batches(tenant, limit=limit, after=after, simple=simple, status=status)
-
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Cancel a batch. Results stay; lines being computed are dropped. No change for one that ends or ended."""
+        """Cancel a batch: results stay, running lines are dropped. No effect on a batch that is ending or has ended."""
         batch = _found(await self._store.request_cancel(tenant, batch_id), "batch", batch_id)
         self._on_work()
         return batch
 
     async def pause(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Pause a batch: no further lines are begun until `resume`. The completion window goes on."""
+        """Pause a batch: no lines are started until `resume`. The completion window is not extended."""
         return _found(await self._store.set_paused(tenant, batch_id, True), "batch", batch_id)
 
     async def resume(self, tenant: str, batch_id: str) -> BatchRecord:
@@ -271,9 +251,9 @@ class BatchService:
         idempotency_key: str | None = None,
         key: ApiKey | None = None,
     ) -> BatchRecord:
-        """Make a batch of the lines that did not succeed, with the window of the old one unless another is given.
+        """Make a batch of the lines that did not succeed, with the same completion window unless another is given.
 
-        Raises `Conflict` when the batch has not ended, or has no such lines, or lost them with its output files.
+        Raises `Conflict` when the batch has not ended, has no such lines, or lost them with its output files.
         """
         old = await self.batch(tenant, batch_id)
         new = self._new_batch(
@@ -281,12 +261,12 @@ class BatchService:
             old.input_file_id,
             old.endpoint,
             completion_window or old.completion_window,
+            key,
             metadata=old.metadata,
             output_expires_after=old.output_expires_after,
             callback_url=old.callback_url,
             simple=old.simple,
             idempotency_key=batch_checks.idempotency_key_of(idempotency_key),
-            key=key,
         )
         await self._require_room()
         made = await self._store.retry_batch(tenant, batch_id, new, defaults=self._limits.default_quotas)
@@ -297,13 +277,13 @@ class BatchService:
     async def results(self, tenant: str, batch_id: str, *, after: int = 0, limit: int = 100) -> list[StoredLine]:
         """Return finished lines of a batch, running or not, in the order in which they were finished.
 
-        `after`: the `sequence` of the last one of the page before. At most `limit`, and fewer where they are large.
-        Raises `NotFound` also when they were removed, with the output files.
+        `after`: `sequence` of the last line of the previous page. Returns at most `limit` lines, fewer if they are
+        large. Raises `NotFound` also when they were removed with the output files.
         """
         return _found(await self._store.results(tenant, batch_id, after=after, limit=limit), "batch", batch_id)
 
     async def outputs(self, tenant: str, batch_id: str) -> list[SimpleOutput] | None:
-        """Return the output for each prompt of a simple batch, in order; None: removed, with its files."""
+        """Return the output for each prompt of a simple batch, in order; None: they were removed with its files."""
         batch = await self.batch(tenant, batch_id)
         if not batch.simple:
             raise _missing("simple batch", batch_id)
@@ -312,31 +292,25 @@ class BatchService:
         while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
             after = page[-1].number
             outputs += [simple_batches.output_of(line, batch.status) for line in page]
-        if len(outputs) < batch.counts.total:
-            return None
-        return outputs
+        return None if len(outputs) < batch.counts.total else outputs
 
     def progress(self, batch: BatchRecord) -> ProgressEstimate:
         """Return the progress of a batch that was read just now."""
         return self._rates.progress(batch, self._clock.now())
 
-    async def count_batches(self, tenant: str, *, simple: bool | None = None) -> dict[BatchStatus, int]:
-        """Return numbers of batches by status; `simple`: only those, or only the others."""
-        return await self._store.count_batches(tenant, simple=simple)
-
     async def _require_room(self) -> None:
-        """Raise `StoreUnavailable` unless there is disk left: running batches must not find it filled by later ones."""
+        """Raise `StoreUnavailable` unless disk space is left, so that new batches do not take that of running ones."""
         await off_loop(self._blobs.require_room, self._limits.min_free_disk)
 
     async def _measured(self, batch: BatchRecord, file: FileRecord) -> BatchRecord:
-        """Return `batch` with the estimates for quotas of its input."""
+        """Return `batch` with the estimated size of its input, for quotas."""
         lines = file.lines
         if lines is None:
             lines = await off_loop(self._count_lines, file.id)
         return replace(batch, enqueued_lines=lines, enqueued_tokens=tokens_of_bytes(file.bytes))
 
     def _count_lines(self, file_id: str) -> int:
-        """Return the lines of a file from before they were counted; 0 where it is gone, which its batch will say."""
+        """Count the lines of a file made before uploads counted them; 0 if it is gone, which its batch will report."""
         try:
             with self._blobs.open(file_id) as content:
                 return sum(1 for _ in content)
@@ -349,15 +323,12 @@ class BatchService:
         input_file_id: str,
         endpoint: Endpoint,
         completion_window: str,
+        key: ApiKey | None,
         *,
         batch_id: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        output_expires_after: float | None = None,
-        idempotency_key: str | None = None,
-        callback_url: str | None = None,
-        simple: bool = False,
-        key: ApiKey | None = None,
+        **chosen: Any,
     ) -> BatchRecord:
+        """Return a new batch; `chosen`: further fields of `BatchRecord`."""
         now = self._unix_time()
         return BatchRecord(
             id=batch_id or new_id("batch_"),
@@ -367,13 +338,9 @@ class BatchService:
             completion_window=completion_window,
             created_at=now,
             expires_at=now + batch_checks.window_seconds(completion_window, self._limits.max_completion_window),
-            metadata=metadata or {},
-            output_expires_after=output_expires_after,
-            idempotency_key=idempotency_key,
-            callback_url=callback_url,
-            simple=simple,
             key_id=None if key is None else key.id,
             best_priority=None if key is None else key.best_priority,
+            **chosen,
         )
 
 

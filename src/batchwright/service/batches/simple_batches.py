@@ -1,4 +1,4 @@
-"""Simple batches: prompts in, texts out. They are batches of completions, whose input file the service writes."""
+"""Simple batches, from prompts to texts: batches of completions whose input file is written by the service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Content of a simple batch."""
+    """Prompts of a simple batch, and parameters for all of them."""
 
     prompts: Sequence[str]
     max_tokens: int = 256
@@ -40,18 +40,13 @@ class Prompts:
     priority: int | None = None
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Return the bodies of the completions, in order."""
-        given: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "model": self.model,
-            "priority": self.priority,
-        }
+        """Return the body of the completion for each prompt."""
+        given = {name: getattr(self, name) for name in ("max_tokens", "temperature", "model", "priority")}
         rest = {name: value for name, value in given.items() if value is not None}
         return [{"prompt": prompt, **rest} for prompt in self.prompts]
 
     def check(self, limits: ServiceLimits) -> None:
-        """Raise `InvalidRequest` for what could never be computed, whatever the model."""
+        """Raise `InvalidRequest` for prompts or parameters that no model could compute."""
         if not 0 < len(self.prompts) <= limits.max_prompts:
             raise InvalidRequest(
                 f"prompts has {len(self.prompts):,} entries: it must have 1 to {limits.max_prompts:,}", param="prompts"
@@ -64,25 +59,25 @@ class SimpleOutput:
     """Output for one prompt."""
 
     text: str | None
-    """Generated text; None: it failed."""
+    """Generated text; None: the prompt failed."""
     code: str | None = None
     message: str | None = None
 
 
 async def input_of(prompts: Prompts) -> AsyncGenerator[bytes]:
-    """Yield the input file, line by line; the custom_id of a prompt is its index, from 0."""
+    """Yield the lines of the input file; the custom_id of a prompt is its index, from 0."""
     for place, body in enumerate(prompts.bodies()):
         line = {"custom_id": str(place), "method": "POST", "url": ENDPOINT, "body": body}
         yield _encode(line) + b"\n"
 
 
 def status_of(batch: BatchRecord) -> SimpleStatus:
-    """Return the status in the words of the simple endpoints."""
+    """Return the status as the simple endpoints show it."""
     return _STATUSES[batch.status]
 
 
 def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
-    """Return the output for a prompt, from its line and the status of its batch."""
+    """Return the output for a prompt, given its line and the status of its batch."""
     if line.output is None:
         return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"])
     found = msgspec.json.decode(line.output)

@@ -1,1 +1,1 @@
-"""Files of the data folder: contents, the database that they belong to, and removal of what is not needed."""
+"""Files of the data folder: their contents, the database that they belong to, and the removal of unneeded ones."""

@@ -1,9 +1,9 @@
 """The bytes of files, on disk: `<folder>/<aa>/<file id>`, where `aa` are the first two hex digits of the id.
 
-A blob is written to a temporary file beside it, made durable, and renamed; so what has the name of a blob is whole.
-Its writer holds a lock on it until the record of the file is in the store. Then it takes away the permission to write:
-this marks the blob as one that a database has, or had, a record of. What nobody holds and no record names is seen to by
-`sweeper.py`, which may set it aside in `<folder>/quarantine`; a blob that is asked for comes back from there.
+A blob is written to a temporary file beside it, made durable, and renamed, so a file with the name of a blob is whole.
+Its writer holds a lock on it until the record of the file is in the store, and then removes the permission to write,
+which marks blobs that have, or had, a record. Blobs that have neither lock nor record are handled by `sweeper.py`,
+which may move them to `<folder>/quarantine`; a blob that is asked for is moved back from there.
 """
 
 from __future__ import annotations
@@ -23,19 +23,13 @@ from typing import BinaryIO
 from batchwright.crash_points import crash_point
 from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
-from batchwright.service.files.durable import (
-    disk_errors,
-    give_to_owner,
-    make_folder,
-    move_file,
-    remove_files,
-)
+from batchwright.service.files.durable import disk_errors, give_to_owner, make_folder, move_file, remove_files
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.off_loop import off_loop
 
 
 class UploadMeter:
-    """Measures an upload as it passes."""
+    """Meter of an upload, which checks its limits as it arrives."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self._limits = limits
@@ -44,20 +38,20 @@ class UploadMeter:
         self._open = 0
         """Number of bytes since the last newline."""
         self._returned = False
-        """Whether the last of them is a carriage return, which may end the line and then does not count."""
+        """Whether the last byte is a carriage return, which does not count if it ends the line."""
 
     @property
     def lines(self) -> int:
-        """Number of lines so far, blank ones counted."""
+        """Number of lines so far, blank ones included."""
         return self._newlines + (self._open > 0)
 
     def take(self, chunk: bytes) -> None:
-        """Count a piece of the upload. Raises `InvalidRequest` past a limit."""
+        """Count a chunk of the upload. Raises `InvalidRequest` past a limit."""
         limits = self._limits
         self._bytes += len(chunk)
         if self._bytes > limits.max_file_bytes:
             raise _too_large(f"the file has more than {limits.max_file_bytes:,} bytes")
-        # Only a chunk that is longer than what is left for the line that is open can hold one that is too long.
+        # A shorter chunk cannot make any line too long.
         if self._open + len(chunk) > limits.max_line_bytes:
             self._measure_lines(chunk)
         self._newlines += chunk.count(b"\n")
@@ -90,14 +84,14 @@ _WRITE_BYTES = 2**20
 _READ_BYTES = 2**20
 
 _RECORDED = stat.S_IRUSR
-"""Permissions of a blob that has, or had, a record. Copies that keep permissions keep this."""
+"""Permissions of a blob that has, or had, a record. Copies with permissions keep this mark."""
 
 Span = tuple[int, int]
 """Offset and length, in bytes."""
 
 
 class BlobWriter:
-    """A blob being written. Its methods block: call them in a thread (`off_loop`)."""
+    """A blob being written. Its methods block, so call them in a thread (`off_loop`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,7 +99,7 @@ class BlobWriter:
         self._descriptor = -1
         self.size = 0
         self.lines: int | None = None
-        """Number of lines of an upload, once it has arrived."""
+        """Number of lines; None unless it is an upload that has arrived in full."""
 
     def open(self) -> None:
         """Make the temporary file and take its lock."""
@@ -116,7 +110,7 @@ class BlobWriter:
             self._temporary = path
             give_to_owner(self._descriptor, path.parent)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            # A sweep may have taken it for a left-over between the two calls.
+            # Between the two calls a sweep may have removed it as abandoned.
             if os.fstat(self._descriptor).st_nlink:
                 return
             self._temporary = None
@@ -129,7 +123,7 @@ class BlobWriter:
         self.size += len(data)
 
     def keep(self) -> None:
-        """Give the blob its name, durably. The lock stays held."""
+        """Give the blob its name, durably. The lock is still held afterwards."""
         assert self._temporary is not None
         os.fsync(self._descriptor)
         crash_point("blobs.before_rename")
@@ -139,13 +133,13 @@ class BlobWriter:
         sync(self._path.parent)
 
     def mark_recorded(self) -> None:
-        """Note on the blob that it has a record. Does nothing without `keep`."""
+        """Mark the blob as one that has a record. Does nothing without `keep`."""
         if self._temporary is None and self._descriptor >= 0:
-            with suppress(OSError):  # a hint; the next sweep gives it again
+            with suppress(OSError):  # the next sweep tries again
                 os.fchmod(self._descriptor, _RECORDED)
 
     def close(self) -> None:
-        """Release the lock; without `keep`, nothing is left."""
+        """Release the lock, and remove the blob unless `keep` was called."""
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
@@ -158,12 +152,12 @@ class Blobs:
     """The blobs of one data folder. Several processes may use it at once."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is for blobs alone; it is made with the first one."""
+        """`folder` contains nothing but blobs; it is made with the first one."""
         self.folder = folder
         self.quarantine = folder / _QUARANTINE
 
     def path(self, file_id: str) -> Path:
-        """Return where the bytes of a file lie. Raises `NotFound` for an invalid id, so that no path is made of it."""
+        """Return the path of a file's bytes. Raises `NotFound` for an invalid id, from which no path is made."""
         match = _ID.fullmatch(file_id)
         if match is None:
             raise NotFound(f"no file {file_id!r}")
@@ -171,7 +165,7 @@ class Blobs:
 
     @asynccontextmanager
     async def create(self, file_id: str) -> AsyncIterator[BlobWriter]:
-        """Write a new blob, which replaces one of the same id. Kept only by `keep`; add its record before leaving.
+        """Write a new blob, which replaces one with the same id; `keep` it, and add its record inside the block.
 
         Raises `StoreUnavailable` for a full disk.
         """
@@ -188,22 +182,22 @@ class Blobs:
     async def upload(
         self, file_id: str, chunks: AsyncIterable[bytes], limits: ServiceLimits
     ) -> AsyncIterator[BlobWriter]:
-        """Take an input file that has arrived in full: `keep` it, then add its record.
+        """Receive an input file in full; `keep` it, and add its record inside the block.
 
         Nothing is left of an upload that breaks off. Raises `InvalidRequest` (code `file_too_large`) past a limit,
         `StoreUnavailable` for a full disk, and whatever `chunks` raises.
         """
         async with self.create(file_id) as writer:
-            gauge = UploadMeter(limits)
+            meter = UploadMeter(limits)
             buffer = bytearray()
             async for chunk in chunks:
-                gauge.take(chunk)
+                meter.take(chunk)
                 buffer += chunk
                 if len(buffer) >= _WRITE_BYTES:
                     await off_loop(writer.write, buffer)
                     buffer.clear()
             await off_loop(writer.write, buffer)
-            writer.lines = gauge.lines
+            writer.lines = meter.lines
             yield writer
 
     def open(self, file_id: str) -> BinaryIO:
@@ -221,14 +215,14 @@ class Blobs:
         return await off_loop(lambda: path.exists() or (self.quarantine / file_id).exists())
 
     async def same(self, old_id: str, new_id: str) -> bool:
-        """Return whether two blobs have the same bytes. Missing ones cannot be told apart, and count as the same."""
+        """Return whether two blobs have the same bytes, or one of them is missing, so that it cannot be told."""
         try:
             return await off_loop(filecmp.cmp, self.path(old_id), self.path(new_id), False)
         except FileNotFoundError:
             return True
 
     async def read(self, file_id: str, start: int = 0, stop: int | None = None) -> AsyncGenerator[bytes]:
-        """Yield the bytes from `start` to before `stop` (None: the end), in pieces. Raises `NotFound`."""
+        """Yield the bytes from `start` to `stop` (exclusive; None: the end) in pieces. Raises `NotFound`."""
         with await off_loop(self.open, file_id) as file:
             offset = start
             while stop is None or offset < stop:
@@ -240,7 +234,7 @@ class Blobs:
                 yield piece
 
     async def read_spans(self, file_id: str, spans: Sequence[Span]) -> list[bytes]:
-        """Return the bytes of each span, in the order of `spans`; adjacent ones are read in one go.
+        """Return the bytes of each span, in the order of `spans`; adjacent spans are read in one go.
 
         Raises `NotFound`, and `InputBroken` when the file ends before a span does.
         """
@@ -258,24 +252,24 @@ class Blobs:
         return pieces
 
     async def remove(self, file_ids: Iterable[str]) -> None:
-        """Remove these blobs, durably, wherever they are. Missing ones are ignored."""
+        """Remove blobs durably, from the quarantine too. Missing ones are ignored."""
         paths = [path for file_id in file_ids for path in (self.path(file_id), self.quarantine / file_id)]
         await off_loop(remove_files, paths)
 
     def _bring_back(self, path: Path) -> None:
-        """Take a blob out of the quarantine if that is where it is."""
+        """Move a blob out of the quarantine if it is there."""
         if not path.exists() and (self.quarantine / path.name).exists():
             move_file(self.quarantine / path.name, path)
 
-    # For those who look after all blobs. These block.
+    # Operations on all blobs. These block.
 
     def all_blobs(self) -> Iterator[list[Path]]:
-        """Yield every blob, in groups, those in the quarantine last. Anything else in the folder is not ours."""
+        """Yield all blobs in groups, those in the quarantine last. Other files in the folder are ignored."""
         for folder in [*self._folders(), self.quarantine]:
             yield from _groups(folder, _ID)
 
     def temporaries(self) -> Iterator[list[Path]]:
-        """Yield files that are being written, or were when their writer died, in groups."""
+        """Yield, in groups, files that are being written, or were when their writer died."""
         for folder in self._folders():
             yield from _groups(folder, _TEMPORARY_NAME)
 
@@ -294,19 +288,19 @@ class Blobs:
 
 
 def was_recorded(path: Path) -> bool:
-    """Return whether a database ever had a record of this blob. Raises `FileNotFoundError`."""
+    """Return whether a blob has, or had, a record in a database. Raises `FileNotFoundError`."""
     return not path.stat().st_mode & stat.S_IWUSR
 
 
 def mark_recorded(path: Path) -> None:
-    """Note on a blob that a database has a record of it, where the file system can. Missing ones are ignored."""
+    """Mark a blob as one that has a record, where the file system can. A missing one is ignored."""
     with suppress(OSError):
         if not was_recorded(path):
             path.chmod(_RECORDED)
 
 
 def same_bytes(one: Path, other: Path) -> bool:
-    """Return whether both files are there and have the same contents."""
+    """Return whether both files exist and have the same contents."""
     try:
         return filecmp.cmp(one, other, shallow=False)
     except FileNotFoundError:
@@ -314,7 +308,7 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 
 def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
-    """Yield the files of a folder whose name matches, a few hundred at a time."""
+    """Yield the files of a folder whose names match, a few hundred at a time."""
     try:
         found = [Path(entry) for entry in os.scandir(folder) if name.fullmatch(entry.name)]
     except FileNotFoundError:
@@ -323,18 +317,15 @@ def _groups(folder: Path, name: re.Pattern[str]) -> Iterator[list[Path]]:
 
 
 def _pread(file: BinaryIO, offset: int, count: int) -> bytes:
-    """Return up to `count` bytes; fewer only at the end."""
-    content = os.pread(file.fileno(), count, offset)
-    while content and len(content) < count:
-        more = os.pread(file.fileno(), count - len(content), offset + len(content))
-        if not more:
-            break
+    """Return up to `count` bytes; fewer only at the end of the file."""
+    content = b""
+    while len(content) < count and (more := os.pread(file.fileno(), count - len(content), offset + len(content))):
         content += more
     return content
 
 
 def _together(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
-    """Yield runs of spans that follow each other with nothing but an end of line between, up to a size."""
+    """Yield (start, spans) of runs of spans with nothing but an end of line between them, up to a size."""
     run: list[Span] = []
     for offset, length in spans:
         if run:

@@ -1,4 +1,4 @@
-"""Changes in the folder of a service that survive a power cut once they have returned. All of them block."""
+"""Changes in the data folder that survive a power cut once the function has returned. All functions block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing."""
+    """Make a folder and its missing parents."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -27,29 +27,29 @@ def make_folder(folder: Path) -> None:
 
 
 def give_to_owner(made: int | Path, folder: Path) -> None:
-    """Have what root makes in a folder of the service belong to the service; `made` may be a descriptor."""
+    """Give what root makes in a folder to the owner of the folder; `made` may be a descriptor."""
     if os.geteuid() == 0:
         owner = folder.stat()
         os.chown(made, owner.st_uid, owner.st_gid)
 
 
 def lock_file(path: Path) -> BinaryIO:
-    """Open a file that serves only as a lock, and make it where there is none."""
+    """Open a file that serves only as a lock; make it if it is missing."""
     with disk_errors():
         make_folder(path.parent)
         return _open(path, os.O_RDWR | os.O_CREAT)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give a file this content, whole or not at all. One caller at a time."""
+    """Replace the content of a file atomically. One caller at a time."""
     with disk_errors(), replacing(path, partial(_open, flags=os.O_RDWR | os.O_CREAT | os.O_TRUNC)) as file:
         file.write(content)
 
 
 def move_file(source: Path, target: Path, *, replace: bool = False) -> bool:
-    """Rename a file within its file system. Returns whether it was there.
+    """Rename a file within its file system, and return whether that was done; a missing file is not moved.
 
-    `replace`: also where there is a file already; it must have the same contents.
+    `replace`: also move it where the target exists, which must have the same contents.
     """
     make_folder(target.parent)
     if target.exists() and not replace:
@@ -75,13 +75,13 @@ def remove_files(paths: Iterable[Path]) -> None:
 
 
 def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
-    """Take the locks of those files that no writer holds, and return their paths. `held` releases the locks.
+    """Lock the files that no writer holds, and return their paths. `held` releases the locks.
 
     A file that cannot be opened or locked counts as held.
     """
     unheld = []
     for path in paths:
-        # Shared, which keeps a writer out as well: NFS gives no exclusive lock on a file that is open for reading.
+        # A shared lock keeps writers out as well; NFS gives no exclusive lock on a file that is open for reading.
         with suppress(OSError):
             file = held.enter_context(path.open("rb", buffering=0))
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ def lock_unheld(paths: Iterable[Path], held: ExitStack) -> list[Path]:
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raise `StoreUnavailable` where the disk is full, or takes no writes."""
+    """Turn errors of a disk that is full or takes no writes into `StoreUnavailable`."""
     try:
         yield
     except OSError as error:
@@ -102,7 +102,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
-    """Open a file for the owner of its folder alone, also where root makes it."""
+    """Open a file that only the owner of its folder can access, even if root makes it."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     give_to_owner(descriptor, path.parent)
     return os.fdopen(descriptor, "r+b")

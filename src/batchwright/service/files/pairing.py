@@ -1,9 +1,9 @@
-"""Whether a database and a folder of files belong together. Decided without I/O.
+"""Decision whether a database and a folder of files belong together, without I/O.
 
-Both have the id of the store. It is the same in copies and backups, so both also have a *mark*, which every process of
-the store replaces at its start and every ten minutes after: first in the database (`next_mark`), then in the folder,
-then in the database again. A database whose mark is not the folder's was copied, or restored from a backup, or the
-folder was. Its records may be older than the files, so it serves, but what they say is dead is not removed.
+Both have the id of the store. Copies and backups have the same id, so there is also a *mark*, which every process of
+the store replaces when it starts and every ten minutes: first in the database (`next_mark`), then in the folder, then
+in the database again. Where the marks differ, the database or the folder was copied, or restored from a backup. The
+records may then be older than the files, so the service runs, but removes no files.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Literal, TypeAlias
 from batchwright.store.records import StoreIdentity
 
 NO_MARK = ""
-"""Mark of a store that was not yet seen together with a folder."""
+"""Mark of a store that was not yet used with a folder."""
 
 Relation: TypeAlias = Literal[
     "current", "estranged", "new", "known", "foreign", "strange", "missing", "taken", "elsewhere"
 ]
 """Relation of a database to a folder of files:
 
-- `current`: it is the database that the folder was last used with;
-- `estranged`: it is the same store at another time, or a copy of it;
+- `current`: the folder was last used with this database;
+- `estranged`: the database is the same store at another time, or a copy of it;
 - `new`: neither has anything that could be lost;
-- `known`: they have no id in common yet, but the database knows files of the folder: by their names, which are random;
-- `foreign`: each is another store's, whether the folder has files or not;
-- `strange`: the folder has files, none of which the database knows;
-- `missing`: the database has records of files, and the folder has no file;
-- `taken`: the folder is that of a store, without files yet, and the database has no id;
+- `known`: one has no id yet, but the database has records of files in the folder, whose names are random;
+- `foreign`: they belong to different stores, whether the folder has files or not;
+- `strange`: the folder has files, and the database has records of none of them;
+- `missing`: the database has records of files, and the folder has no files;
+- `taken`: the folder belongs to a store and has no files yet, and the database has no id;
 - `elsewhere`: neither has files, and the database is used with another folder.
 """
 
@@ -44,7 +44,7 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """State of a database, and what it knows of the files of that folder."""
+    """State of a database, and whether it has records of files in a folder."""
 
     identity: StoreIdentity | None = None
     names_files: bool = False
@@ -54,7 +54,7 @@ class DatabaseState:
 
     @property
     def store_id(self) -> str | None:
-        """Id of the store; None: it was given none yet."""
+        """Id of the store; None: it has none yet."""
         return None if self.identity is None else self.identity.store_id
 
 
@@ -75,5 +75,5 @@ def relation(folder: FolderState, database: DatabaseState) -> Relation:
 
 
 def is_current(mark: str | None, identity: StoreIdentity) -> bool:
-    """Return whether the folder's mark is the database's, or the one that was being written when its process ended."""
+    """Return whether a folder's mark is the database's, or the one that was being written when a process died."""
     return mark is not None and mark in (identity.mark, identity.next_mark)

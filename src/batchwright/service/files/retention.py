@@ -1,11 +1,10 @@
-"""What happens to a file of the data folder that no record in the database names. Decided without clock and I/O.
+"""Decision what to do with a file in the data folder that has no record in the database, without a clock or I/O.
 
-Such a file was left by a crash, between its rename and the commit of its record; or it belongs to records that this
-database does not have: those of a newer state of it, or of another one. Only time tells the two apart, so a file is
-watched first, set aside then, and removed last.
+Either a crash left the file, between its rename and the commit of its record, or its record is in a newer state of the
+database, or in another one. Only time tells these apart, so a file is first watched, then quarantined, then removed.
 
-Time is what the watching process measured between two sweeps of its own, on a clock that nobody sets. The time of day
-has no part in it, and neither have hours in which nothing was running. So no jump of a clock makes a period shorter.
+Time is what a process measures between its own sweeps on a monotonic clock. The time of day does not count, nor do
+hours in which no process ran, so no jump of a clock shortens a period.
 """
 
 from __future__ import annotations
@@ -17,32 +16,32 @@ from batchwright.service.limits import DAY, LONGEST_AGE, LONGEST_WINDOW
 
 HOUR = 3600.0
 GRACE = DAY
-"""Seconds for which a file is watched before it goes to the quarantine, and there before it is removed."""
+"""Seconds for which a file is watched before it is quarantined, and again before it is removed from there."""
 LONGEST_NEED = LONGEST_AGE + LONGEST_WINDOW + DAY
-"""Seconds after which no database can need a file any more: a batch that was made just before a file expired reads it
-for as long as its window lasts."""
+"""Seconds after which no database can need a file: a batch created just before it expires reads it until the end of its
+window."""
 LONGEST_STEP = HOUR
-"""Most seconds that two sightings can count for, so that every period consists of many of them."""
+"""Most seconds that count between two sightings, so that every period consists of many sightings."""
 
 Verdict: TypeAlias = Literal["keep", "quarantine", "restore", "remove"]
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A file that no process is writing, as a sweep finds it."""
+    """State in which a sweep finds a file that no process is writing."""
 
     stamp: str
-    """Stamp that changes when the contents do."""
+    """Text that changes when the contents do."""
     quarantined: bool = False
     recorded: bool = False
-    """Whether the database has a record of it."""
+    """Whether the database has a record of the file."""
     ever_recorded: bool = False
-    """Whether a database ever had a record of it: then it was not left behind by a crash."""
+    """Whether a database ever had a record of the file; then it was not left by a crash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Record of how long a file has been seen without a record where it is now."""
+    """Time for which a file has been seen at its place without a record."""
 
     stamp: str
     quarantined: bool
@@ -50,9 +49,9 @@ class Watch:
 
 
 def judge(seen: Sighting, watch: Watch | None, elapsed: float) -> tuple[Verdict, Watch | None]:
-    """Return what to do with a file, and how it is watched from now on; None: not.
+    """Return what to do with a file, and its watch from now on; None: it is not watched.
 
-    `watch`: what the sweep before made of it. `elapsed`: seconds since that sweep; 0 where it was another process's.
+    `watch`: its watch after the previous sweep. `elapsed`: seconds since then; 0 after a sweep by another process.
     """
     if seen.recorded:
         return ("restore" if seen.quarantined else "keep"), None

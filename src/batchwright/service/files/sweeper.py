@@ -1,10 +1,10 @@
-"""The sweep over files that no record names, as `retention.py` decides.
+"""The sweep over files without a record, as `retention.py` decides.
 
-One process at a time does it for a folder, the one that holds a lock: only between two sweeps of one process does it
-know how much time has passed.
+One process at a time sweeps a folder, the one that holds a lock, since elapsed time is known only between two sweeps of
+one process.
 
-A temporary file is another matter: no record of any database ever names one, and its writer holds a lock on it from
-before it is there until it is renamed. So one that is not locked is nobody's, and it is removed at once.
+Temporary files are removed at once if they are not locked: no record ever names one, and its writer holds a lock on it
+until it is renamed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Swept:
     """Numbers of files that a sweep handled."""
 
     temporary: int = 0
-    """Temporary files removed."""
+    """Number of temporary files removed."""
     quarantined: int = 0
     restored: int = 0
     removed: int = 0
-    """Files removed from the quarantine."""
+    """Number of files removed from the quarantine."""
     estranged: bool = False
-    """Whether files were only brought back, because the store or the folder is a copy."""
+    """Whether files were only restored, because the store or the folder is a copy."""
 
 
 class Sweeper:
-    """Sweeper of one process. Call `close` at its end, so that another one can go on."""
+    """Sweeper of one process. Call `close` at the end, so that another process can take over."""
 
     def __init__(self, store: Store, blobs: Blobs, custody: Custody) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Sweeper:
     async def sweep(self, now: float) -> Swept:
         """Handle all files. `now`: monotonic seconds.
 
-        Raises `StoreUnavailable` when the store does not answer or is damaged; nothing is removed then.
+        Raises `StoreUnavailable`, without removing a file, when the store does not answer or is damaged.
         """
         swept = Swept(temporary=await off_loop(self._remove_temporaries))
         if not await off_loop(self._is_in_charge):
@@ -68,13 +68,14 @@ class Sweeper:
         elapsed = 0.0 if self._swept_at is None else now - self._swept_at
         watches: dict[str, Watch] = {}
         for group in await off_loop(lambda: [*self._blobs.all_blobs()]):
-            watches |= await self._see_to(group, elapsed, swept)
+            watches |= await self._sweep_group(group, elapsed, swept)
         if swept.estranged:
-            # What it does not know may be what it has lost.
+            # Files that the store does not know may be files whose records it has lost.
             self._swept_at = None
             return swept
         if watches != self._watches:
-            await off_loop(self._write, watches)
+            content = msgspec.json.encode(watches)
+            await off_loop(replace_file, self._blobs.folder / _NAME, content)
         self._watches, self._swept_at = watches, now
         return swept
 
@@ -85,7 +86,7 @@ class Sweeper:
             self._lock = None
         self._swept_at = None
 
-    async def _see_to(self, group: Sequence[Path], elapsed: float, swept: Swept) -> dict[str, Watch]:
+    async def _sweep_group(self, group: Sequence[Path], elapsed: float, swept: Swept) -> dict[str, Watch]:
         known = await self._store.known_files([path.name for path in group])
         await off_loop(self._keep, [path for path in group if path.name in known], swept)
         suspects = [path for path in group if path.name not in known]
@@ -93,32 +94,28 @@ class Sweeper:
             return {}
         with ExitStack() as held:
             unheld = await off_loop(lock_unheld, suspects, held)
-            # Asked again under the locks: a writer adds the record before it lets go.
+            # Asked again under the locks, since a writer adds the record before it releases its lock.
             known = await self._store.known_files([path.name for path in unheld])
             return await off_loop(self._judge, unheld, known, elapsed, swept)
 
     def _keep(self, paths: Sequence[Path], swept: Swept) -> None:
         for path in paths:
             mark_recorded(path)
-            if self._is_quarantined(path):
-                self._restore(path, swept)
-
-    def _restore(self, path: Path, swept: Swept) -> None:
-        """Move a file from the quarantine to its place; if there is one already, it is not kept twice."""
-        place = self._blobs.path(path.name)
-        if move_file(path, place):
-            swept.restored += 1
-        elif same_bytes(path, place):
-            remove_files([path])
+            if path.parent == self._blobs.quarantine:
+                place = self._blobs.path(path.name)
+                if move_file(path, place):
+                    swept.restored += 1
+                elif same_bytes(path, place):  # not kept twice
+                    remove_files([path])
 
     def _judge(self, paths: Sequence[Path], known: set[str], elapsed: float, swept: Swept) -> dict[str, Watch]:
-        """Carry out what is decided about each, and return how they are watched from now on."""
+        """Carry out the decision about each file, and return their watches from now on."""
         watches = {}
         for path in paths:
             try:
                 seen = Sighting(
                     stamp=str(path.stat().st_mtime_ns),
-                    quarantined=self._is_quarantined(path),
+                    quarantined=path.parent == self._blobs.quarantine,
                     recorded=path.name in known,
                     ever_recorded=was_recorded(path),
                 )
@@ -130,7 +127,8 @@ class Sweeper:
                 case "restore":
                     self._keep([path], swept)
                 case "quarantine":
-                    place = self._set_aside(path)
+                    place = self._blobs.quarantine / path.name
+                    move_file(path, place, replace=True)
                     swept.quarantined += 1
                 case "remove":
                     remove_files([path])
@@ -139,14 +137,6 @@ class Sweeper:
                 watches[self._key(place)] = watch
         return watches
 
-    def _set_aside(self, path: Path) -> Path:
-        target = self._blobs.quarantine / path.name
-        move_file(path, target, replace=True)
-        return target
-
-    def _is_quarantined(self, path: Path) -> bool:
-        return path.parent == self._blobs.quarantine
-
     def _key(self, path: Path) -> str:
         return path.relative_to(self._blobs.folder).as_posix()
 
@@ -154,9 +144,9 @@ class Sweeper:
         removed = 0
         for group in self._blobs.temporaries():
             with ExitStack() as held:
-                nobodys = lock_unheld(group, held)
-                remove_files(nobodys)
-            removed += len(nobodys)
+                abandoned = lock_unheld(group, held)
+                remove_files(abandoned)
+            removed += len(abandoned)
         return removed
 
     def _is_in_charge(self) -> bool:
@@ -172,11 +162,8 @@ class Sweeper:
         return True
 
     def _read(self) -> dict[str, Watch]:
-        """Read what a process before this one has seen. Whatever cannot be read is watched from the start."""
+        """Return the watches of the process before this one; none if they cannot be read."""
         try:
             return msgspec.json.decode((self._blobs.folder / _NAME).read_bytes(), type=dict[str, Watch])
         except (OSError, ValueError):
             return {}
-
-    def _write(self, watches: dict[str, Watch]) -> None:
-        replace_file(self._blobs.folder / _NAME, msgspec.json.encode(watches))

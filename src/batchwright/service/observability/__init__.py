@@ -1,1 +1,1 @@
-"""Observability of the service: logs, metrics, traces."""
+"""Observability of the service: logs, metrics and traces."""

@@ -1,4 +1,4 @@
-"""Current activity: a sample every second, from which rates and curves are made."""
+"""Recent activity of this process: counters sampled every second, and rates and curves made from the samples."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any
 
 from batchwright.clock import Clock
 from batchwright.request import Traffic
-from batchwright.service.observability.engines import engine_stats
+from batchwright.service.observability.figures import engine_stats
 from batchwright.service.observability.measured import MeasuredInference
 
 PERIOD = 1.0
+"""Seconds between two samples."""
 HISTORY = 120
-"""Number of samples that are kept."""
+"""Number of periods that are kept."""
 WINDOW = 10
-"""Number of samples over which a rate is taken."""
+"""Number of periods over which a rate is taken."""
 
 
 @dataclass(frozen=True)
 class TokenRates:
-    """Tokens a second over the last ten seconds."""
+    """Tokens per second over the last ten seconds."""
 
     prompt: float = 0.0
     generated: float = 0.0
@@ -32,16 +33,16 @@ class TokenRates:
 
 @dataclass(frozen=True)
 class Point:
-    """A second of the past, for a curve."""
+    """One second of the past, as a point of a curve."""
 
     at: float
     """Unix seconds."""
     prompt_tokens_per_second: float
     generated_tokens_per_second: float
     online: int
-    """Online requests waiting or running."""
+    """Number of online requests waiting or running."""
     batch: int
-    """Batch lines waiting in the engine or running."""
+    """Number of batch lines waiting in the engine or running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Sample:
     """Counters at one moment."""
 
     at: float
-    """Seconds of the clock."""
+    """Time in seconds of the clock; `unix` in Unix seconds."""
     unix: float
     tokens: Mapping[Traffic, Tokens]
     in_flight: Mapping[Traffic, int]
@@ -66,7 +67,7 @@ class Sample:
 
 
 class Live:
-    """The last two minutes of this process."""
+    """Recorder of the last two minutes of this process."""
 
     def __init__(self, inference: MeasuredInference, clock: Clock, unix_time: Callable[[], float] = time.time) -> None:
         self._inference = inference
@@ -85,31 +86,29 @@ class Live:
         self._samples.append(self._sample())
 
     def rates(self, traffic: Traffic) -> TokenRates:
-        """Return the recent tokens a second."""
-        first, last = self._window()
-        return _rates(first, last, traffic)
+        """Return the recent tokens per second."""
+        return _rates(*self._window(), traffic)
 
     @property
     def occupancy(self) -> float | None:
-        """Mean number of sequences in recent steps; None when there was none."""
+        """Mean number of sequences in recent steps; None when there were no steps."""
         first, last = self._window()
         steps = last.steps - first.steps
         return (last.occupancy_sum - first.occupancy_sum) / steps if steps > 0 else None
 
     def snapshot(self, lines: int) -> dict[str, Any]:
-        """Return what other processes show of this one, `lines` of which are being computed."""
-        rates = [self.rates(traffic) for traffic in ("online", "batch")]
+        """Return what other processes show of this one, which is computing `lines` lines."""
+        online, batch = self.rates("online"), self.rates("batch")
         return {
             "online": self._inference.figures["online"].in_flight,
             "lines": lines,
-            "prompt": round(sum(each.prompt for each in rates), 1),
-            "generated": round(sum(each.generated for each in rates), 1),
+            "prompt": round(online.prompt + batch.prompt, 1),
+            "generated": round(online.generated + batch.generated, 1),
         }
 
     def history(self) -> list[Point]:
         """Return a point for each second, oldest first."""
-        samples = list(self._samples)
-        return [_point(before, after) for before, after in pairwise(samples)]
+        return [_point(before, after) for before, after in pairwise(list(self._samples))]
 
     def _window(self) -> tuple[Sample, Sample]:
         return self._samples[max(0, len(self._samples) - 1 - WINDOW)], self._samples[-1]
@@ -117,15 +116,11 @@ class Live:
     def _sample(self) -> Sample:
         figures = self._inference.figures
         engine = engine_stats(self._inference.inner)
-        # The engine counts tokens when they are computed; a call is counted when it is answered.
-        tokens = {
-            name: Tokens(each.prompt_tokens, each.generated_tokens)
-            if engine is None
-            else Tokens(
-                engine.traffic[name].prompt_tokens + each.embedded_tokens, engine.traffic[name].generated_tokens
-            )
-            for name, each in figures.items()
-        }
+        # The engine counts tokens when they are computed, `figures` counts those of a call when it is answered.
+        tokens = {name: Tokens(each.prompt_tokens, each.generated_tokens) for name, each in figures.items()}
+        if engine is not None:
+            for name, each in engine.traffic.items():
+                tokens[name] = Tokens(each.prompt_tokens + figures[name].embedded_tokens, each.generated_tokens)
         return Sample(
             at=self._clock.now(),
             unix=self._unix_time(),

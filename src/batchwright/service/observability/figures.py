@@ -1,22 +1,29 @@
-"""Counters of the service: requests over HTTP, and calls of both classes of traffic."""
+"""Figures of this process: HTTP requests, connections, calls of both classes of traffic, and what computes."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from batchwright.histograms import Histogram, Recent
+
+if TYPE_CHECKING:
+    from batchwright.batcher.batcher_stats import BatcherStats
+    from batchwright.engine.engine_stats import EngineStats
+    from batchwright.inference.inference import Inference
 
 
 @dataclass(slots=True)
 class HttpFigures:
-    """Requests by (method, path of the route, status), and how long each route took in milliseconds."""
+    """Numbers of requests by (method, path of the route, status), and latency of each route in milliseconds."""
 
-    requests: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     latency_ms: dict[str, Histogram] = field(default_factory=dict)
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:
-        key = (method, path, status)
-        self.requests[key] = self.requests.get(key, 0) + 1
+        self.requests[method, path, status] += 1
         self.latency_ms.setdefault(path, Histogram()).add(seconds * 1e3)
 
 
@@ -38,14 +45,14 @@ class ConnectionFigures:
     """Connections of clients."""
 
     accepted: int = 0
-    """Accepted connections, refused ones included."""
+    """Number of accepted connections, refused ones included."""
     open: int = 0
-    ended: dict[str, int] = field(default_factory=dict)
-    """Connections by why the service refused or ended them, without those that ended as they should."""
+    ended: Counter[str] = field(default_factory=Counter)
+    """Numbers of connections that the service refused or ended, by reason."""
 
     def count(self, reason: str) -> None:
         """Count an end for one of `END_REASONS`."""
-        self.ended[reason] = self.ended.get(reason, 0) + 1
+        self.ended[reason] += 1
 
 
 @dataclass(slots=True)
@@ -60,11 +67,35 @@ class CallFigures:
     cached_tokens: int = 0
     generated_tokens: int = 0
     embedded_tokens: int = 0
-    """Prompt tokens that are of embeddings."""
+    """Number of prompt tokens in requests for embeddings."""
     latency_ms: Histogram = field(default_factory=Histogram)
     ttft_ms: Histogram = field(default_factory=Histogram)
-    """Time to the first token of streams, as `tpot_ms`; of other calls it is not seen here."""
+    """Time to the first token. This and `tpot_ms` are measured for streams only."""
     tpot_ms: Histogram = field(default_factory=Histogram)
     recent_latency_ms: Recent = field(default_factory=Recent)
     recent_ttft_ms: Recent = field(default_factory=Recent)
     recent_tpot_ms: Recent = field(default_factory=Recent)
+
+
+def engine_stats(inference: Inference) -> EngineStats | None:
+    """Return the figures of the engine that generates; None where there is none in this process."""
+    engine: Any = next((part.engine for part in _parts(inference) if hasattr(part, "engine")), None)
+    return None if engine is None else engine.stats
+
+
+def batcher_stats(inference: Inference) -> list[BatcherStats]:
+    """Return the figures of the batchers of embeddings."""
+    return [part.batcher.stats() for part in _parts(inference) if hasattr(part, "batcher")]
+
+
+def dispatch_reasons(inference: Inference) -> Mapping[str, int]:
+    """Return the number of batches of embeddings by the reason for which they were dispatched."""
+    reasons: Counter[str] = Counter()
+    for stats in batcher_stats(inference):
+        reasons.update(stats.reasons)
+    return reasons
+
+
+def _parts(inference: Inference) -> Iterator[Any]:
+    """Return the implementations behind a routed one, or the one itself."""
+    return iter(getattr(inference, "routes", None) or (inference,))

@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one event a line, with the id of the request that it belongs to.
+"""Structured logs on standard error: one event per line, with the id of the request that it belongs to.
 
 The records of uvicorn and of other libraries pass through the same processors.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("batchwright.server")
 
 _QUIET = ("aiohttp", "httpx", "httpcore", "asyncio", "uvicorn", "uvicorn.error", "uvicorn.access")
-"""Loggers that are shown from `warning` on; requests, the start and the end have lines of our own."""
+"""Loggers shown from `warning` on; requests, start and end are logged by the service itself."""
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
-    """Set up the logs of the whole process. May be called again."""
+    """Set up logging for the whole process. May be called again."""
     as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -47,20 +47,18 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
-    # Without the values of variables: among them are prompts and keys.
+    # Without the values of variables, among which are prompts and keys.
     frames = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+    plain = structlog.dev.plain_traceback
     last: list[Processor] = (
         [frames, structlog.processors.JSONRenderer(default=str)]
         if as_json
-        else [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        ]
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
     root = logging.getLogger()
@@ -75,8 +73,7 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
 
 
 def _tell_of_retry(details: RetryDetails) -> None:
-    """Log what a database driver tries again within a second at `debug`; an operation that waits for it logs itself."""
+    """Log a retry: at `debug` what a database driver repeats within a second, at `warning` an operation that waits."""
     level = logging.WARNING if isinstance(details.caused_by, BatchwrightError) else logging.DEBUG
-    logger.log(
-        level, "trying_again", error=str(details.caused_by), tries=details.retry_num, seconds=round(details.wait_for, 2)
-    )
+    seconds = round(details.wait_for, 2)
+    logger.log(level, "trying_again", error=str(details.caused_by), tries=details.retry_num, seconds=seconds)

@@ -1,4 +1,4 @@
-"""An `Inference` that counts what passes through it, for both classes of traffic."""
+"""An `Inference` that counts the calls that pass through it, for both classes of traffic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchwright.service.observability.traces import Tracing
 class MeasuredInference:
     """`Inference` that hands calls on to `inner`, and counts them.
 
-    A stream whose client wants no usage is asked for it all the same, since its tokens are counted by that.
+    Usage is requested for every stream, since its tokens are counted by it, and removed where the client wants none.
     """
 
     def __init__(self, inner: Inference, clock: Clock, tracing: Tracing) -> None:
@@ -49,11 +49,11 @@ class MeasuredInference:
             return body
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        asked = _asks_for_usage(call.body)
+        options = call.body.get("stream_options")
+        # Options that are no object are left as they are: they are refused later.
+        asked = options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
         if not asked:
-            options = call.body.get("stream_options") or {}
-            body = {**call.body, "stream_options": {**options, "include_usage": True}}
-            call = replace(call, body=body)
+            call = replace(call, body={**call.body, "stream_options": {**(options or {}), "include_usage": True}})
         with self._counted(call) as figures:
             started, first, last, usage = self._clock.now(), None, 0.0, None
             try:
@@ -103,20 +103,14 @@ def _add(histogram: Histogram, recent: Recent, value: float) -> None:
     recent.add(value)
 
 
-def _asks_for_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether usage is asked for, even by `stream_options` that is no object and refused later."""
-    options = body.get("stream_options")
-    return options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
-
-
 def _has_text(body: Mapping[str, Any]) -> bool:
-    """Return whether a chunk brings text: the first one of a chat only names the role."""
+    """Return whether a chunk of a stream has text; the first one of a chat only names the role."""
     choices = body.get("choices") or ()
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
 
 
 def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
-    """Count the tokens of an answer, and return how many were generated."""
+    """Add the tokens that `usage` reports to `figures`, and return the number of generated ones."""
     if not isinstance(usage, Mapping):
         return 0
     prompt, generated = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)

@@ -1,43 +1,133 @@
 """`/metrics`: the figures of the service for Prometheus, read when they are scraped.
 
-docs/metrics.md tells what each of them means; a test compares the two.
+docs/metrics.md says what each of them means; a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from batchwright.histograms import Histogram
 from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.request import Traffic
-from batchwright.service.observability.figures import END_REASONS, CallFigures, ConnectionFigures, HttpFigures
-from batchwright.service.observability.metric_families import (
-    counter,
-    engine_families,
-    fill,
-    gauge,
-    histogram,
-    labelled,
-    single,
+from batchwright.service.observability.figures import (
+    END_REASONS,
+    CallFigures,
+    ConnectionFigures,
+    HttpFigures,
+    dispatch_reasons,
+    engine_stats,
 )
 from batchwright.service.observability.timed_store import StoreFigures
 from batchwright.service.worker.worker import WorkerStats
 from batchwright.store.records import BatchStatus
+from batchwright.version import __version__
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
+    from batchwright.service.composition import Services
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "batchwright_"
+_ValueFamily: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Bounds of the histograms' buckets."""
+
+
+def counter(name: str, told: str, *labels: str) -> CounterMetricFamily:
+    """Return a counter; its name ends with `_total`, which is added."""
+    return CounterMetricFamily(_PREFIX + name, told, labels=labels)
+
+
+def gauge(name: str, told: str, *labels: str) -> GaugeMetricFamily:
+    """Return a gauge, a value that goes up and down."""
+    return GaugeMetricFamily(_PREFIX + name, told, labels=labels)
+
+
+def histogram(name: str, told: str, *labels: str) -> HistogramMetricFamily:
+    """Return a histogram, to be filled with `fill`."""
+    return HistogramMetricFamily(_PREFIX + name, told, labels=labels)
+
+
+def single(family: _ValueFamily, value: float) -> Metric:
+    """Return a family without labels, with `value` added."""
+    family.add_metric([], value)
+    return family
+
+
+def labelled(family: _ValueFamily, values: Mapping[str, float]) -> Metric:
+    """Return a family that has one label, with the value of each label added."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
+
+
+def fill(family: HistogramMetricFamily, labels: list[str], milliseconds: Histogram) -> None:
+    """Add a histogram of milliseconds to a family, in seconds."""
+    bounds = [*map(str, _SECONDS), "+Inf"]
+    counts = milliseconds.at_most([bound * 1e3 for bound in _SECONDS])
+    family.add_metric(labels, list(zip(bounds, counts, strict=True)), milliseconds.total / 1e3)
+
+
+_COUNTERS = {
+    "steps": ("engine_steps", "Steps computed."),
+    "occupancy_sum": ("engine_step_sequences", "Sequences in those steps."),
+    "rows_computed": ("engine_rows", "Rows of tokens that went through the model."),
+    "prefill_tokens": ("engine_prefill_tokens", "Prompt tokens computed, recomputed ones counted again."),
+    "decode_tokens": ("engine_decode_tokens", "Rows that computed a single next token."),
+    "drafted_tokens": ("engine_drafted_tokens", "Guesses at next tokens, computed along with decodes."),
+    "accepted_tokens": ("engine_accepted_tokens", "Of those guesses, those that were right."),
+    "cached_tokens": ("engine_cached_tokens", "Prompt tokens taken from the prefix cache."),
+    "step_seconds": ("engine_step_seconds", "Time in steps, scheduling included."),
+    "model_seconds": ("engine_model_seconds", "Of that, in the forward pass and the choice of tokens."),
+}
+_GAUGES = {
+    "max_num_seqs": ("engine_max_sequences", "Most sequences in a step."),
+    "kv_blocks": ("engine_kv_blocks", "Blocks of the KV cache."),
+    "kv_blocks_used": ("engine_kv_blocks_used", "Of these, held by sequences now."),
+}
+_BY_TRAFFIC_GAUGES = {
+    "waiting": ("engine_waiting_sequences", "Sequences without a place now."),
+    "running": ("engine_running_sequences", "Sequences with a place now."),
+}
+_BY_TRAFFIC_COUNTERS = {
+    "preemptions": ("engine_preemptions", "Times that a sequence gave up its place."),
+    "computed_tokens": ("engine_computed_tokens", "Tokens computed, of prompts and outputs."),
+    "generated_tokens": ("engine_generated_tokens", "Tokens generated."),
+}
+_BY_TRAFFIC_TIMES = {
+    "ttft_ms": ("engine_time_to_first_token_seconds", "From submission to the first token."),
+    "tpot_ms": ("engine_time_per_output_token_seconds", "Between two tokens of a sequence."),
+}
+
+
+def engine_families(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the engine's metrics. Occupancy is `rate(engine_step_sequences_total) / rate(engine_steps_total)`."""
+    info = gauge("engine_info", "1, with what computes as a label.", "implementation")
+    yield labelled(info, {stats.implementation: 1})
+    for name, told in _COUNTERS.items():
+        yield single(counter(*told), getattr(stats, name))
+    for name, told in _GAUGES.items():
+        yield single(gauge(*told), getattr(stats, name))
+    for families, make in ((_BY_TRAFFIC_GAUGES, gauge), (_BY_TRAFFIC_COUNTERS, counter)):
+        for name, told in families.items():
+            values: dict[str, float] = {traffic: getattr(each, name) for traffic, each in stats.traffic.items()}
+            yield labelled(make(*told, "traffic"), values)
+    for name, told in _BY_TRAFFIC_TIMES.items():
+        times = histogram(*told, "traffic")
+        for traffic, each in stats.traffic.items():
+            fill(times, [traffic], getattr(each, name))
+        yield times
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """What the store holds, of all tenants and processes."""
+    """Contents of the store, of all tenants and processes."""
 
     batches: dict[BatchStatus, int]
     lines: Mapping[str, int]
@@ -45,36 +135,15 @@ class StoreCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaFigures:
-    """Use of quotas by online requests, and refusals."""
-
-    refused: Mapping[str, int]
-    """Refused requests, by the name of the quota."""
-    kept: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each quota on what is kept; none while the database does not answer."""
-    online: Sequence[tuple[str, int, int]]
-    """Name, limit and use of each quota on online requests that was used lately."""
-    servers: int
-    """Number of processes on this store, this one included."""
-
-
-@dataclass(frozen=True, slots=True)
 class Scrape:
-    """Everything that is shown."""
+    """What is shown: the figures of the services, and what the database says about them."""
 
-    version: str
+    services: Services
     ready: bool
-    http: HttpFigures
-    connections: ConnectionFigures
-    calls: Mapping[Traffic, CallFigures]
-    engine: EngineStats | None
-    reasons: Mapping[str, int]
-    worker: WorkerStats
-    lines_in_flight: int
-    store: StoreFigures
-    quotas: QuotaFigures
     counts: StoreCounts | None
-    """Figures of the store; None: the database does not answer, and the rest is shown all the same."""
+    """Contents of the store; None: the database does not answer, and the rest is shown all the same."""
+    kept_quotas: Sequence[tuple[str, int, int]]
+    """Name, limit and use of each quota on what is kept; none while the database does not answer."""
 
 
 def exposition(scrape: Scrape) -> bytes:
@@ -85,29 +154,27 @@ def exposition(scrape: Scrape) -> bytes:
     return generate_latest(registry)
 
 
-class _Families(Collector):
+class _Families:
+    """Collector of all metrics."""
+
     def __init__(self, scrape: Scrape) -> None:
         self._scrape = scrape
 
-    def describe(self) -> Iterable[Metric]:
-        return []
-
     def collect(self) -> Iterator[Metric]:
-        scrape = self._scrape
-        yield labelled(
-            gauge("build_info", "1, with the version of the package as a label.", "version"), {scrape.version: 1}
-        )
-        yield single(gauge("ready", "1 when the service takes work, as /ready says; else 0."), float(scrape.ready))
-        yield from _http(scrape.http)
-        yield from _connections(scrape.connections)
-        yield from _calls(scrape.calls)
-        if scrape.engine is not None:
-            yield from engine_families(scrape.engine)
+        services = self._scrape.services
+        version = gauge("build_info", "1, with the version of the package as a label.", "version")
+        yield labelled(version, {__version__: 1})
+        yield single(gauge("ready", "1 when the service takes work, as /ready says; else 0."), self._scrape.ready)
+        yield from _http(services.http)
+        yield from _connections(services.connections)
+        yield from _calls(services.inference.figures)
+        if (engine := engine_stats(services.inference.inner)) is not None:
+            yield from engine_families(engine)
         reasons = counter("dispatches", "Batches of embeddings by why they were dispatched when they were.", "reason")
-        yield labelled(reasons, dict(sorted(scrape.reasons.items())))
-        yield from _quotas(scrape.quotas)
-        yield from _worker(scrape.worker, scrape.lines_in_flight)
-        yield from _store(scrape.store, scrape.counts)
+        yield labelled(reasons, dict(sorted(dispatch_reasons(services.inference.inner).items())))
+        yield from _quotas(services, self._scrape.kept_quotas)
+        yield from _worker(services.worker.stats, services.worker.in_flight)
+        yield from _store(services.store_figures, self._scrape.counts)
 
 
 def _http(figures: HttpFigures) -> Iterator[Metric]:
@@ -126,7 +193,7 @@ def _connections(figures: ConnectionFigures) -> Iterator[Metric]:
     yield single(accepted, figures.accepted)
     yield single(gauge("connections", "Connections of clients that are open."), figures.open)
     ended = counter("connections_ended", "Connections that the service refused or ended, by why.", "reason")
-    yield labelled(ended, {reason: figures.ended.get(reason, 0) for reason in END_REASONS})
+    yield labelled(ended, {reason: figures.ended[reason] for reason in END_REASONS})
 
 
 def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
@@ -153,17 +220,19 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
     yield from (outcomes, in_flight, *tokens.values(), *times.values())
 
 
-def _quotas(figures: QuotaFigures) -> Iterator[Metric]:
+def _quotas(services: Services, kept: Sequence[tuple[str, int, int]]) -> Iterator[Metric]:
+    quotas = services.quotas
     refused = counter("quota_refusals", "Requests refused with 429, by the quota that they met.", "quota")
-    yield labelled(refused, {name: figures.refused.get(name, 0) for name in QUOTAS})
+    counts = quotas.refused + services.store_figures.refused
+    yield labelled(refused, {name: counts[name] for name in QUOTAS})
     limits = gauge(
         "quota_limit", "Limit on what is kept, or on online requests where there were some of late.", "quota"
     )
-    known = (*figures.online, *figures.kept)
+    known = (*sorted(quotas.limiter.standings(quotas.now)), *kept)
     yield labelled(limits, {name: limit for name, limit, _ in known})
     used = gauge("quota_used", "What is used of it, by all servers.", "quota")
     yield labelled(used, {name: amount for name, _, amount in known})
-    yield single(gauge("servers", "Processes that work on this store."), figures.servers)
+    yield single(gauge("servers", "Processes that work on this store."), 1 + len(services.peers.others))
 
 
 def _worker(stats: WorkerStats, in_flight: int) -> Iterator[Metric]:

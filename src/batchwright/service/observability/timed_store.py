@@ -1,4 +1,4 @@
-"""A store whose operations are timed, and traced where traces are wanted."""
+"""A store whose operations are timed, and traced where tracing is enabled."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from batchwright.store.store import Store
 
 
 class StoreFigures:
-    """Time of operations in milliseconds, by name, and numbers of those that failed."""
+    """Times of operations in milliseconds, by name, and numbers of those that failed."""
 
     def __init__(self) -> None:
         self.latency_ms: dict[str, Histogram] = {}
         self.unavailable = 0
-        """Number of operations that found the database not answering."""
+        """Number of operations that failed because the database did not answer."""
         self.refused: Counter[str] = Counter()
-        """Refused operations, by the name of the quota."""
+        """Numbers of refused operations, by the name of the quota."""
 
 
 class _Timed:
-    """Stands in for a store: each of its coroutines is measured, everything else is the store's own."""
+    """Stand-in for a store whose coroutines are measured; everything else is the store's own."""
 
     def __init__(self, store: Store, figures: StoreFigures, clock: Clock, tracing: Tracing) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class _Timed:
                 latency = self._figures.latency_ms.setdefault(name, Histogram())
                 latency.add((self._clock.now() - started) * 1e3)
 
-        # Found without coming here from now on.
+        # From now on the attribute is found without this method.
         setattr(self, name, timed)
         return timed
 

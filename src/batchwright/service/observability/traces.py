@@ -1,7 +1,7 @@
 """OpenTelemetry: spans for calls, batches of lines and commits of the store.
 
-Spans of HTTP requests are the web framework's own. Where spans go is said by OpenTelemetry's own variables, such as
-OTEL_EXPORTER_OTLP_ENDPOINT; without them nothing is imported here and nothing recorded.
+Spans of HTTP requests are the web framework's own. OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT,
+say where spans are sent; without them nothing is imported here and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from batchwright.errors import MissingExtra
 
@@ -17,12 +17,12 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def configured(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment says where spans go."""
+    """Return whether the environment says where to send spans."""
     return environment.get("OTEL_SDK_DISABLED", "").lower() != "true" and any(map(environment.get, _VARIABLES))
 
 
 class Tracing:
-    """Maker of spans, or of nothing."""
+    """Source of spans; they do nothing unless tracing is enabled."""
 
     def __init__(self, enabled: bool = False) -> None:
         """Raises `MissingExtra` when tracing is to be enabled and OpenTelemetry is not installed."""
@@ -37,10 +37,8 @@ class Tracing:
             self._tracer = trace.get_tracer("batchwright")
 
     def span(self, name: str, **attributes: str | int | float) -> AbstractContextManager[object]:
-        """A span around a block; an exception that leaves the block is recorded in it."""
+        """Return a span around a block, in which an exception that leaves the block is recorded."""
         if self._tracer is None:
             return nullcontext()
-        span: AbstractContextManager[object] = self._tracer.start_as_current_span(
-            name, attributes={f"batchwright.{key}": value for key, value in attributes.items()}
-        )
-        return span
+        told = {f"batchwright.{key}": value for key, value in attributes.items()}
+        return cast("AbstractContextManager[object]", self._tracer.start_as_current_span(name, attributes=told))

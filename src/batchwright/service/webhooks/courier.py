@@ -1,11 +1,11 @@
-"""Delivery of the messages of the outbox to their receivers, each at least once.
+"""Delivery of the messages in the outbox to their receivers, each at least once.
 
-Messages lie in the store from the transaction that ended their batch until a receiver has taken them, so a crash loses
-none; one that falls between the answer and the note of it makes the message go out again, with the same `webhook-id`
-and the same body, by which the receiver knows it.
+Messages are in the store from the transaction that ended their batch until a receiver has accepted them, so a crash
+loses none. After a crash between an answer and its recording, the message is sent again, with the same `webhook-id` and
+the same body, by which the receiver recognizes it.
 
-Messages to one address go one after the other, those to different addresses at once: a receiver that is slow holds up
-nobody else. When one does not answer at all, what else waits for it is put off without trying each in turn.
+Messages to one address are sent one after the other, those to different addresses at once, so a slow receiver delays no
+others. If a receiver does not answer at all, its other waiting messages are put off without being tried.
 """
 
 from __future__ import annotations
@@ -23,14 +23,32 @@ from typing import ParamSpec, TypeVar
 import msgspec
 import stamina
 
+from batchwright.backoff import Backoff
 from batchwright.crash_points import crash_point
 from batchwright.errors import LeaseLost, StoreUnavailable
-from batchwright.service.webhooks.redelivery import next_try
 from batchwright.service.webhooks.sender import CONCURRENCY, Sender
 from batchwright.service.webhooks.signing import new_secret, signed_headers
 from batchwright.store.records import Delivery, Webhook
 from batchwright.store.store import Store
 from batchwright.version import __version__
+
+GIVE_UP_AFTER = 72 * 3600.0
+"""Seconds from the event after which a message is given up."""
+_BACKOFF = Backoff(first=5.0, longest=6 * 3600.0, factor=3.0, jitter=(0.75, 1.25))
+
+
+def next_try(*, created_at: float, tries: int, now: float, luck: float) -> float | None:
+    """Return when to try a message again, in Unix seconds; None: it is time to give up. Pure.
+
+    `tries`: number of tries before the one that just failed. The pauses are 5 s, 15 s, 45 s and so on up to 6 hours,
+    each up to a quarter longer or shorter by `luck` (0..1), so that messages that failed together are tried apart. The
+    last try is at the end of the 72 hours, or the first one after a longer downtime.
+    """
+    end = created_at + GIVE_UP_AFTER
+    if now >= end:
+        return None
+    return min(end, now + _BACKOFF.pause(tries + 1, luck))
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -38,14 +56,14 @@ _log = logging.getLogger(__name__)
 
 _TAKEN_AT_ONCE = 200
 _MOST_HELD = 10_000
-"""Messages in memory, so many that one address with a long queue does not keep the others from being taken."""
+"""Most messages in memory; enough that the queue of one address does not keep out messages to others."""
 _GONE = 410
 
 
 class Courier:
-    """Delivers for a worker, in whose name messages are taken from the store.
+    """Courier that takes messages from the store in the name of a worker and delivers them.
 
-    `now` gives Unix seconds and `luck` numbers from 0 to 1; `poll`: seconds between looks into an empty outbox.
+    `now` gives Unix seconds and `luck` numbers from 0 to 1; `poll`: seconds between checks of an empty outbox.
     """
 
     def __init__(
@@ -64,7 +82,7 @@ class Courier:
         self._poll = poll
 
     async def serve(self, *, lease: float = 30.0) -> None:
-        """Deliver until cancelled, as a worker of its own with a lease of `lease` seconds."""
+        """Deliver until cancelled, as a separate worker with a lease of `lease` seconds."""
         worker: str | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -76,17 +94,17 @@ class Courier:
                     await asyncio.sleep(lease / 3)
         finally:
             if worker is not None:
-                with suppress(StoreUnavailable):  # then what it holds is free when its lease runs out
+                with suppress(StoreUnavailable):  # then its messages are free when the lease runs out
                     await self._store.retire_worker(worker)
 
     async def run(self, worker: Callable[[], str | None]) -> None:
-        """Deliver until cancelled. `worker` gives the id that the worker has now, which changes when a lease was lost;
-        nothing is taken while there is none (None or empty).
+        """Deliver until cancelled. `worker` returns the worker's current id, which changes when a lease is lost.
 
-        What was taken and not tried when this is cancelled stays the worker's until it retires.
+        No messages are taken while there is no id (None or empty). Messages that were taken and not tried when this is
+        cancelled stay the worker's until it retires.
         """
         async with asyncio.TaskGroup() as tasks:
-            round_ = _Round(self._deliver, self._put_off, worker, tasks)
+            round_ = _Round(self, worker, tasks)
             while True:
                 name = worker()
                 taken = 0 if not name or round_.held >= _MOST_HELD else await self._take(name, round_)
@@ -94,11 +112,11 @@ class Courier:
                     await asyncio.sleep(self._poll)
 
     async def run_once(self, worker: str) -> int:
-        """Try all messages that are due, once each. Returns how many there were."""
+        """Try all messages that are due once. Returns their number."""
         tried = 0
         while True:
             async with asyncio.TaskGroup() as tasks:
-                taken = await self._take(worker, _Round(self._deliver, self._put_off, lambda: worker, tasks))
+                taken = await self._take(worker, _Round(self, lambda: worker, tasks))
             if not taken:
                 return tried
             tried += taken
@@ -112,8 +130,8 @@ class Courier:
             round_.add(worker, delivery)
         return len(taken)
 
-    async def _deliver(self, worker: str, delivery: Delivery) -> str | None:
-        """Send one message and record the result. Returns the reason when there was no answer at all, else None."""
+    async def deliver(self, worker: str, delivery: Delivery) -> str | None:
+        """Send one message and record the result. Returns the reason if there was no answer, else None."""
         secrets = await self._secrets(delivery)
         if not secrets:
             await self._give_up(worker, delivery, "the webhook was deleted or turned off")
@@ -130,7 +148,7 @@ class Courier:
             await self._give_up(worker, delivery, f"{answer.reason}: the receiver wants no more")
             await self._turn_off(delivery)
         else:
-            await self._put_off(worker, delivery, answer.reason)
+            await self.put_off(worker, delivery, answer.reason)
         crash_point("courier.after_write")
         return answer.reason if answer.status is None else None
 
@@ -138,7 +156,8 @@ class Courier:
         _log.warning("webhook %s (%s) is given up: %s", delivery.event_id, delivery.batch_id, reason)
         await _persistently(self._store.put_off, worker, delivery.id, until=None, reason=reason)
 
-    async def _put_off(self, worker: str, delivery: Delivery, reason: str) -> None:
+    async def put_off(self, worker: str, delivery: Delivery, reason: str) -> None:
+        """Have a message tried again later, or give it up if it is too old."""
         until = next_try(created_at=delivery.created_at, tries=delivery.tries, now=self._now(), luck=self._luck())
         if until is None:
             await self._give_up(worker, delivery, f"not delivered within 72 hours; at last: {reason}")
@@ -147,7 +166,7 @@ class Courier:
         await _persistently(self._store.put_off, worker, delivery.id, until=until, reason=reason)
 
     async def _secrets(self, delivery: Delivery) -> tuple[str, ...]:
-        """Return the secrets to sign with; none when the webhook is not to be used any more."""
+        """Return the secrets to sign with; none if the webhook was deleted or turned off."""
         if delivery.webhook_id is None:
             return await _persistently(self._store.tenant_secrets, delivery.tenant, new_secret())
         webhook = await self._webhook(delivery)
@@ -166,17 +185,10 @@ class Courier:
 
 
 class _Round:
-    """Messages in memory, by address; each address that has any has a task, and a limited number of them sends."""
+    """Messages in memory by address. Each address with messages has a task; a limited number of tasks send at once."""
 
-    def __init__(
-        self,
-        deliver: Callable[[str, Delivery], Awaitable[str | None]],
-        put_off: Callable[[str, Delivery, str], Awaitable[None]],
-        worker: Callable[[], str | None],
-        tasks: asyncio.TaskGroup,
-    ) -> None:
-        self._deliver = deliver
-        self._put_off = put_off
+    def __init__(self, courier: Courier, worker: Callable[[], str | None], tasks: asyncio.TaskGroup) -> None:
+        self._courier = courier
         self._worker = worker
         self._tasks = tasks
         self._waiting: dict[str, deque[tuple[str, Delivery]]] = {}
@@ -184,7 +196,7 @@ class _Round:
 
     @property
     def held(self) -> int:
-        """Number of messages that wait, without those being sent."""
+        """Number of waiting messages, without those being sent."""
         return sum(map(len, self._waiting.values()))
 
     def add(self, worker: str, delivery: Delivery) -> None:
@@ -195,32 +207,28 @@ class _Round:
         self._waiting[address].append((worker, delivery))
 
     async def _serve(self, address: str) -> None:
-        """Send what waits for one address, until nothing does."""
+        """Send the messages to one address until none are left."""
         waiting = self._waiting[address]
         silence: str | None = None
         while waiting:
             worker, delivery = waiting.popleft()
             if worker != self._worker():
-                continue  # its lease was lost, so somebody else has taken this message
+                continue  # the lease was lost, so the message belongs to another worker
             if silence is not None:
-                await self._put_off(worker, delivery, f"not tried: just before, {silence}")
+                await self._courier.put_off(worker, delivery, f"not tried: just before, {silence}")
                 continue
             async with self._slots:
-                silence = await self._try(worker, delivery)
-        del self._waiting[address]  # nothing is awaited between the last look at it and here
-
-    async def _try(self, worker: str, delivery: Delivery) -> str | None:
-        try:
-            return await self._deliver(worker, delivery)
-        except Exception:
-            # A defect, and no reason to keep the messages of everybody else back.
-            _log.exception("webhook %s (%s) could not be sent", delivery.event_id, delivery.batch_id)
-            await self._put_off(worker, delivery, "an error within the service")
-            return None
+                try:
+                    silence = await self._courier.deliver(worker, delivery)
+                except Exception:
+                    # A defect, which must not keep back other messages.
+                    _log.exception("webhook %s (%s) could not be sent", delivery.event_id, delivery.batch_id)
+                    await self._courier.put_off(worker, delivery, "an error within the service")
+        del self._waiting[address]  # nothing was awaited since it was found empty
 
 
 def event_body(delivery: Delivery) -> bytes:
-    """Return the body of a message, as JSON: a function of the event alone, so the same bytes on each try."""
+    """Return the body of a message as JSON, which is the same for each try."""
     return msgspec.json.encode(
         {
             "id": delivery.event_id,
@@ -233,14 +241,14 @@ def event_body(delivery: Delivery) -> bytes:
 
 
 def _address(url: str) -> str:
-    """Return scheme, host and port, as they are written."""
+    """Return scheme, host and port of a URL, as they are written."""
     return "/".join(url.split("/", 3)[:3]).lower()
 
 
 async def _persistently(call: Callable[_P, Awaitable[_T]], *args: _P.args, **named: _P.kwargs) -> _T:
-    """Return the result of a call to the store, repeated for as long as the database does not answer.
+    """Return the result of a call to the store, repeated until the database answers.
 
-    What became of a message must be written down, else it would stay taken for as long as this process lives.
+    The fate of a message must be recorded, or it would stay taken until this process ends.
     """
     async for attempt in stamina.retry_context(on=StoreUnavailable, attempts=None, timeout=None, wait_max=10.0):
         with attempt:

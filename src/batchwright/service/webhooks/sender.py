@@ -1,9 +1,8 @@
-"""Sending of one webhook to a URL that somebody else chose, without being led astray.
+"""Safe sending of a webhook to a URL that is not trusted.
 
-The host is resolved once, every address it has must be allowed, and the connection goes to one of exactly these
-addresses: a name that resolves differently a moment later changes nothing. The transport is used without a client
-around it, so no redirect is followed, no proxy or `.netrc` of the environment is used, no cookie is kept, and no URL is
-logged. TLS still checks the certificate for the name.
+The host is resolved once, all its addresses must be allowed, and the connection goes to one of them, so a name that
+resolves differently a moment later changes nothing. The transport is used without a client around it, so redirects,
+proxies and `.netrc` are ignored, no cookies are kept, and no URL is logged. TLS checks the certificate for the name.
 """
 
 from __future__ import annotations
@@ -15,35 +14,43 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv6Address
 
 import httpx
 
-from batchwright.service.webhooks.addresses import Address, AddressRefused, AllowList, UrlRefused, parse_address
-from batchwright.service.webhooks.urls import Target, check_addresses, check_url
+from batchwright.service.webhooks.addresses import (
+    Address,
+    AddressRefused,
+    AllowList,
+    Target,
+    UrlRefused,
+    check_addresses,
+    check_url,
+    parse_address,
+)
 
 _log = logging.getLogger(__name__)
 
 CONCURRENCY = 32
-"""Number of names that are resolved at once; the courier sends as many messages at once."""
+"""Most names resolved at once, and most messages that the courier sends at once."""
 _MOST_READ = 16 * 1024
-"""Bytes of an answer that are read, and thrown away, so that the receiver does not see a reset connection."""
+"""Most bytes of an answer that are read and dropped, so that the receiver does not see a reset connection."""
 _MOST_ADDRESSES = 4
 _EARLY = 3.0
-"""Seconds that a caller who wants only an early refusal waits for a name."""
+"""Most seconds for resolving a name that is only checked early."""
 _REFUSAL_STEP = 1.0
-"""Seconds to multiples of which refusals of a name are delayed, so that the time does not tell how it was resolved."""
+"""Seconds; refusals are delayed to multiples of it, so that their time does not tell how a name was resolved."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Resolver: addresses of a host, as texts, for a port. Raises OSError when there are none."""
+"""Function that returns the addresses of a host, as text, for a port. Raises `OSError` when there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of sending; of the receiver's answer only the status."""
+    """Result of sending, with nothing of the receiver's answer but the status."""
 
     status: int | None
     """HTTP status; None: there was no answer."""
@@ -52,15 +59,15 @@ class Answer:
 
     @property
     def taken(self) -> bool:
-        """Whether the receiver has it: any 2xx, and nothing else."""
+        """Whether the receiver accepted the message: the status is 2xx."""
         return self.status is not None and 200 <= self.status < 300
 
 
 class Sender:
-    """Sends webhooks. Holds threads that resolve names: `close` it.
+    """Sender of webhooks. It has threads that resolve names, so `close` it.
 
-    `timeout`, in seconds, bounds everything from resolving the name to the status line. `tls`: what certificates are
-    checked with; None: the usual authorities, or those that SSL_CERT_FILE names.
+    `timeout`: most seconds from resolving the name to the status line. `tls`: context that checks certificates; None:
+    the usual authorities, or those named by SSL_CERT_FILE.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class Sender:
         self._tls = tls or httpx.create_ssl_context()
 
     def close(self) -> None:
-        """Close, without waiting for names that are still being resolved."""
+        """Close without waiting for names that are being resolved."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check_url(self, url: str) -> None:
@@ -86,22 +93,20 @@ class Sender:
         check_url(url, self._allowed)
 
     async def check_host(self, url: str) -> None:
-        """Do as `check_url`, and where the host resolves now, check its addresses too. Raises `UrlRefused`.
+        """Do as `check_url`, and check the addresses of the host too if it resolves now. Raises `UrlRefused`.
 
-        Good for telling the owner early; what counts is the check at each sending.
+        This tells the owner early; the check that counts is made at each sending.
         """
         target = check_url(url, self._allowed)
-        try:
+        with suppress(OSError):  # including a timeout
             async with asyncio.timeout(min(_EARLY, self._timeout)):
                 await self._addresses(target)
-        except OSError:  # a timeout is one, too
-            return
 
     async def check_host_for_client(self, url: str) -> None:
-        """Do as `check_host`, for a client that may not learn which names there are inside. Raises `UrlRefused`.
+        """Do as `check_host`, for a client that may not learn which internal names exist. Raises `UrlRefused`.
 
-        A name that does not resolve and one that resolves to an address where no webhook may go are refused alike, and
-        as quickly; the log has the reason.
+        A name that does not resolve and one with a forbidden address are refused alike and as quickly; the log has the
+        reason.
         """
         began = asyncio.get_running_loop().time()
         target = check_url(url, self._allowed)
@@ -120,7 +125,7 @@ class Sender:
             ) from None
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """POST `body` to `url`. Whatever goes wrong, a refused URL included, is an `Answer` without a status."""
+        """POST `body` to `url`. After any failure, a refused URL included, the `Answer` has no status."""
         async with AsyncExitStack() as opened:
             try:
                 target = check_url(url, self._allowed)
@@ -136,7 +141,7 @@ class Sender:
             except httpx.ConnectError as error:
                 return Answer(None, f"cannot connect to {target.host}: {error}")
             except httpx.HTTPError as error:
-                # By its name only: the text can quote what the receiver sent.
+                # Only the name of the error, since its text can quote what the receiver sent.
                 return Answer(None, f"connection to {target.host} failed: {type(error).__name__}")
             await _drain(response)
             return Answer(response.status_code, f"HTTP {response.status_code}")
@@ -152,14 +157,9 @@ class Sender:
         return addresses
 
     async def _post_to_one(
-        self,
-        opened: AsyncExitStack,
-        target: Target,
-        addresses: Sequence[Address],
-        headers: Mapping[str, str],
-        body: bytes,
+        self, opened: AsyncExitStack, target: Target, addresses: list[Address], headers: Mapping[str, str], body: bytes
     ) -> httpx.Response:
-        """Try the addresses in order until one takes the connection; what fails after that is not repeated."""
+        """Try the addresses in order until one accepts a connection; later failures are not repeated."""
         *others, last = list(dict.fromkeys(addresses))[:_MOST_ADDRESSES]
         for address in others:
             try:
@@ -182,27 +182,25 @@ class Sender:
             content=body,
             extensions=extensions,
         )
-        # A transport of its own for each message: connections to one address never serve two names.
+        # A separate transport for each message, so that a connection never serves two names.
         transport = await opened.enter_async_context(httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False))
         response = await transport.handle_async_request(request)
         opened.push_async_callback(response.aclose)
         return response
 
     async def _ask_the_system(self, host: str, port: int) -> list[str]:
-        # Threads of our own: a name server that does not answer must not use up those of the whole process.
+        # Separate threads, since a name server that does not answer must not block those of the whole process.
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [str(address[0]) for *_, address in found]
 
 
 async def _drain(response: httpx.Response) -> None:
-    """Read a little of the answer. The status has been decided: whatever goes wrong here changes nothing."""
+    """Read a little of the answer. Failures are ignored, since the status is known."""
     read = 0
-    try:
+    with suppress(httpx.HTTPError, TimeoutError):
         async with asyncio.timeout(1.0):
             async for chunk in response.aiter_raw():
                 read += len(chunk)
                 if read >= _MOST_READ:
                     return
-    except (httpx.HTTPError, TimeoutError):
-        return

@@ -1,4 +1,4 @@
-"""Signatures of webhooks, as the Standard Webhooks specification has them (https://www.standardwebhooks.com)."""
+"""Signatures of webhooks by the Standard Webhooks specification (https://www.standardwebhooks.com)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def new_secret() -> str:
 
 
 def signed_headers(secrets: Sequence[str], *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Return the three headers of a message that is signed at `timestamp` (Unix seconds) with each of `secrets`.
+    """Return the three headers of a message signed at `timestamp` (Unix seconds) with each of `secrets`.
 
-    While a secret rotates there are several; a receiver accepts the message when any signature is right.
+    There are several secrets during a rotation; a receiver accepts the message if any signature is valid.
     """
     at, text = datetime.fromtimestamp(timestamp, UTC), body.decode()
     return {

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from batchwright.errors import Conflict, NotFound
+from batchwright.service.new_ids import new_id
 from batchwright.service.webhooks.sender import Sender
 from batchwright.service.webhooks.signing import new_secret
 from batchwright.store.records import Delivery, Webhook
 from batchwright.store.store import Store
 
 MOST = 64
-"""Most webhooks of a tenant: each end of a batch is sent to all of them."""
+"""Most webhooks of a tenant, to all of which each end of a batch is sent."""
 
 
 class Webhooks:
-    """Operations on webhooks for all faces. `now` gives Unix seconds."""
+    """Operations on webhooks, for HTTP and the command line. `now` gives Unix seconds."""
 
     def __init__(self, store: Store, sender: Sender, *, now: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -30,9 +30,8 @@ class Webhooks:
         await self._sender.check_host(url)
         if len(await self._store.webhooks(tenant)) >= MOST:
             raise Conflict(f"tenant {tenant!r} has {MOST} webhooks, the most there can be; delete one first")
-        webhook = Webhook(
-            id=f"wh_{secrets.token_hex(12)}", tenant=tenant, url=url, secrets=(new_secret(),), created_at=self._now()
-        )
+        secrets = (new_secret(),)
+        webhook = Webhook(id=new_id("wh_"), tenant=tenant, url=url, secrets=secrets, created_at=self._now())
         await self._store.add_webhook(webhook)
         return webhook
 
@@ -41,15 +40,15 @@ class Webhooks:
         return await self._store.webhooks(tenant)
 
     async def rotate(self, tenant: str, webhook_id: str) -> Webhook:
-        """Give a webhook a new secret. Messages are signed with the one before too, until the next rotation.
+        """Give a webhook a new secret. Until the next rotation, messages are signed with the previous one too.
 
-        So receivers can take over the new one at any time. Raises `NotFound`.
+        So receivers can change to the new one at any time. Raises `NotFound`.
         """
         webhook = await self._get(tenant, webhook_id)
         return await self._replace(replace(webhook, secrets=(new_secret(), webhook.secrets[0])))
 
     async def disable(self, tenant: str, webhook_id: str) -> Webhook:
-        """Disable a webhook: messages that wait for it are given up. Raises `NotFound`."""
+        """Disable a webhook, and give up its waiting messages. Raises `NotFound`."""
         webhook = await self._get(tenant, webhook_id)
         return webhook if webhook.disabled_at else await self._replace(replace(webhook, disabled_at=self._now()))
 
@@ -58,20 +57,20 @@ class Webhooks:
         return await self._replace(replace(await self._get(tenant, webhook_id), disabled_at=None))
 
     async def delete(self, tenant: str, webhook_id: str) -> None:
-        """Remove a webhook; messages that wait for it are given up. Raises `NotFound`."""
+        """Delete a webhook, and give up its waiting messages. Raises `NotFound`."""
         if not await self._store.delete_webhook(tenant, webhook_id):
             raise _not_found(webhook_id)
 
     async def failed(self, tenant: str, limit: int = 100) -> list[tuple[Delivery, str]]:
-        """Return messages that were given up, the newest first, with the reasons."""
+        """Return messages that were given up, with the reasons, newest first."""
         return await self._store.failed_deliveries(tenant, limit)
 
     async def callback_secret(self, tenant: str) -> str:
-        """Return the secret that signs messages to a `callback_url` of the tenant, made when first asked for."""
+        """Return the secret that signs messages to a `callback_url` of the tenant; make it if there is none."""
         return (await self._store.tenant_secrets(tenant, new_secret()))[0]
 
     async def rotate_callback_secret(self, tenant: str) -> str:
-        """Return a new one. Messages are signed with the one before too, until the next rotation."""
+        """Replace that secret. Until the next rotation, messages are signed with the previous one too."""
         secret = new_secret()
         await self._store.rotate_tenant_secret(tenant, secret)
         return secret

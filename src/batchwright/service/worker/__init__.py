@@ -1,1 +1,1 @@
-"""The worker: claims lines of batches, computes them, commits results and builds output files."""
+"""The worker: it claims lines of batches, computes them, commits the results and builds output files."""

@@ -1,28 +1,75 @@
-"""The lines that a worker holds: claimed, being computed, or with a result that is not committed yet."""
+"""The lines that a worker has claimed: their bytes, their calls, and holding them until their results are committed."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeAlias
 
+from batchwright.errors import InputBroken, InvalidRequest, NotFound
+from batchwright.inference.inference import Call
+from batchwright.lines.batch_line import decode_line, request_id
 from batchwright.lines.line_executor import LineExecutor
+from batchwright.request import Flow
+from batchwright.service.access.api_keys import bounded_priority
+from batchwright.service.files.blobs import Blobs
+from batchwright.service.worker.output_lines import key_of
 from batchwright.store.records import ClaimedLine, LineResult
 
+_log = logging.getLogger(__name__)
+Item: TypeAlias = tuple[ClaimedLine, bytes]
+"""Claimed line with its bytes in the input file."""
 _MOST_RESULTS = 8192
 _MOST_RESULT_BYTES = 64 * 2**20
 _COMMIT_LINES = 2048
 _COMMIT_BYTES = 16 * 2**20
 
 
-class ClaimedLines:
-    """The held lines, from claim to commit. It does no I/O."""
+async def read_contents(blobs: Blobs, lines: Sequence[ClaimedLine]) -> list[Item]:
+    """Return each line with its bytes in the input; no bytes for one that is missing, which then fails."""
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, line in enumerate(lines):
+        places[line.input_file_id].append(place)
+    found = [b""] * len(lines)
+    for file_id, members in places.items():
+        spans = [(lines[place].offset, lines[place].length) for place in members]
+        try:
+            for place, content in zip(members, await blobs.read_spans(file_id, spans), strict=True):
+                found[place] = content
+        except (NotFound, InputBroken) as error:
+            _log.error("%s: %s", lines[members[0]].batch_id, error)
+    return [*zip(lines, found, strict=True)]
 
-    def __init__(self, calls: LineExecutor[tuple[ClaimedLine, bytes]]) -> None:
-        """`calls` computes the lines, and reports to `end` each one that ended."""
+
+def call_of(item: Item, pauses: Callable[[Exception | None], None], *, timeout: float | None) -> Call:
+    """Return the call that computes a line. `timeout`: seconds for one try. Raises `InputBroken`."""
+    line, content = item
+    try:
+        body = decode_line(content)["body"]
+    except (InvalidRequest, KeyError) as error:
+        raise InputBroken(f"The line was not found where it was validated: {error}.") from error
+    return Call(
+        line.endpoint,
+        bounded_priority(body, line.best_priority),
+        request_id(key_of(line.batch_id), line.number),
+        "batch",
+        timeout,
+        pauses,
+        # All lines of a tenant have one share; between its batches, claims decide by their completion windows.
+        flow=Flow(line.tenant, "lines"),
+    )
+
+
+class ClaimedLines:
+    """Lines held from claim to commit. It does no I/O."""
+
+    def __init__(self, calls: LineExecutor[Item]) -> None:
+        """`calls` computes the lines, and reports each one that ended to `end`."""
         self.calls = calls
         self.waiting_bytes = 0
         """Number of bytes of the waiting lines."""
-        self.waiting: deque[tuple[ClaimedLine, bytes]] = deque()
+        self.waiting: deque[Item] = deque()
         self._results: deque[LineResult] = deque()
         self._result_bytes = 0
         self._returned: list[ClaimedLine] = []
@@ -30,7 +77,7 @@ class ClaimedLines:
 
     @property
     def batches(self) -> Collection[str]:
-        """Batches of which it holds lines."""
+        """Batches that have held lines."""
         return self._held.keys()
 
     @property
@@ -39,18 +86,18 @@ class ClaimedLines:
 
     @property
     def congested(self) -> bool:
-        """Whether so many results wait for the store that nothing more is to be computed."""
+        """Whether so many results wait to be committed that no more lines are to be computed."""
         return len(self._results) >= _MOST_RESULTS or self._result_bytes >= _MOST_RESULT_BYTES
 
-    def take(self, lines: Iterable[tuple[ClaimedLine, bytes]]) -> None:
-        """Hold claimed lines, with their bytes, until there is a slot for them."""
-        for line, content in lines:
+    def take(self, items: Iterable[Item]) -> None:
+        """Hold claimed lines until there is a slot for them."""
+        for line, content in items:
             self._held[line.batch_id] += 1
             self.waiting.append((line, content))
             self.waiting_bytes += line.length
 
-    def next(self) -> tuple[ClaimedLine, bytes] | None:
-        """Return a line to be computed now, with its bytes."""
+    def next(self) -> Item | None:
+        """Return the next line to compute; None: there is none, or too many results wait."""
         if not self.waiting or self.congested:
             return None
         item = self.waiting.popleft()
@@ -58,7 +105,7 @@ class ClaimedLines:
         return item
 
     def end(self, line: ClaimedLine, result: LineResult | None) -> None:
-        """Note that a line ended: with a result, or to be given back."""
+        """Note that a line ended; without a result it is given back."""
         if result is None:
             self._returned.append(line)
         else:
@@ -66,13 +113,11 @@ class ClaimedLines:
             self._result_bytes += len(result.output)
 
     def give_back_waiting(self) -> None:
-        """Give lines that were not started back to the store."""
-        self._returned += [line for line, _ in self.waiting]
-        self.waiting.clear()
-        self.waiting_bytes = 0
+        """Give all lines that were not started back to the store."""
+        self.give_back_last(len(self.waiting))
 
     def give_back_last(self, count: int) -> None:
-        """Give back `count` of the lines that were not started, those that would be started last."""
+        """Give back the `count` waiting lines that would be started last."""
         for _ in range(min(count, len(self.waiting))):
             line, _ = self.waiting.pop()
             self.waiting_bytes -= line.length
@@ -83,19 +128,19 @@ class ClaimedLines:
         self._returned += [line for line, _ in self.calls.drop(lambda item: False)]
 
     def give_back(self, lines: Iterable[ClaimedLine]) -> None:
-        """Give claimed lines back that were never held."""
+        """Give back claimed lines that were not held yet."""
         for line in lines:
             self._held[line.batch_id] += 1
             self._returned.append(line)
 
     def end_at_once(self, lines: Iterable[tuple[ClaimedLine, LineResult]]) -> None:
-        """Note results of claimed lines that were never held."""
+        """Note results of claimed lines that were not held yet."""
         for line, result in lines:
             self._held[line.batch_id] += 1
             self.end(line, result)
 
     def gather_results(self) -> list[LineResult]:
-        """Return what to commit next. It stays held until `release`, and can be put back."""
+        """Return the results to commit next. Their lines are held until `release`, and they can be put back."""
         results: list[LineResult] = []
         size = 0
         while self._results and len(results) < _COMMIT_LINES and size < _COMMIT_BYTES:
@@ -106,27 +151,27 @@ class ClaimedLines:
         return results
 
     def put_back(self, results: Sequence[LineResult]) -> None:
-        """Take back results that could not be committed now."""
+        """Put back results that could not be committed now, so that they come first again."""
         self._results.extendleft(reversed(results))
         self._result_bytes += sum(len(result.output) for result in results)
 
     def returned(self) -> list[ClaimedLine]:
-        """Return what to give back next. It stays held until `release_returned`."""
+        """Return the lines to give back next. They are held until `release_returned`."""
         return [*self._returned]
 
     def release(self, lines: Iterable[LineResult | ClaimedLine]) -> bool:
-        """Forget results that the store knows. Returns whether nothing is held any more of some batch."""
+        """Forget lines whose results the store has. Returns whether some batch has no held lines any more."""
         before = len(self._held)
         self._held -= Counter(line.batch_id for line in lines)
         return len(self._held) < before
 
     def release_returned(self, lines: Sequence[ClaimedLine]) -> None:
-        """Forget lines that the store has back: the first of `returned`."""
+        """Forget lines that were given back to the store: the first of `returned`."""
         del self._returned[: len(lines)]
         self.release(lines)
 
     def drop(self, batch_ids: Collection[str]) -> int:
-        """Forget the lines of batches that have an ending; how many. Results on their way are refused by the store."""
+        """Forget the lines of batches that have an ending, and return their number. The store refuses their results."""
         dropped = [line for line, _ in self.waiting if line.batch_id in batch_ids]
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
         self.waiting_bytes = sum(line.length for line, _ in self.waiting)
@@ -135,7 +180,7 @@ class ClaimedLines:
         return len(dropped)
 
     def clear(self) -> None:
-        """Forget everything: the lease is lost."""
+        """Forget everything, because the lease is lost."""
         self.waiting.clear()
         self.waiting_bytes = 0
         self.calls.drop(lambda item: False)

@@ -1,4 +1,4 @@
-"""The end of a batch: its output and error files are built from the table, and then it is finished."""
+"""The end of a batch: its output and error files are built from its lines in the store, then it is finished."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from batchwright.service.files.blobs import Blobs, BlobWriter
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
 from batchwright.service.off_loop import off_loop
-from batchwright.service.worker import output_lines
+from batchwright.service.worker.output_lines import error_line
 from batchwright.service.worker.periodic import BACKOFF
-from batchwright.store.records import BatchRecord, Ending, FileRecord, StoredLine
+from batchwright.store.records import BatchRecord, FileRecord
 from batchwright.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -26,10 +26,10 @@ _WRITE_BYTES = 2**20
 async def finish(
     store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits, unix_time: Callable[[], float]
 ) -> bool:
-    """Build the files of a batch with an ending, and finish it. False: it is not this worker's any more.
+    """Build the files of a batch with an ending, and finish it. Returns False if it is not this worker's any more.
 
-    A file without lines is not made. What a crash leaves of the files, `Sweeper` removes; they are built again.
-    Raises what the store raises.
+    A file without lines is not made. Files left by a crash are removed by `Sweeper`, and built again. Raises what the
+    store raises.
     """
     if batch.ending is None:
         raise ValueError(f"{batch.id} has no ending: take_finishing gave a batch that is not to be finished")
@@ -41,14 +41,14 @@ async def finish(
             after = page[-1].number
             unfinished += sum(line.output is None for line in page)
             await good.write([line.output for line in page if line.state == "succeeded" and line.output is not None])
-            await bad.write([_error_line(batch.id, line, batch.ending) for line in page if line.state != "succeeded"])
+            await bad.write([error_line(batch.id, line, batch.ending) for line in page if line.state != "succeeded"])
         output = await good.keep(limits, unix_time())
         errors = await bad.keep(limits, unix_time())
         finished = await _recorded(
             partial(store.finish, worker, batch.id, output=output, errors=errors, unfinished=unfinished)
         )
         if not finished:
-            # A database that restarted while it finished the batch may have done it and not said so.
+            # A database that restarted meanwhile may have finished the batch without saying so.
             ids = [file.id for file in (output, errors) if file is not None]
             known = await store.known_files(ids)
             await blobs.remove([file_id for file_id in ids if file_id not in known])
@@ -56,7 +56,7 @@ async def finish(
 
 
 async def _recorded(record: Callable[[], Awaitable[bool]]) -> bool:
-    """Return the result of `record`, once the store is there: what was built is kept meanwhile."""
+    """Return the result of `record`, repeated until the store is available; the built files are kept meanwhile."""
     failures = 0
     while True:
         try:
@@ -69,14 +69,8 @@ async def _recorded(record: Callable[[], Awaitable[bool]]) -> bool:
             await asyncio.sleep(BACKOFF.pause(failures))
 
 
-def _error_line(batch_id: str, line: StoredLine, ending: Ending) -> bytes:
-    if line.output is not None:
-        return line.output
-    return output_lines.unfinished(batch_id, line.number, line.custom_id, ending)
-
-
 class _LineFile:
-    """A file of lines, made with the first one."""
+    """File of lines, which is made when the first one is written."""
 
     def __init__(self, blobs: Blobs, open_files: AsyncExitStack, batch: BatchRecord, what: str) -> None:
         self._blobs = blobs
@@ -104,7 +98,7 @@ class _LineFile:
         self._size = 0
 
     async def keep(self, limits: ServiceLimits, now: float) -> FileRecord | None:
-        """Return the record of the file, durable now; None when it has no lines."""
+        """Make the file durable and return its record; None when it has no lines."""
         await self._flush()
         if self._writer is None:
             return None

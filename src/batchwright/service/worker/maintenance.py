@@ -1,4 +1,4 @@
-"""Periodic maintenance: expiry, reaping of leases, removal of what is dead."""
+"""Periodic maintenance: expiry of batches, reaping of leases, removal of dead files and lines."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from batchwright.store.store import Store
 _log = logging.getLogger(__name__)
 _FILES_AT_A_TIME = 100
 _ROWS_AT_A_TIME = 5000
-"""Rows that take some tens of milliseconds of the database's time."""
+"""Number of rows that take the database some tens of milliseconds."""
 _LOOK_FOR_ROWS = 30.0
 _BETWEEN_ROWS = 0.1
-"""Seconds that others have the database for themselves."""
+"""Seconds between two removals, during which the database is free for others."""
 
 
 @dataclass(slots=True)
 class _Task:
     perform: Callable[[float], Awaitable[bool]]
-    """Do it, at this time. Returns whether it made work for a worker."""
+    """Function called with the time; returns whether it made work for workers."""
     period: float
     due: float = float("-inf")
 
 
 class Maintenance:
-    """Periodic maintenance of a process with a store. Several processes may do it at once."""
+    """Maintenance of a store by one process. Several processes may do it at once."""
 
     def __init__(self, store: Store, blobs: Blobs, limits: ServiceLimits, *, max_crashes: int = MAX_CRASHES) -> None:
-        """`max_crashes`: deaths of its process after which a line fails."""
+        """`max_crashes`: number of processes that die of a line before it fails."""
         self._store = store
         self._max_crashes = max_crashes
         self._blobs = blobs
@@ -43,22 +43,22 @@ class Maintenance:
         self._custody = Custody(store, blobs)
         self._sweeper = Sweeper(store, blobs, self._custody)
         self._estranged = False
-        """Whether it was logged that files are not removed."""
+        """Whether it was logged that no files are removed."""
         self._removal = _Task(self._remove_lines, _LOOK_FOR_ROWS)
-        self._urgent = [_Task(self._expire, 1.0), _Task(self._reap, 5.0), _Task(self._bury, 30.0)]
+        self._urgent = [_Task(self._expire, 1.0), _Task(self.reap, 5.0), _Task(self._bury, 30.0)]
         self._tasks = [*self._urgent, _Task(self._sweep, 600.0), self._removal]
 
     async def perform(self, now: float) -> bool:
-        """Do the tasks that are due at `now` (monotonic seconds). Returns whether there is new work for workers.
+        """Perform the tasks that are due at `now` (monotonic seconds). Returns whether there is new work for workers.
 
-        Raises what the store raises; what was not done then is still due.
+        Raises what the store raises, after the other tasks; a task that failed is still due.
         """
         found, failure = False, None
         for task in self._tasks:
             if now >= task.due:
                 try:
                     found = await task.perform(now) or found
-                except Exception as error:  # it does not stop the others
+                except Exception as error:  # the other tasks go on
                     failure = failure or error
                 else:
                     task.due = now + task.period
@@ -67,26 +67,23 @@ class Maintenance:
         return found
 
     def next_due(self) -> float:
-        """Return when `perform` has something to do."""
+        """Return when the next task is due."""
         return min(task.due for task in self._tasks)
 
     def close(self) -> None:
-        """Leave to another process what one does for all."""
+        """Leave the tasks that one process does for all to another."""
         self._sweeper.close()
 
     def hasten(self) -> None:
-        """Look at once after dead files, dead workers, and batches that have expired."""
+        """Make the tasks for expired batches, dead workers and dead files due at once."""
         for task in self._urgent:
             task.due = float("-inf")
 
     async def _expire(self, now: float) -> bool:
         return bool(await self._store.expire_batches())
 
-    async def _reap(self, now: float) -> bool:
-        return await self.reap()
-
-    async def reap(self) -> bool:
-        """Take lines from workers that died. Returns whether there were any."""
+    async def reap(self, now: float | None = None) -> bool:
+        """Take lines from dead workers. Returns whether there were any."""
         lines = await self._store.reap(max_crashes=self._max_crashes)
         if lines:
             _log.warning(
@@ -112,7 +109,7 @@ class Maintenance:
         return False
 
     async def _remove_lines(self, now: float) -> bool:
-        # Not all at once: meanwhile no batch would expire.
+        # Not all at once, since no batch would expire meanwhile.
         more = await self._store.remove_lines(_ROWS_AT_A_TIME, age=self._limits.file_age)
         self._removal.period = _BETWEEN_ROWS if more else _LOOK_FOR_ROWS
         return False

@@ -1,4 +1,4 @@
-"""Lines of output and error files, and the token counts in the bodies that they carry."""
+"""Lines of output and error files, and the token counts in their bodies."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from batchwright.lines.batch_line import (
 )
 from batchwright.lines.line_executor import Outcome
 from batchwright.lines.line_retries import nobody_computes
-from batchwright.store.records import ClaimedLine, Ending, LineResult, TokenUsage
+from batchwright.store.records import ClaimedLine, Ending, LineResult, StoredLine, TokenUsage
 
 UNFINISHED: dict[Ending, tuple[str, str]] = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed because the batch was cancelled."),
 }
-"""Code and message of a line that the end of its batch left without a result."""
+"""Code and message of a line that has no result when its batch ends."""
 
 
 def key_of(batch_id: str) -> str:
-    """Return the part of results' ids that tells a batch from others."""
+    """Return the part of result ids that identifies a batch."""
     return batch_id.removeprefix("batch_")
 
 
 def result_of(line: ClaimedLine, outcome: Outcome) -> LineResult | None:
-    """Return the result of a line, given its outcome; None where it is to be computed again, here or elsewhere."""
+    """Return the result of a line with this outcome; None: it is to be computed again, here or elsewhere."""
     if outcome is None or (isinstance(outcome, Exception) and nobody_computes(outcome)):
         return None
+    place = key_of(line.batch_id), line.number, line.custom_id
     if isinstance(outcome, dict):
-        return _succeeded(line, outcome)
+        answer = encode_answer(*place, outcome)
+        return LineResult(line.batch_id, line.number, line.attempt, True, answer, usage_of(outcome))
     if isinstance(outcome, InputBroken):
         return _failed(line, outcome.code, str(outcome))
     if is_timeout(outcome):
         return _failed(line, REQUEST_TIMEOUT, str(outcome))
-    output = encode_refusal(key_of(line.batch_id), line.number, line.custom_id, outcome)
-    return LineResult(line.batch_id, line.number, line.attempt, False, output)
+    return LineResult(line.batch_id, line.number, line.attempt, False, encode_refusal(*place, outcome))
 
 
 def crashed(line: ClaimedLine) -> LineResult:
-    """Return the result of a line that ended the process each time that it was computed."""
+    """Return the result of a line whose process died each time that it was computed."""
     return _failed(
         line,
         "crashed",
@@ -55,10 +56,12 @@ def crashed(line: ClaimedLine) -> LineResult:
     )
 
 
-def unfinished(batch_id: str, number: int, custom_id: str, ending: Ending) -> bytes:
-    """Return the line of the error file for a line that the end of its batch left without a result."""
+def error_line(batch_id: str, line: StoredLine, ending: Ending) -> bytes:
+    """Return a line of the error file: the result of `line`, or what the end of its batch makes of one without."""
+    if line.output is not None:
+        return line.output
     code, message = UNFINISHED[ending]
-    return encode_failure(key_of(batch_id), number, custom_id, {"code": code, "message": message})
+    return encode_failure(key_of(batch_id), line.number, line.custom_id, {"code": code, "message": message})
 
 
 def usage_of(body: Mapping[str, Any]) -> TokenUsage:
@@ -71,12 +74,7 @@ def usage_of(body: Mapping[str, Any]) -> TokenUsage:
     )
 
 
-def _succeeded(line: ClaimedLine, body: Mapping[str, Any]) -> LineResult:
-    output = encode_answer(key_of(line.batch_id), line.number, line.custom_id, body)
-    return LineResult(line.batch_id, line.number, line.attempt, True, output, usage_of(body))
-
-
 def _failed(line: ClaimedLine, code: str, message: str) -> LineResult:
-    """Return the result of a line that got no answer at all."""
+    """Return the result of a line that has no response."""
     output = encode_failure(key_of(line.batch_id), line.number, line.custom_id, {"code": code, "message": message})
     return LineResult(line.batch_id, line.number, line.attempt, False, output)

@@ -1,4 +1,4 @@
-"""A step done again and again: at once while there is work, otherwise when woken or after a while."""
+"""A loop that repeats a step: at once while there is work, otherwise when woken or after a pause."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from batchwright.errors import LeaseLost, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 BACKOFF = Backoff(first=0.1, longest=5.0)
-"""Backoff of a step that everything here depends on."""
+"""Backoff of failed steps; short, because everything in the process depends on them."""
 
 
 class PeriodicTask:
-    """One of the loops of a worker. It outlives whatever its step raises, except cancellation."""
+    """Loop of a worker. It continues whatever its step raises, except cancellation."""
 
     def __init__(self, name: str, step: Callable[[], Awaitable[bool]], pause: Callable[[], float | None]) -> None:
-        """`step` returns whether there may be more to do at once; `pause` for how many seconds to wait otherwise (None:
-        until woken).
-        """
+        """`step` returns whether to repeat it at once; else `pause` gives the seconds to wait (None: until woken)."""
         self._name = name
         self._step = step
         self._pause = pause
         self._woken = asyncio.Event()
         self._failures = 0
         self.idle = False
-        """Whether the last step found nothing to do, and nothing woke the loop since."""
+        """Whether the last step found nothing to do, and the loop was not woken since."""
 
     def wake(self) -> None:
-        """Note that there is something to do."""
+        """Run the step soon, because there is something to do."""
         self.idle = False
         self._woken.set()
 
@@ -41,26 +39,19 @@ class PeriodicTask:
             try:
                 busy = await self._step()
                 self._failures = 0
-                # A wake during the step may have come after the step had looked.
+                # The step may have missed what it was woken for while it ran.
                 self.idle = not busy and not self._woken.is_set()
             except LeaseLost:
                 busy = True
-            except StoreUnavailable as error:
-                busy = await self._fail(error)
             except Exception as error:
-                busy = await self._fail(error, exc_info=True)
+                busy = True
+                self._failures += 1
+                delay = BACKOFF.pause(self._failures)
+                unexpected = not isinstance(error, StoreUnavailable)
+                _log.warning("%s: %s; trying again in %.1f s", self._name, error, delay, exc_info=unexpected)
+                await asyncio.sleep(delay)
             if not busy:
-                await self._rest(self._pause())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
+                        await self._woken.wait()
             self._woken.clear()
-
-    async def _fail(self, error: Exception, *, exc_info: bool = False) -> bool:
-        self._failures += 1
-        delay = BACKOFF.pause(self._failures)
-        _log.warning("%s: %s; trying again in %.1f s", self._name, error, delay, exc_info=exc_info)
-        await asyncio.sleep(delay)
-        return True
-
-    async def _rest(self, seconds: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()

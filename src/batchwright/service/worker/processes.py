@@ -1,9 +1,9 @@
-"""The identity of a worker's process, so that another one on the same machine sees when it has ended.
+"""Identity of a worker's process, by which another process on the same machine sees that it has ended.
 
-A process that is killed cannot give back what it holds. Its lease does in the end; but whoever sees that it has ended
-need not wait for that. It is seen only where it is certain: on the same boot of the same kernel, in the same namespace
-of process ids, of a process with the same id and the same start. All else is left to the lease, which is also what
-keeps a result from counting twice if this were ever wrong.
+A killed process cannot give back its lines. They are free when its lease runs out, but a process that knows that it has
+ended need not wait for that. This is known only on the same boot of the same kernel, in the same namespace of process
+ids, by the process id and its start time. Everything else is left to the lease, which also keeps a result from counting
+twice if this were ever wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STARTED = 19
-"""Place of the start among the fields of `stat` that follow the name."""
+"""Index of the start time among the fields of `stat` after the name."""
 
 
 def process_name() -> str:
@@ -23,13 +23,13 @@ def process_name() -> str:
 
 
 def this_process(proc: Path = _PROC) -> str | None:
-    """Return what tells this process from every other one, for `has_ended`; None where the system does not tell."""
+    """Return the unique identity of this process, for `has_ended`; None where the system does not tell it."""
     place, started = _place(proc), _started(proc, os.getpid())
     return None if place is None or started is None else f"{place}/{os.getpid()}/{started}"
 
 
 def has_ended(process: str, proc: Path = _PROC) -> bool:
-    """Return whether the process with this identity has ended. False where that cannot be seen from here."""
+    """Return whether the process with this identity is known to have ended."""
     place, pid, started = process.rsplit("/", 2)
     if place != _place(proc):
         return False
@@ -38,14 +38,13 @@ def has_ended(process: str, proc: Path = _PROC) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        # Another user's, which this may not signal: it is there.
-        pass
+        pass  # it exists and belongs to another user
     found = _started(proc, int(pid))
     return found is not None and found != started
 
 
 def _place(proc: Path) -> str | None:
-    """Return where process ids and their starts mean what they mean here: this boot, and the namespaces of both."""
+    """Return the scope in which process ids and start times are comparable: this boot, and the namespaces of both."""
     try:
         if (proc / "self").readlink() != Path(str(os.getpid())):
             return None  # mounted from another namespace
@@ -57,10 +56,10 @@ def _place(proc: Path) -> str | None:
 
 
 def _started(proc: Path, pid: int) -> str | None:
-    """Return when a process began, in ticks since the boot; None: it is not there, or is hidden."""
+    """Return when a process started, in ticks since the boot; None: it does not exist, or is hidden."""
     try:
         stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name of the program is in parentheses and may hold anything, parentheses too.
+    # The name of the program is in parentheses and may contain parentheses.
     return stat.rpartition(")")[2].split()[_STARTED]

@@ -1,7 +1,7 @@
-"""Validation of a batch's input: every line is checked and noted in the store, or the batch is refused with reasons.
+"""Validation of a batch's input: all lines are checked and added to the store, or the batch is rejected with reasons.
 
-The file is read as a stream, once to count its lines and once to check them, in threads and a piece at a time: so
-memory is flat and the event loop goes on.
+The file is read twice as a stream, to count its lines and to check them, in threads and piece by piece, so that memory
+stays constant and the event loop is not blocked.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from batchwright.store.store import Store
 
 MAX_PROBLEMS = 100
 _ADDED_LINES = 4000
-"""Lines added in a transaction."""
+"""Number of lines added in one transaction."""
 _PIECE_LINES = 500
-"""Lines for which a thread may hold the interpreter."""
+"""Most lines that a thread checks in one go, since it holds the interpreter meanwhile."""
 _PIECE_BYTES = 2**20
 _READ_BYTES = 2**20
 
 
 async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, limits: ServiceLimits) -> bool:
-    """Bring `batch` from validating to in progress, or to failed. False: it is not this worker's any more.
+    """Move `batch` from validating to in progress or failed. Returns False if it is not this worker's any more.
 
-    Raises what the store raises; the batch is then validated again, from the start.
+    Raises what the store raises; the batch is then validated again from the start.
     """
     try:
         file = await off_loop(blobs.open, batch.input_file_id)
@@ -44,7 +44,7 @@ async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, 
             ready += piece or ()
             if piece is not None and len(ready) < _ADDED_LINES:
                 continue
-            # Once it is certain to be refused, its lines need not be noted.
+            # The lines of a batch that will be rejected are not needed.
             if not check.problems and not await store.add_lines(worker, batch.id, ready):
                 return False
             ready.clear()
@@ -54,7 +54,7 @@ async def validate(store: Store, blobs: Blobs, worker: str, batch: BatchRecord, 
 
 
 class LineCheck:
-    """Reads one input file and judges it. Its methods block."""
+    """Check of one input file. Its methods block."""
 
     def __init__(self, file: BinaryIO, endpoint: str, limits: ServiceLimits) -> None:
         self._file = file
@@ -64,13 +64,13 @@ class LineCheck:
         self._lines: Iterator[tuple[int, int, bytes | None]] = iter(())
         self._ended = False
         self.problems: list[BatchProblem] = []
-        """Problems by line, at most `MAX_PROBLEMS`."""
+        """Problems found, at most `MAX_PROBLEMS`."""
         self.total = 0
-        """Number of lines that are not blank."""
+        """Number of lines so far that are not blank."""
         self.model: str | None = None
 
     def count(self) -> None:
-        """Count the lines, so that it is known before the first is read how many ids there can be."""
+        """Count the lines, so that the number of ids is known before the first line is checked."""
         newlines = 0
         while content := self._file.read(_READ_BYTES):
             newlines += content.count(b"\n")
@@ -79,14 +79,14 @@ class LineCheck:
         self._lines = split_lines(self._file, self._limits.max_line_bytes)
 
     def next_piece(self) -> list[NewLine] | None:
-        """Return the next good lines, perhaps none; None when the end is reached, or enough is wrong."""
+        """Return the next valid lines, perhaps none; None at the end of the file, or after too many problems."""
         if self._ended:
             return None
         found: list[NewLine] = []
         size = 0
         for number, offset, content in self._lines:
             if content is None:
-                self._blame_line(line_too_long(self._limits.max_line_bytes), number)
+                self._blame(line_too_long(self._limits.max_line_bytes), number)
             elif content and not content.isspace():
                 size += len(content)
                 self._take(number, offset, content, found)
@@ -100,7 +100,8 @@ class LineCheck:
     def _take(self, number: int, offset: int, content: bytes, found: list[NewLine]) -> None:
         self.total += 1
         if self.total > self._limits.max_lines:
-            self._blame("too_many_lines", f"The input file has more than {self._limits.max_lines:,} lines: split it.")
+            told = f"The input file has more than {self._limits.max_lines:,} lines: split it."
+            self.problems.append(BatchProblem("too_many_lines", told))
             self._ended = True
             return
         try:
@@ -110,13 +111,13 @@ class LineCheck:
             if holder is not None:
                 raise duplicate_id(holder)
         except InvalidRequest as error:
-            self._blame_line(error, number)
+            self._blame(error, number)
             return
         self.model = self.model or line.model
         found.append(NewLine(number, line.custom_id, offset, len(content)))
 
     def _check_batch(self, line: BatchLine) -> None:
-        """Raise `InvalidRequest` for a line that is good by itself, but not beside the others of its batch."""
+        """Raise `InvalidRequest` for a valid line that does not fit its batch."""
         if line.endpoint != self._endpoint:
             raise InvalidRequest(
                 f"url is {shown(line.endpoint)}: it must be the endpoint of the batch, {self._endpoint!r}.",
@@ -131,9 +132,6 @@ class LineCheck:
                 code="mismatched_model",
             )
 
-    def _blame_line(self, error: InvalidRequest, line: int) -> None:
-        self._blame(error.code, str(error), line, error.param)
-
-    def _blame(self, code: str, message: str, line: int | None = None, param: str | None = None) -> None:
-        self.problems.append(BatchProblem(code, message, param, line))
+    def _blame(self, error: InvalidRequest, line: int) -> None:
+        self.problems.append(BatchProblem(error.code, str(error), error.param, line))
         self._ended = len(self.problems) >= MAX_PROBLEMS

@@ -1,16 +1,16 @@
 """A worker: takes batches and lines from the store, has them computed, and commits the results.
 
-It runs on the event loop of its process, beside the server or alone, as a few loops that know of each other only
-through the store and the lines that are claimed:
+It runs on the event loop of its process, with the server or alone, as a few loops that share only the store and the
+claimed lines:
 
 - *feed* claims lines so that the model has what it wants and some are ready (`claim_plan.py`), and starts them;
-- *commit* hands over all results that were gathered while the commit before was under way;
-- *validate* and *finish* see to the beginning and the end of batches;
-- *lease* keeps the lease, and drops lines of batches that have been ended;
-- *maintenance* does what is done from time to time (`maintenance.py`).
+- *commit* commits all results that were gathered during the previous commit;
+- *validate* and *finish* begin and end batches;
+- *lease* renews the lease, and drops the lines of batches that have been ended;
+- *maintenance* performs periodic tasks (`maintenance.py`).
 
-What the store refuses for now (`StoreUnavailable`) is tried again, and results wait for it. When the lease is lost, all
-claimed lines are forgotten, since others may compute them, and the worker registers again.
+While the store is unavailable, operations are repeated and results wait. When the lease is lost, all claimed lines are
+forgotten, since other workers may compute them, and the worker registers again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import partial
+from itertools import compress
 from typing import Self
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import InputBroken, InvalidRequest, LeaseLost, NotFound, StoreUnavailable
-from batchwright.inference.inference import Call, Inference
-from batchwright.lines.batch_line import decode_line, request_id
+from batchwright.errors import LeaseLost, StoreUnavailable
+from batchwright.inference.inference import Inference
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy
 from batchwright.policies.suspects import MAX_CRASHES
-from batchwright.request import Flow
-from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import output_lines
 from batchwright.service.worker.claim_plan import ClaimPlan
-from batchwright.service.worker.claimed_lines import ClaimedLines
+from batchwright.service.worker.claimed_lines import ClaimedLines, Item, call_of, read_contents
 from batchwright.service.worker.finisher import finish
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask
@@ -54,13 +52,13 @@ _log = logging.getLogger(__name__)
 
 _CLAIM_LINES = 4096
 _READY_BYTES = 32 * 2**20
-"""Most bytes of lines that wait, approximately."""
+"""Most bytes of waiting lines, approximately."""
 _SHORT_POLL = 0.05
-"""Seconds between looks at what the model wants, while lines wait for it."""
+"""Seconds between checks whether the model wants more, while lines wait."""
 _REST = 1.0
-"""Seconds without claims after the inference said that it cannot compute."""
+"""Seconds without claims after the inference has said that it cannot compute."""
 _LAST_COMMITS = 5.0
-"""Seconds at least that a worker that stops gets to hand over its results."""
+"""Least seconds that a stopping worker has for committing its results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +68,13 @@ class WorkerOptions:
     concurrency: int | None = None
     """Most lines being computed at once; None: as many as the model wants."""
     lease: float = 15.0
-    """Seconds for which its lines are safe from others when nothing is heard of it."""
+    """Seconds after which lines of a worker that does not renew its lease go to others."""
     poll: float = 1.0
-    """Seconds between looks at the store for what other processes did."""
+    """Seconds between checks of the store for changes by other processes."""
     request_timeout: float | None = 3600.0
-    """Seconds for one try to compute a line; None: any."""
+    """Most seconds for one try to compute a line; None: no limit."""
     max_crashes: int = MAX_CRASHES
-    """Deaths of the process that computes it after which a line fails."""
+    """Number of processes that die of a line before it fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
 
@@ -87,17 +85,17 @@ class WorkerStats:
 
     succeeded: int = 0
     failed: int = 0
-    """Lines whose error was committed."""
+    """Number of lines whose error was committed."""
     refused: int = 0
-    """Results that the store did not take: the batch had ended, or another worker has the line."""
+    """Number of results that the store refused, since the batch had ended or another worker has the line."""
     crashed: int = 0
-    """Lines given up because the process died each time that they were computed."""
+    """Number of lines given up because the process died each time that they were computed."""
     commits: int = 0
     leases_lost: int = 0
 
 
 class Worker:
-    """Worker that works from `start` to `stop`. All methods are called on one event loop."""
+    """Worker that is active from `start` to `stop`. All methods are called on one event loop."""
 
     def __init__(
         self,
@@ -111,7 +109,7 @@ class Worker:
         unix_time: Callable[[], float] = time.time,
         draw: random.Random | None = None,
     ) -> None:
-        """`rates` is told of what is committed; `draw` is for the random part of the delays between tries."""
+        """`rates` is told of committed lines; `draw` gives the random part of the delays between tries."""
         self._store = store
         self._blobs = blobs
         self._inference = inference
@@ -122,9 +120,9 @@ class Worker:
         self._rates = rates or BatchRates()
         self._maintenance = Maintenance(store, blobs, self._options.limits, max_crashes=self._options.max_crashes)
         self._plan = ClaimPlan(self._clock.now())
-        self._executor = LineExecutor[tuple[ClaimedLine, bytes]](
+        self._executor = LineExecutor[Item](
             inference,
-            call_of=self._call,
+            call_of=partial(call_of, timeout=self._options.request_timeout),
             done=self._line_ended,
             following=self._following,
             timeout=self._options.request_timeout,
@@ -135,28 +133,28 @@ class Worker:
         self._claimed = ClaimedLines(self._executor)
         self._lease = WorkerLease(store, self._options.lease, self._clock, self._lease_lost)
         self._look_at = self._claim_at = self._rest_until = float("-inf")
-        """Times before which not to look for ended batches, and not to claim, the last one whatever happens."""
+        """Earliest times to look for ended batches, to claim, and to claim if there may be more."""
         self._claims_begun = 0
         self._empty_claim = 0
-        """Number of the last claim, when nothing was held and it found nothing; otherwise 0."""
+        """Number of the last claim if it was made while nothing was held and found nothing; otherwise 0."""
         self._settled_since: int | None = None
-        """Number of claims when the store was first seen with nothing in work, if it has been so since."""
+        """Value of `_claims_begun` since which no line in the store is being computed; None if some line is."""
         self._in_doubt = False
-        """Whether a failed claim may have been made nevertheless: the worker may hold lines without knowing."""
+        """Whether a claim failed that the store may have made: the worker may hold lines that it does not know of."""
         self._reaped = False
         self._suspects = False
-        """Whether it computes lines of which there may be few at once, since a process died with them in work."""
+        """Whether it computes lines that a process may have died of, few of which are claimed at once."""
         self._line_bytes = 65_536.0
-        """Average bytes of a line; a guess until there are some."""
+        """Average size of a line in bytes; a guess until the first claim."""
         self._moved = asyncio.Event()
-        """Event that a line ended, or was handed over."""
+        """Event set when a line ended, was committed or was given back."""
         self._loops: dict[str, PeriodicTask] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     # For its owner.
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start the loops."""
         poll = self._options.poll
         steps: dict[str, tuple[Callable[[], Awaitable[bool]], Callable[[], float | None]]] = {
             "lease": (self._keep_lease, lambda: min(poll, self._options.lease / 3)),
@@ -171,7 +169,7 @@ class Worker:
             self._tasks[name] = asyncio.create_task(loop.run())
 
     def wake(self) -> None:
-        """Look at once for work that this process made, and for batches that it ended."""
+        """Look at once for new work and for batches that were ended, because this process made a change."""
         self._look_at = self._claim_at = float("-inf")
         self._settled_since = None
         self._maintenance.hasten()
@@ -189,18 +187,17 @@ class Worker:
         return len(self._executor)
 
     async def until_idle(self) -> None:
-        """Wait until neither this worker nor another has anything left to do. Paused batches do not count."""
+        """Wait until no worker has anything left to do. Paused batches do not count."""
         while True:
-            with suppress(StoreUnavailable):  # what is left to do is not known meanwhile
+            with suppress(StoreUnavailable):  # then it is not known what is left
                 if await self._idle():
                     return
             await asyncio.sleep(self._options.poll)
 
     async def stop(self, grace: float = 30.0) -> None:
-        """Give back what was not begun or would be tried again, finish what is being computed within `grace` seconds,
-        and give back the rest.
+        """Give back lines that were not begun or would be tried again, finish running ones, and commit the results.
 
-        Results that were gathered are committed. Nothing happens when it was not started.
+        Lines that have not ended after `grace` seconds are given back too. Does nothing unless started.
         """
         if not self._tasks:
             return
@@ -223,12 +220,10 @@ class Worker:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.stop()
 
-    # Its loops.
+    # Steps of the loops.
 
     async def _keep_lease(self) -> bool:
         if not await self._lease.keep():
@@ -237,9 +232,9 @@ class Worker:
         if now >= self._look_at and self._claimed.batches:
             self._look_at = now + self._options.poll
             ended = await self._store.ending_among([*self._claimed.batches])
-            if ended and self._claimed.drop(ended):
-                self._loops["feed"].wake()
             if ended:
+                if self._claimed.drop(ended):
+                    self._loops["feed"].wake()
                 self._loops["finish"].wake()
         return False
 
@@ -258,7 +253,7 @@ class Worker:
             return False
         limit = min(wanted, _CLAIM_LINES, max(1, int(_READY_BYTES / self._line_bytes)))
         if not self._reaped:
-            # What the process before this one left must be known while nothing is held: suspects are taken then.
+            # Lines left by an earlier process must be known while nothing is held: only then are suspects claimed.
             await self._maintenance.reap()
             self._reaped = True
         held_nothing = self._claimed.empty
@@ -270,11 +265,11 @@ class Worker:
             except StoreUnavailable:
                 self._in_doubt = True
                 raise
-            # One that holds something may get nothing so that it can take suspects afterwards.
+            # A worker that holds lines may get none, so that it can take suspects afterwards.
             self._empty_claim = claim if held_nothing and not lines else 0
             lines = self._without_given_up(worker, lines)
             try:
-                contents = await self._read(lines)
+                items = await read_contents(self._blobs, lines)
             except BaseException:
                 if worker == self._lease.id:
                     self._claimed.give_back(lines)
@@ -286,12 +281,12 @@ class Worker:
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._lease.id:
-            self._claimed.take(contents)
+            self._claimed.take(items)
             self._fill()
         return bool(lines)
 
     def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
-        """Return the lines that are to be computed; the others fail."""
+        """Return the lines to compute, and fail those that were given up."""
         given_up = [line for line in lines if line.given_up]
         if not given_up:
             return lines
@@ -304,29 +299,12 @@ class Worker:
         return [line for line in lines if not line.given_up]
 
     async def _settled(self) -> bool:
-        """Once all that is known to be held is handed over, give back what is held without knowing."""
+        """Give back lines held unknowingly, if no others are held. Returns whether none are held afterwards."""
         if not self._claimed.empty:
             return False
         await self._lease.retire()
         self._in_doubt = False
         return True
-
-    async def _read(self, lines: list[ClaimedLine]) -> list[tuple[ClaimedLine, bytes]]:
-        """Return each line with its bytes in the input; nothing for one that is not there, which then fails."""
-        places: dict[str, list[int]] = {}
-        for place, line in enumerate(lines):
-            places.setdefault(line.input_file_id, []).append(place)
-        found = [b""] * len(lines)
-        for file_id, members in places.items():
-            spans = [(lines[place].offset, lines[place].length) for place in members]
-            try:
-                read = await self._blobs.read_spans(file_id, spans)
-            except (NotFound, InputBroken) as error:
-                _log.error("%s: %s", lines[members[0]].batch_id, error)
-                continue
-            for place, content in zip(members, read, strict=True):
-                found[place] = content
-        return [*zip(lines, found, strict=True)]
 
     async def _commit(self) -> bool:
         if self._lease.id is None:
@@ -359,7 +337,7 @@ class Worker:
                 if self._claimed.release(results):
                     self._loops["finish"].wake()
                 if self._suspects or self._claimed.empty:
-                    # There may be more for a worker that holds less.
+                    # A worker that holds less may get more.
                     self._claim_at = min(self._claim_at, self._rest_until)
                     self._loops["feed"].wake()
                 self._fill()
@@ -375,7 +353,7 @@ class Worker:
             except (LeaseLost, StoreUnavailable):
                 raise
             except Exception as error:
-                # It must not stand in the way of the batches behind it.
+                # It must not block the batches behind it.
                 _log.exception("%s cannot be validated", batch.id)
                 problem = BatchProblem("internal_error", f"The input file cannot be read: {type(error).__name__}.")
                 await self._store.reject(worker, batch.id, [problem])
@@ -400,11 +378,11 @@ class Worker:
                 self._loops[name].wake()
         return False
 
-    # What they share.
+    # Shared by the loops.
 
     @property
     def _room(self) -> int:
-        """Number of lines that there is room for."""
+        """Number of further lines that can be started."""
         room, most = self._executor.room, self._options.concurrency
         return max(0, room if most is None else min(room, most - self.in_flight))
 
@@ -414,28 +392,11 @@ class Worker:
                 return
             self._executor.start(item)
 
-    def _following(self) -> tuple[ClaimedLine, bytes] | None:
-        """Return the line to compute in the place of one that has just ended."""
+    def _following(self) -> Item | None:
+        """Return the line to compute in place of one that has just ended."""
         return self._claimed.next() if self._room else None
 
-    def _call(self, item: tuple[ClaimedLine, bytes], pauses: Callable[[Exception | None], None]) -> Call:
-        line, content = item
-        try:
-            body = decode_line(content)["body"]
-        except (InvalidRequest, KeyError) as error:
-            raise InputBroken(f"The line was not found where it was validated: {error}.") from error
-        return Call(
-            line.endpoint,
-            bounded_priority(body, line.best_priority),
-            request_id(output_lines.key_of(line.batch_id), line.number),
-            "batch",
-            self._options.request_timeout,
-            pauses,
-            # One share for all lines of a tenant: between its batches their windows decide, when lines are claimed.
-            flow=Flow(line.tenant, "lines"),
-        )
-
-    def _line_ended(self, item: tuple[ClaimedLine, bytes], outcome: Outcome) -> None:
+    def _line_ended(self, item: Item, outcome: Outcome) -> None:
         line, _ = item
         if isinstance(outcome, Exception) and hides_details(outcome):
             _log.warning("line %d of %s failed: %s", line.number, line.batch_id, outcome)
@@ -454,16 +415,13 @@ class Worker:
 
     def _count(self, results: list[LineResult], taken: list[bool]) -> None:
         self.stats.commits += 1
-        lines = Counter(result.batch_id for result, took in zip(results, taken, strict=True) if took)
-        for batch_id, count in lines.items():
+        committed = [*compress(results, taken)]
+        for batch_id, count in Counter(result.batch_id for result in committed).items():
             self._rates.committed(batch_id, count, self._clock.now())
-        for result, took in zip(results, taken, strict=True):
-            if not took:
-                self.stats.refused += 1
-            elif result.succeeded:
-                self.stats.succeeded += 1
-            else:
-                self.stats.failed += 1
+        succeeded = sum(result.succeeded for result in committed)
+        self.stats.succeeded += succeeded
+        self.stats.failed += len(committed) - succeeded
+        self.stats.refused += len(results) - len(committed)
 
     def _lease_lost(self) -> None:
         self.stats.leases_lost += 1
