@@ -20,8 +20,8 @@ OptionGroup: TypeAlias = Literal["Engine", "Two classes of traffic"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def _option(default: Any, told: str, *, group: OptionGroup = "Engine", changes_results: bool = False) -> Any:
-    return field(default=default, metadata={"help": told, "group": group, "changes_results": changes_results})
+def _option(default: Any, description: str, *, group: OptionGroup = "Engine", changes_results: bool = False) -> Any:
+    return field(default=default, metadata={"help": description, "group": group, "changes_results": changes_results})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +45,18 @@ class EngineConfig:
 
     dtype: DtypeName = _option(
         "auto",
-        "auto, float32, bfloat16 or float16. auto: bfloat16 where that is fast, else float32.",
+        "auto, float32, bfloat16 or float16. auto: bfloat16 where it is fast, otherwise float32.",
         changes_results=True,
     )
     quantization: Literal["int8"] | None = _option(
         None,
-        "int8: multiply in 8 bits; compiled layers keep keys and values so too. Default: as dtype says.",
+        "int8: multiply in 8 bits; compiled layers also store keys and values in 8 bits. Default: none.",
         changes_results=True,
     )
     deterministic: bool = _option(
         False,
-        "Promise that an answer is bitwise independent of what else is computed with it; where that cannot be "
-        "promised, nothing starts and the reason is told.",
+        "Guarantee that an answer is bitwise independent of what else is computed with it; where that is "
+        "impossible, refuse to start and say why.",
         changes_results=True,
     )
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.")
@@ -64,25 +64,25 @@ class EngineConfig:
     max_num_seqs: int | None = _option(None, "Most sequences in a step. Default: 256.")
     max_model_len: int | None = _option(
         None,
-        "Most tokens of a prompt and its answer together. Default: what the model was made for.",
+        "Most tokens of a prompt and its answer together. Default: the limit of the model.",
         changes_results=True,
     )
     kv_memory: int | str | None = _option(
-        None, "Memory for the KV cache, such as 2GiB. Default: a share of what is free."
+        None, "Memory for the KV cache, such as 2GiB. Default: a share of the free memory."
     )
-    prefix_caching: bool = _option(True, "Keep keys and values of shared beginnings.")
+    prefix_caching: bool = _option(True, "Reuse keys and values of prompts that begin alike.")
     drafting: bool = _option(
-        True, "Fill steps of few rows with guesses at the next tokens of greedy requests, which change no token."
+        True, "Fill small steps with guesses of the next tokens of greedy requests; no token is changed."
     )
     body: BodyName = _option(
         "auto",
-        "What computes the model: fused (the Llama family), transformers (any architecture), or auto, the fastest that "
-        "is right.",
+        "Implementation of the model: fused (the Llama family), transformers (any architecture), or auto, the "
+        "fastest that supports the model.",
         changes_results=True,
     )
     attention: AttentionName = _option(
         "auto",
-        "What computes attention: native, triton, sdpa, reference, or auto, the fastest that works here.",
+        "Implementation of attention: native, triton, sdpa, reference, or auto, the fastest that works here.",
         changes_results=True,
     )
     ttft_ms: float | None = _option(
@@ -92,18 +92,18 @@ class EngineConfig:
     )
     tpot_ms: float | None = _option(
         None,
-        "Goal for the time between two tokens of an online request, in milliseconds; it bounds how many batch tokens "
-        "a step carries. Default: none.",
+        "Goal for the time between two tokens of an online request, in milliseconds; it limits the batch tokens "
+        "of a step. Default: none.",
         group="Two classes of traffic",
     )
     batch_share: float = _option(
         0.05,
-        "Share of the engine's tokens that batch lines get at least, however many online requests there are.",
+        "Least share of the engine's tokens for batch lines, however many online requests there are.",
         group="Two classes of traffic",
     )
     promote_after: float | None = _option(
         60.0,
-        "Seconds after which a request that waits goes before all priorities of its class.",
+        "Seconds of waiting after which a request goes before all priorities of its class.",
         group="Two classes of traffic",
     )
 

@@ -90,9 +90,9 @@ Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_aliases)]
 
 
-def _setting(group: str, default: Any, told: str, **more: Any) -> Any:
-    """Return a field of `group` with `told` as its description."""
-    return Field(default, description=told, json_schema_extra={"group": group}, **more)
+def _setting(group: str, default: Any, description: str, **more: Any) -> Any:
+    """Return a field of `group`."""
+    return Field(default, description=description, json_schema_extra={"group": group}, **more)
 
 
 def default_data() -> Path:
@@ -127,112 +127,114 @@ class Settings(_EngineSettings):
     host: Text = _setting(
         "Address",
         "127.0.0.1",
-        "Address to listen on. One that is not loopback needs an API key in the store first: batchwright keys create",
+        "Address to listen on. An address that is not loopback requires an API key in the store: batchwright keys"
+        " create",
     )
     port: int = _setting("Address", 8000, "Port to listen on; 0: any that is free.", ge=0, le=65_535)
     cors_origins: Origins = _setting(
         "Address",
         (),
-        "Origins of web pages that may use the service from a browser, with commas: https://chat.example.com. An "
-        "asterisk stands for all, and counts only where requests need a key.",
+        "Origins of web pages that may use the service from a browser, separated by commas: "
+        "https://chat.example.com. An asterisk allows all origins, but only if requests need a key.",
     )
 
     tls_cert: Location | None = _setting(
         "Address",
         None,
-        "PEM file of the certificate and its chain: serve https. Read again at SIGHUP. Default: plain HTTP.",
+        "PEM file with the certificate and its chain, to serve https. Read again on SIGHUP. Default: plain HTTP.",
     )
-    tls_key: Location | None = _setting("Address", None, "PEM file of the key of tls_cert, without a password.")
+    tls_key: Location | None = _setting("Address", None, "PEM file with the key of tls_cert, without a password.")
 
     max_connections: Count | None = _setting(
         "Connections",
         None,
-        "Most connections at once. Beyond, the oldest one without a request is closed; where each has one, new ones "
-        "are answered with 503. Default: three quarters of the descriptors (ulimit -n) that are not reserved.",
+        "Most connections at once. Beyond that, the oldest connection without a request is closed; if all have "
+        "one, new connections are answered with 503. Default: three quarters of the file descriptors (ulimit -n) "
+        "that are not reserved.",
     )
     max_connections_per_address: Count | None = _setting(
         "Connections",
         None,
-        "Most of them from one address (of IPv6, from one /64 network). Default: a quarter of them, and no limit for "
-        "this machine, where a proxy may stand.",
+        "Most connections from one address (for IPv6, from one /64 network). Default: a quarter of "
+        "max_connections, but no limit for this machine, where a proxy may run.",
     )
     header_timeout: Wait = _setting(
-        "Connections", 15.0, "Seconds for the whole head of a request, and for a TLS handshake."
+        "Connections", 15.0, "Seconds in which the whole head of a request, or a TLS handshake, has to arrive."
     )
     idle_timeout: Wait = _setting(
-        "Connections", 75.0, "Seconds for which a connection is kept open after an answer, for a next request."
+        "Connections", 75.0, "Seconds for which a connection is kept open between two requests."
     )
     write_timeout: Wait = _setting(
         "Connections",
         60.0,
-        "Seconds for which a client may read nothing of what waits for it; then its connection is cut, and its request "
+        "Seconds for which a client may read nothing of an answer; then its connection is closed and its request "
         "cancelled.",
     )
     min_upload_rate: Size = _setting(
         "Connections",
         ByteSize(1000),
-        "Bytes a second that a body must bring on average, beyond upload_timeout; one that is slower is given up.",
+        "Least average rate of a body that takes longer than upload_timeout, in bytes per second.",
     )
     max_page_streams: Count = _setting(
         "Connections",
         256,
-        "Most dashboards that are kept up to date at once, a quarter of them for one tenant; others get 429 or 503.",
+        "Most open dashboards that are updated, a quarter of them for one tenant; others get 429 or 503.",
     )
 
     model: Text = _setting(
-        "Model", DEFAULT_MODEL, "Generates: a built-in name, a local folder, a GGUF file or a hub id."
+        "Model", DEFAULT_MODEL, "Model that generates: a built-in name, a local folder, a GGUF file or a hub id."
     )
     embedding_model: str = _setting(
-        "Model", DEFAULT_EMBEDDING_MODEL, "Answers /v1/embeddings, given likewise; an empty text: none."
+        "Model", DEFAULT_EMBEDDING_MODEL, "Model for /v1/embeddings, named in the same way; an empty text: none."
     )
     backend: Text = _setting(
         "Model",
         "engine",
-        'What computes: "engine", or the address of an OpenAI-compatible endpoint elsewhere, such as '
-        "http://10.0.0.5:8000/v1; one that does not answer yet is waited for.",
+        'What computes: "engine", or the address of an OpenAI-compatible endpoint, such as '
+        "http://10.0.0.5:8000/v1. The service waits for an endpoint that does not answer yet.",
     )
     model_alias: Aliases = _setting(
         "Model",
         (),
-        "Further names for models that are served, with commas: gpt-4o-mini=smollm2. Answers carry the name that was "
-        "asked for.",
+        "Further names of models, separated by commas: gpt-4o-mini=smollm2. Answers carry the name in the request.",
     )
-    backend_api_key: SecretStr | None = _setting("Model", None, "Key for the endpoint elsewhere.")
-    backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint elsewhere.")
+    backend_api_key: SecretStr | None = _setting("Model", None, "API key for the endpoint.")
+    backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint.")
 
     max_online_sequences: Annotated[int, Field(ge=2)] = _setting(
         "Two classes of traffic",
         4096,
-        "Most completions and embeddings of online requests, waiting or being computed. One key may hold as many as "
-        "are left free, times its weight; more are answered with 429 and Retry-After.",
+        "Most completions and embeddings of online requests, waiting or being computed. One key may hold as many "
+        "as are left free, times its weight; further requests are answered with 429 and Retry-After.",
     )
     max_online_tokens: Annotated[int, Field(ge=2)] = _setting(
         "Two classes of traffic",
         16_777_216,
-        "Most tokens of their prompts, estimated, a prompt with n completions counted n times; shared out likewise.",
+        "Most prompt tokens of online requests, estimated; a prompt with n completions counts n times. Keys share"
+        " them in the same way.",
     )
     batch_concurrency: Count | None = _setting(
-        "Two classes of traffic", None, "Most batch lines under way at once. Default: what keeps the batches full."
+        "Two classes of traffic", None, "Most batch lines under way at once. Default: as many as keep the batches full."
     )
 
     data: Location = _setting(
         "Storage",
         None,
-        "Folder of files and of the SQLite database. Default: the folder for data of this user's programs.",
+        "Folder for files and the SQLite database. Default: the platform's data folder of this user.",
         validate_default=True,
     )
     database: Text | None = _setting(
         "Storage",
         None,
-        "A SQLite file, or postgresql://user@host/name for several machines with one store. Default: batchwright.db in "
-        "the data folder.",
+        "A SQLite file, or postgresql://user@host/name to share one store between machines. Default: "
+        "batchwright.db in the data folder.",
     )
 
     min_free_disk: SizeOrNone = _setting(
         "Storage",
         ByteSize(256 * 2**20),
-        "Bytes that the disk of the data folder must have free, such as 1GiB; with less, uploads and new batches are "
-        "refused with 503, and running ones go on. 0: any.",
+        "Free bytes that the disk of the data folder must keep, such as 1GiB; with less, uploads and new batches "
+        "are refused with 503, and running batches continue. 0: no minimum.",
     )
 
     max_lines: Count = _setting("Limits", 50_000, "Most lines in an input file.")
@@ -249,57 +251,59 @@ class Settings(_EngineSettings):
     max_body_memory: Size = _setting(
         "Limits",
         ByteSize(64 * 2**20),
-        "Most bytes of request bodies over 64 KiB in work at once, all requests together; more are answered with 429 "
-        "and Retry-After.",
+        "Most bytes of request bodies over 64 KiB in process at once; further requests are answered with 429 and "
+        "Retry-After.",
         validate_default=True,
     )
     upload_timeout: Wait = _setting(
-        "Limits", 60.0, "Seconds for which an upload, or another body, may bring nothing before it is given up."
+        "Limits", 60.0, "Seconds without data after which an upload or another body is given up."
     )
     max_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = _setting(
         "Limits", 1000, "Most prompts in a request to /v1/batch/sync and /v1/batch/async."
     )
 
     quota_storage: Size | None = _setting(
-        "Quotas", None, "Most bytes of the files of a tenant, such as 10GB. Default, as of all quotas: no limit."
+        "Quotas", None, "Most bytes in the files of a tenant, such as 10GB. Default for all quotas: no limit."
     )
     quota_enqueued_lines: Count | None = _setting(
-        "Quotas", None, "Most lines of batches of a tenant that have no result yet."
+        "Quotas", None, "Most lines without a result in the batches of a tenant."
     )
     quota_enqueued_tokens: Count | None = _setting(
-        "Quotas", None, "Most tokens of the prompts of those lines, four bytes of the input counted as a token."
+        "Quotas", None, "Most prompt tokens of those lines; four bytes of input count as a token."
     )
-    quota_requests_per_minute: Count | None = _setting("Quotas", None, "Most online requests of a tenant in a minute.")
+    quota_requests_per_minute: Count | None = _setting("Quotas", None, "Most online requests of a tenant per minute.")
     quota_tokens_per_minute: Count | None = _setting(
-        "Quotas", None, "Most tokens of the prompts and answers of a tenant's online requests in a minute."
+        "Quotas", None, "Most tokens per minute in the prompts and answers of a tenant's online requests."
     )
     quota_concurrent_requests: Count | None = _setting("Quotas", None, "Most online requests of a tenant at once.")
 
     webhook_allow: Names = _setting(
         "Webhooks",
         (),
-        "Hosts and networks that webhooks may go to although they are not global, with commas: hooks.internal, "
-        "10.1.0.0/16",
+        "Hosts and networks to which webhooks may be sent although they are not public, separated by commas: "
+        "hooks.internal, 10.1.0.0/16",
     )
 
     line_timeout: Annotated[float, Field(gt=0.0, le=604_800.0)] = _setting(
-        "Operation", 3600.0, "Seconds for computing one line of a batch; one that takes longer ends as request_timeout."
+        "Operation",
+        3600.0,
+        "Seconds in which a line of a batch has to be computed; otherwise it fails with request_timeout.",
     )
     max_crashes: Annotated[int, Field(ge=2, le=1_000_000)] = _setting(
         "Operation",
         MAX_CRASHES,
-        "Deaths of the process that computes it, the last time alone, after which a line of a batch fails as crashed.",
+        "Number of process deaths after which the line being computed fails with crashed; the last try is made alone.",
     )
     lease: Annotated[float, Field(ge=1.0, le=3600.0)] = _setting(
         "Operation",
         15.0,
-        "Seconds after which the lines of a process that is not heard of go to others that share its store.",
+        "Seconds without a sign of life after which the lines of a process go to others with the same store.",
     )
     drain_grace: Seconds = _setting(
-        "Operation", 30.0, "Seconds that online requests get to finish after SIGTERM or Ctrl-C."
+        "Operation", 30.0, "Seconds that online requests have to finish after SIGTERM or Ctrl-C."
     )
     audit_retention: Annotated[int, Field(ge=0, le=36_500)] = _setting(
-        "Operation", 90, "Days for which the audit log is kept, in audit/ of the data folder; 0: none is written."
+        "Operation", 90, "Days for which the audit log (audit/ in the data folder) is kept; 0: nothing is logged."
     )
     log_format: LogFormat = _setting(
         "Operation", "auto", "json, console, or auto: console on a terminal and json elsewhere."

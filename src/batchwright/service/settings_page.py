@@ -13,10 +13,10 @@ from batchwright.service.settings import ENV_PREFIX, group_of, setting_fields, s
 _HEAD = f"""\
 # Settings of the service
 
-`batchwright serve` reads its settings from flags, the environment and a TOML file. A flag goes before the environment,
-the environment before the file, the file before the default. The file is the one that `--config` or `{CONFIG_VARIABLE}`
-names, else `batchwright.toml` in the platform's folder for settings (`~/.config/batchwright/` on Linux). A key in it
-that is no setting is refused.
+`batchwright serve` reads its settings from flags, the environment and a TOML file. A flag takes precedence over the
+environment, the environment over the file, and the file over the default. The file is the one that `--config` or
+`{CONFIG_VARIABLE}` names, otherwise `batchwright.toml` in the platform's folder for settings
+(`~/.config/batchwright/` on Linux). An unknown key in it is refused.
 
 ```toml
 # batchwright.toml
@@ -25,7 +25,7 @@ max_file_size = "1GB"
 webhook_allow = ["hooks.internal", "10.1.0.0/16"]
 ```
 
-The same as flags: `--port 8080 --max-file-size 1GB --webhook-allow hooks.internal,10.1.0.0/16`. The same in the
+As flags: `--port 8080 --max-file-size 1GB --webhook-allow hooks.internal,10.1.0.0/16`. In the
 environment: `BATCHWRIGHT_PORT=8080`, `BATCHWRIGHT_MAX_FILE_SIZE=1GB`,
 `BATCHWRIGHT_WEBHOOK_ALLOW=hooks.internal,10.1.0.0/16`.
 
