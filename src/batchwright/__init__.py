@@ -140,39 +140,27 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AdaptiveBatcher": "batchwright.batcher",
-    "AsyncBatchConfig": "batchwright.batcher",
-    "AsyncBatchProcessor": "batchwright.batcher",
-    "Batcher": "batchwright.batcher",
-    "BatcherStats": "batchwright.batcher",
-    "ContinuousBatcher": "batchwright.batcher",
-    "ContinuousStats": "batchwright.batcher",
-    "LengthAwareBatcher": "batchwright.batcher",
-    "MemoryEfficientBatcher": "batchwright.batcher",
-    "ParallelBatchProcessor": "batchwright.batcher",
-    "PriorityBatcher": "batchwright.batcher",
-    "SimpleBatcher": "batchwright.batcher",
-    "StreamingBatchProcessor": "batchwright.batcher",
-    "TimeBasedBatcher": "batchwright.batcher",
-    "WrongOutputs": "batchwright.batcher",
-    "batched": "batchwright.batcher",
-    "export_metrics": "batchwright.batcher.prometheus",
-    "BucketedPadding": "batchwright.padding",
-    "PackedSequences": "batchwright.padding",
-    "PaddingConfig": "batchwright.padding",
-    "PaddingOptimizer": "batchwright.padding",
-    "Encoder": "batchwright.encoder.encoder",
-    "EncoderStats": "batchwright.encoder.encoder",
-    "StaticGenerator": "batchwright.engine.static_generator",
-    "AsyncEngine": "batchwright.engine.async_engine",
-    "Engine": "batchwright.engine.engine",
-    "EngineConfig": "batchwright.engine_config",
-    "EngineStats": "batchwright.engine.engine_stats",
-    "RunInterrupted": "batchwright.jobs.run",
-    "RunProgress": "batchwright.jobs.run",
-    "RunReport": "batchwright.jobs.report",
-    "run": "batchwright.jobs.run",
+    name: f"batchwright.{module}"
+    for module, names in {
+        "batcher": (
+            "AdaptiveBatcher AsyncBatchConfig AsyncBatchProcessor Batcher BatcherStats ContinuousBatcher "
+            "ContinuousStats LengthAwareBatcher MemoryEfficientBatcher ParallelBatchProcessor PriorityBatcher "
+            "SimpleBatcher StreamingBatchProcessor TimeBasedBatcher WrongOutputs batched"
+        ),
+        "batcher.prometheus": "export_metrics",
+        "padding": "BucketedPadding PackedSequences PaddingConfig PaddingOptimizer",
+        "encoder.encoder": "Encoder EncoderStats",
+        "engine.static_generator": "StaticGenerator",
+        "engine.async_engine": "AsyncEngine",
+        "engine.engine": "Engine",
+        "engine_config": "EngineConfig",
+        "engine.engine_stats": "EngineStats",
+        "jobs.run": "RunInterrupted RunProgress run",
+        "jobs.report": "RunReport",
+    }.items()
+    for name in names.split()
 }
+"""Module of each name that is loaded when it is first used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from threading import Thread
 import pytest
 import yaml
 from pictures.document import Block, blocks, expected, output_of, renew
+from settings_page import page
 
 from batchwright.models.cache import CACHE_VARIABLE
 from batchwright.models.wheels import WHEELS_VARIABLE
@@ -183,6 +184,10 @@ def test_every_file_that_the_design_names_exists() -> None:
     named = re.findall(r"`((?:\w+/)*\w+\.(?:py|cpp|h|sql)|(?:\w+/)+)`", (ROOT / "docs" / "design.md").read_text())
     assert len(named) > 60
     assert [name for name in named if not any(f"/{name}" in f"/{file}" for file in files)] == []
+
+
+def test_the_page_of_settings_is_current() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == page(), "run: python docs/settings_page.py > docs/settings.md"
 
 
 def test_pictures_are_there_and_used() -> None:

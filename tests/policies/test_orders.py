@@ -24,7 +24,7 @@ from batchwright.policies import (
 )
 from batchwright.policies.auto import Goodput
 from batchwright.policies.backlog import SortedItems
-from batchwright.policies.fair import EvenBatches
+from batchwright.policies.orders import EvenBatches
 
 _QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 

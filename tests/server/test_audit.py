@@ -18,8 +18,7 @@ from tests.server.batch_files import content, line
 from tests.server.conftest import Service, routes, with_service
 
 from batchwright.clock import ManualClock
-from batchwright.limiting.sparing import Sparing
-from batchwright.server.http.audit_trail import AuditMiddleware
+from batchwright.server.http.audit_trail import AuditMiddleware, Sparing
 from batchwright.service.access.audit import AuditLog
 
 _DAY = 86_400.0

@@ -15,7 +15,6 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError
 from batchwright.service.setting_sources import load_settings
 from batchwright.service.settings import Settings
-from batchwright.service.settings_page import page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,12 +110,6 @@ def test_secrets_are_not_in_errors_nor_in_what_is_printed() -> None:
         load_settings({"database": " ", "host": " "})
     assert "--database: must not be empty" in str(caught.value)
     assert "s3cret" not in repr(Settings(backend_api_key="s3cret"))  # type: ignore[arg-type]
-
-
-def test_the_page_is_current() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == page(), (
-        "run: python -m batchwright.service.settings_page > docs/settings.md"
-    )
 
 
 def test_every_setting_is_a_flag_in_the_help() -> None:

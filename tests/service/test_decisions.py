@@ -19,7 +19,7 @@ from batchwright.errors import (
 )
 from batchwright.lines.line_retries import Failures, RetryPolicy, passing
 from batchwright.service.batches.batch_progress import BatchRate, BatchRates
-from batchwright.service.worker.claim_plan import LOOKAHEAD, ClaimPlan
+from batchwright.service.worker.claimed_lines import LOOKAHEAD, ClaimPlan
 from batchwright.service.worker.periodic import BACKOFF
 from batchwright.store.records import BatchRecord, LineCounts
 

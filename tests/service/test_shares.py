@@ -10,7 +10,7 @@ import pytest
 from tests.service.support import House, Model, run
 
 from batchwright.errors import InvalidRequest
-from batchwright.service.worker.claim_plan import ClaimPlan
+from batchwright.service.worker.claimed_lines import ClaimPlan
 from batchwright.store.records import BatchRecord
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from batchwright.kv import BlockManager
 from batchwright.scheduling import Scheduler, Sequence, SloController, Status
-from batchwright.scheduling.share import BatchShare
+from batchwright.scheduling.slo import BatchShare
 
 from .oracle import Bench
 

@@ -29,10 +29,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.computation import BatchExecutor, RunningBatch
+from batchwright.batcher.computation import BatchExecutor, RetryBudget, RunningBatch
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.model import DEADLINES_PASSED, Runner
-from batchwright.batcher.retries import RetryBudget
 from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock

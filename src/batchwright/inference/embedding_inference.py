@@ -18,9 +18,8 @@ from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen
 from batchwright.inference.inference import Call, Route
 from batchwright.padding.rectangle import Ids
 from batchwright.policies.auto import Goodput
-from batchwright.policies.fair import EvenBatches, FairShare
-from batchwright.policies.item import Item
-from batchwright.policies.policy import Policy
+from batchwright.policies.orders import EvenBatches, FairShare
+from batchwright.policies.policy import Item, Policy
 from batchwright.request import Flow
 from batchwright.wire.fields import DEFAULT_PRIORITY
 from batchwright.wire.requests import EMBEDDINGS_URL, EmbeddingsBody, read_embeddings

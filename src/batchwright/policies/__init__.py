@@ -6,16 +6,16 @@ A policy is an order × a shape × a timing; `policy.py` says what each answers.
 from batchwright.policies.adaptive import TargetLatency, adaptive
 from batchwright.policies.auto import Goodput, LatencyCappedBatches, auto
 from batchwright.policies.backlog import Backlog
-from batchwright.policies.fair import FairShare
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.lengths import LikeLengths, length_aware
 from batchwright.policies.memory import Memory, WithinMemory, within_memory
+from batchwright.policies.orders import FairShare, Urgency, priority
 from batchwright.policies.policy import (
     AtOnce,
     BatchPolicy,
     Dispatch,
     Fifo,
+    Item,
     Order,
     Policy,
     Reason,
@@ -23,7 +23,6 @@ from batchwright.policies.policy import (
     Timing,
     Wait,
 )
-from batchwright.policies.priority import Urgency, priority
 from batchwright.policies.simple import BySize, MaxWait, Window, simple, window
 
 __all__ = [

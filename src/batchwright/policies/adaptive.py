@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchwright.policies.checks import check_size, check_time
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import NarrowedShape, Order, Policy, Shape
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape
 from batchwright.policies.simple import BySize
 
 

@@ -32,11 +32,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.lengths import PaddedLimits, capacity, divide
-from batchwright.policies.policy import NarrowedShape, Order, Policy, Shape, Timing
-from batchwright.policies.priority import Urgency
+from batchwright.policies.orders import Urgency
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape, Timing
 
 _LOOK_AHEAD = 128
 """Most waiting requests that are looked at; a whole batch of them always is."""

@@ -6,9 +6,8 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import BatchPolicy, Dispatch, Wait
+from batchwright.policies.policy import BatchPolicy, Dispatch, Item, Wait
 
 
 class Backlog:

@@ -20,9 +20,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from batchwright.policies.checks import check_size
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Order, Policy, Shape, Timing
+from batchwright.policies.policy import Item, Order, Policy, Shape, Timing
 
 _LOOK_AHEAD = 4
 """Full batches of waiting requests that `LikeLengths` looks at."""

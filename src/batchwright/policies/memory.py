@@ -20,10 +20,9 @@ from collections.abc import Sequence
 
 from batchwright.errors import ContextLengthExceeded
 from batchwright.policies.checks import check_time
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Order, Policy, Shape, Timing
-from batchwright.policies.priority import Urgency
+from batchwright.policies.orders import Urgency
+from batchwright.policies.policy import Item, Order, Policy, Shape, Timing
 
 _FALL = 0.75
 _GROWTH = 0.005

@@ -16,9 +16,8 @@ import math
 from collections.abc import Sequence
 
 from batchwright.policies.checks import check_size, check_time
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Policy, Reason, Shape, Timing
+from batchwright.policies.policy import Item, Policy, Reason, Shape, Timing
 
 
 class BySize(Shape):

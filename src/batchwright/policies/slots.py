@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 
 from batchwright.policies.backlog import SortedItems
 from batchwright.policies.checks import check_size
-from batchwright.policies.item import Item
-from batchwright.policies.policy import Order
-from batchwright.policies.priority import Urgency
+from batchwright.policies.orders import Urgency
+from batchwright.policies.policy import Item, Order
 
 
 class Slots:

@@ -1,9 +1,10 @@
-"""The plan of one step."""
+"""The plan of one step, and drafts added to it where rows are to spare."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from batchwright.kv import BlockManager
 from batchwright.scheduling.sequence import Sequence
 
 
@@ -45,3 +46,19 @@ class StepPlan:
     def num_batch_tokens(self) -> int:
         """Number of those that are of batch sequences."""
         return sum(chunk.count for chunk in self.chunks if chunk.sequence.is_batch)
+
+
+def add_drafts(plan: StepPlan, blocks: BlockManager, rows: int) -> None:
+    """Add drafts to decodes, as far as they cost nothing: no row beyond `rows`, no block of another sequence."""
+    decodes = [chunk for chunk in plan.chunks if chunk.count == 1 and chunk.samples and chunk.sequence.drafter]
+    room = rows - plan.num_tokens
+    for place, chunk in enumerate(decodes):
+        sequence = chunk.sequence
+        # The step chooses one token in any case.
+        most = min(room // (len(decodes) - place), sequence.max_total - len(sequence.tokens) - 1)
+        if most < 1 or sequence.drafter is None:
+            continue
+        drafts = sequence.drafter.draft(sequence.tokens, most)
+        if blocks.grow(sequence.table, len(sequence.tokens) + len(drafts)):
+            chunk.drafts = drafts
+            room -= len(drafts)

@@ -37,12 +37,10 @@ from batchwright.kv import BlockManager
 from batchwright.request import Traffic
 from batchwright.scheduling import fairness
 from batchwright.scheduling.fairness import Precedence
-from batchwright.scheduling.filling import add_drafts
 from batchwright.scheduling.places import Places
-from batchwright.scheduling.plan import Chunk, StepPlan
+from batchwright.scheduling.plan import Chunk, StepPlan, add_drafts
 from batchwright.scheduling.sequence import Sequence, Status
-from batchwright.scheduling.share import BatchShare
-from batchwright.scheduling.slo import SloController, StepRoom
+from batchwright.scheduling.slo import BatchShare, SloController, StepRoom
 from batchwright.scheduling.timetable import Timetable
 
 _STEPS_BEFORE_REGROWTH = 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,35 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from batchwright.clock import Clock
-from batchwright.limiting.sparing import Sparing
 from batchwright.server.http.error_answers import as_http
 from batchwright.server.http.middleware import HUNG_UP
 from batchwright.service.access.audit import AuditLog
+
+
+class Sparing:
+    """Limit on records that strangers can cause: lets the first few of a kind through in each period (in seconds)."""
+
+    def __init__(self, most: int, period: float) -> None:
+        self._most = most
+        self._period = period
+        self._seen: Counter[str] = Counter()
+        self._until = float("-inf")
+        self._suppressed = 0
+
+    def take(self, kind: str, now: float) -> tuple[bool, int]:
+        """Return whether this one is let through, and how many were not in the period that has just ended."""
+        suppressed = 0
+        if now >= self._until:
+            suppressed, self._suppressed = self._suppressed, 0
+            self._seen.clear()
+            self._until = now + self._period
+        # Each kind is a stranger's invention, so they are bounded, too.
+        if self._seen[kind] >= self._most or len(self._seen) > 1000 * self._most:
+            self._suppressed += 1
+            return False, suppressed
+        self._seen[kind] += 1
+        return True, suppressed
+
 
 _DEED = "deed"
 _REFUSALS = 10

@@ -3,7 +3,7 @@
 It runs on the event loop of its process, with the server or alone, as a few loops that share only the store and the
 claimed lines:
 
-- *feed* claims lines so that the model has what it wants and some are ready (`claim_plan.py`), and starts them;
+- *feed* claims lines so that the model has what it wants and some are ready (`ClaimPlan`), and starts them;
 - *commit* commits all results that were gathered during the previous commit;
 - *validate* and *finish* begin and end batches;
 - *lease* renews the lease, and drops the lines of batches that have been ended;
@@ -37,8 +37,7 @@ from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import output_lines
-from batchwright.service.worker.claim_plan import ClaimPlan
-from batchwright.service.worker.claimed_lines import ClaimedLines, Item, call_of, read_contents
+from batchwright.service.worker.claimed_lines import ClaimedLines, ClaimPlan, Item, call_of, read_contents
 from batchwright.service.worker.finisher import finish
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask

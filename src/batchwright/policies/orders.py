@@ -1,12 +1,4 @@
-"""Order by fair shares of tenants.
-
-The idea (start-time fair queueing, Goyal et al. 1996): each tenant has a virtual clock that runs on with the tokens it
-sends, slower for a greater weight, and a request goes at the time of its tenant's clock when it came. A tenant that
-sends much runs ahead and waits; one that sends little is served at once. A clock that has fallen behind is set to the
-time of what is being served, so that no tenant saves up a share by sending nothing. While two tenants both wait, what
-each is given in tokens differs from its share by no more than a request of each, however many requests either has
-queued.
-"""
+"""Orders of waiting requests: by priority and deadline, and by fair shares of tenants. Neither lets any starve."""
 
 from __future__ import annotations
 
@@ -15,15 +7,49 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from batchwright.policies.checks import check_time
-from batchwright.policies.item import Item
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import NarrowedShape, Order
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy
+from batchwright.policies.simple import BySize, MaxWait
 
 _CLOCKS_KEPT = 1024
 
 
+class Urgency(Order):
+    """Order by priority and deadline, in which one step of priority is worth `aging` seconds of waiting.
+
+    The place of a request is fixed when it arrives, at `arrival + aging · priority`; lower is sooner. Among requests of
+    like age the lowest priority goes first, but one that has waited `aging` seconds longer has made up one step. Within
+    one priority requests go in order of arrival.
+
+    A deadline nearer than `aging` counts as if the request had come so much earlier: it goes before others of its
+    priority, the nearest deadline first, and never before those of the next priority that came with it.
+    """
+
+    def __init__(self, aging: float = 10.0) -> None:
+        check_time("aging", aging, above_zero=True)
+        self.aging = aging
+
+    def place(self, items: Sequence[Item]) -> None:
+        aging = self.aging
+        for item in items:
+            due, priority = item.due - aging, item.priority
+            item.key = aging * priority + (due if due < item.arrival else item.arrival)
+            item.level = priority
+
+
+def priority(batch_size: int = 16, max_wait: float = 0.1, aging: float = 10.0) -> Policy:
+    """Return a policy of batches of `batch_size`, most urgent first, or smaller once one has waited `max_wait` s."""
+    return Policy(BySize(batch_size), order=Urgency(aging), timing=MaxWait(max_wait))
+
+
 class FairShare(Order):
     """Order in which tenants take turns by weight (1 by default), and a tenant's items go in order of arrival.
+
+    Start-time fair queueing (Goyal et al. 1996): each tenant has a virtual clock that runs on with the tokens it sends,
+    slower for a greater weight, and a request goes at the time of its tenant's clock when it came. A tenant that sends
+    much runs ahead and waits; one that sends little is served at once. A clock that has fallen behind is set to the
+    time of what is being served, so that no tenant saves up a share by sending nothing. While two tenants both wait,
+    what each is given in tokens differs from its share by no more than a request of each.
 
     `weight_of` multiplies a tenant's weight by one of the item. Raises ValueError, naming the tenant, for a weight
     that is not a finite number above 0.

@@ -1,4 +1,4 @@
-"""docs/settings.md, made from the settings: `python -m batchwright.service.settings_page > docs/settings.md`."""
+"""docs/settings.md, made from the settings: `python docs/settings_page.py > docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ As flags: `--port 8080 --max-file-size 1GB --webhook-allow hooks.internal,10.1.0
 environment: `BATCHWRIGHT_PORT=8080`, `BATCHWRIGHT_MAX_FILE_SIZE=1GB`,
 `BATCHWRIGHT_WEBHOOK_ALLOW=hooks.internal,10.1.0.0/16`.
 
-This page is made by `python -m batchwright.service.settings_page`.
+This page is made by `python docs/settings_page.py`.
 """
 
 
