@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +13,8 @@ import pytest
 from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, ModelNotFound, ResumeRefused
-from batchwright.inference.inference import Inference
 from batchwright.jobs import loading
-from batchwright.jobs.loading import LoadedModels, ModelChoice
+from batchwright.jobs.loading import ModelChoice
 from batchwright.jobs.run import RunInterrupted, run
 
 from .fakes import by_id, fake
@@ -82,10 +79,8 @@ def test_nothing_is_left_of_a_stream_whose_job_did_not_begin(tmp_path: Path, mon
 
 
 def test_no_kept_input_is_told_of_before_the_work_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @asynccontextmanager
-    async def opened(choice: ModelChoice, loaded: LoadedModels) -> AsyncIterator[Inference]:
+    def opened(*given: object) -> None:
         raise KeyboardInterrupt
-        yield
 
     monkeypatch.setattr(ModelChoice, "opened", opened)
     feed(monkeypatch, CONTENT)

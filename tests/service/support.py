@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -218,6 +220,20 @@ def run(folder: Path, main: Callable[[House], Coroutine[Any, Any, T]], limits: S
             return await main(place)
 
     return play(whole)
+
+
+def in_house(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test in virtual time, with a house of its own as the argument `house`."""
+
+    @functools.wraps(test)
+    def whole(tmp_path: Path, **given: Any) -> None:
+        run(tmp_path, lambda place: test(house=place, **given))
+
+    del whole.__wrapped__
+    signature = inspect.signature(test)
+    own = [each.replace(name="tmp_path") if each.name == "house" else each for each in signature.parameters.values()]
+    whole.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    return whole
 
 
 def texts(lines: Sequence[dict[str, Any]]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.service.support import TENANT, House, line, pieces, run
+from tests.service.support import TENANT, House, in_house, line, pieces, run
 
 from batchwright.errors import InputBroken, InvalidRequest, NotFound, StoreUnavailable
 from batchwright.service.files.blobs import Blobs, UploadMeter
@@ -94,64 +94,54 @@ async def _dripping() -> AsyncIterator[bytes]:
         yield b"x"
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        with pytest.raises(ConnectionResetError):
-            await house.jobs.upload(TENANT, "x", _breaking())
+@in_house
+async def test_an_upload_that_breaks_off_leaves_nothing(house: House) -> None:
+    with pytest.raises(ConnectionResetError):
+        await house.jobs.upload(TENANT, "x", _breaking())
+    assert house.files() == []
+
+
+@in_house
+async def test_an_upload_whose_form_turns_out_wrong_at_its_end_leaves_nothing(house: House) -> None:
+    with pytest.raises(InvalidRequest):
+        await house.jobs.upload(TENANT, "x", pieces(line("a")), expires_after=lambda: 1.0)
+    assert house.files() == []
+
+
+@in_house
+async def test_an_upload_that_is_cancelled_leaves_nothing(house: House) -> None:
+    for steps in range(12):
+        upload = asyncio.create_task(house.jobs.upload(TENANT, "x", _stalling()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
         assert house.files() == []
 
-    run(tmp_path, main)
+
+@in_house
+async def test_a_full_disk_is_told_and_leaves_nothing(house: House) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match="data folder"):
+            await house.jobs.upload(TENANT, "x", pieces(*[b"x" * 1000 + b"\n"] * 5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert house.files() == []
 
 
-def test_an_upload_whose_form_turns_out_wrong_at_its_end_leaves_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        with pytest.raises(InvalidRequest):
-            await house.jobs.upload(TENANT, "x", pieces(line("a")), expires_after=lambda: 1.0)
-        assert house.files() == []
+@in_house
+async def test_an_upload_that_cannot_be_recorded_leaves_nothing(house: House) -> None:
+    async def before(name: str) -> None:
+        if name == "add_file":
+            raise StoreUnavailable("full")
 
-    run(tmp_path, main)
-
-
-def test_an_upload_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        for steps in range(12):
-            upload = asyncio.create_task(house.jobs.upload(TENANT, "x", _stalling()))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            upload.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await upload
-            assert house.files() == []
-
-    run(tmp_path, main)
-
-
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
-        try:
-            with pytest.raises(StoreUnavailable, match="data folder"):
-                await house.jobs.upload(TENANT, "x", pieces(*[b"x" * 1000 + b"\n"] * 5000))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert house.files() == []
-
-    run(tmp_path, main)
-
-
-def test_an_upload_that_cannot_be_recorded_leaves_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        async def before(name: str) -> None:
-            if name == "add_file":
-                raise StoreUnavailable("full")
-
-        house.store.before = before
-        with pytest.raises(StoreUnavailable):
-            await house.upload(line("a"))
-        assert house.files() == []
-
-    run(tmp_path, main)
+    house.store.before = before
+    with pytest.raises(StoreUnavailable):
+        await house.upload(line("a"))
+    assert house.files() == []
 
 
 @pytest.mark.parametrize("file_id", ["", "file-", "../../etc/passwd", "file-" + "0" * 23 + "/", "FILE-" + "0" * 24])

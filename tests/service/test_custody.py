@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import msgspec
 import pytest
-from tests.service.support import TENANT, House, line, pieces, run
+from tests.service.support import TENANT, House, in_house, line, pieces
 
 from batchwright.errors import StoreMismatch, StoreUnavailable
 from batchwright.service.batches.batch_service import BatchService
@@ -131,23 +131,20 @@ def test_a_folder_that_is_used_is_not_given_to_a_new_database(tmp_path: Path) ->
         use(own, data)
 
 
-def test_a_copy_in_quarantine_of_a_file_that_is_in_its_place_is_removed_once(tmp_path: Path) -> None:
+@in_house
+async def test_a_copy_in_quarantine_of_a_file_that_is_in_its_place_is_removed_once(house: House) -> None:
     """As a backup in two passes leaves it when the file moves between them."""
-
-    async def main(house: House) -> None:
-        file_id = await house.upload(line("a"))
-        place, copy = house.blobs.path(file_id), house.blobs.quarantine / file_id
-        copy.parent.mkdir()
-        shutil.copy(place, copy)
-        await house.days(1 / 24)
-        assert not copy.exists()
-        assert place.exists()
-        # Another content is nothing to decide about.
-        copy.write_bytes(b"other")
-        swept = await house.days(1 / 24)
-        assert (swept.restored, copy.read_bytes()) == (0, b"other")
-
-    run(tmp_path, main)
+    file_id = await house.upload(line("a"))
+    place, copy = house.blobs.path(file_id), house.blobs.quarantine / file_id
+    copy.parent.mkdir()
+    shutil.copy(place, copy)
+    await house.days(1 / 24)
+    assert not copy.exists()
+    assert place.exists()
+    # Another content is nothing to decide about.
+    copy.write_bytes(b"other")
+    swept = await house.days(1 / 24)
+    assert (swept.restored, copy.read_bytes()) == (0, b"other")
 
 
 def test_another_programs_database_is_left_as_it_is(tmp_path: Path, data: Path) -> None:
@@ -287,96 +284,86 @@ def _left_over(blobs: Blobs, content: bytes = b"left over") -> Path:
     return path
 
 
-def test_what_crashes_left_goes_after_two_days_and_nothing_else_does(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        kept = await house.upload(line("a"))
-        folder = house.blobs.path(kept).parent
-        left, temporary = _left_over(house.blobs), folder / f"{kept}.0123.tmp"
-        temporary.write_bytes(b"left over")
-        (folder / "notes.txt").write_bytes(b"somebody's")
-        written = new_id("file-")
-        async with house.blobs.create(written) as writer:
-            writer.write(b"half")
-            assert await house.days(0.1) == Swept(temporary=1)
-            writer.keep()
-            # It has its name, and no record yet.
-            assert await house.days(0.9) == Swept()
-            assert await house.days(0.2) == Swept(quarantined=1)
-            assert house.files() == sorted([kept, written, "notes.txt"])
-            assert (house.blobs.quarantine / left.name).exists()
-            assert await house.days(0.9) == Swept()
-            assert await house.days(0.2) == Swept(removed=1)
+@in_house
+async def test_what_crashes_left_goes_after_two_days_and_nothing_else_does(house: House) -> None:
+    kept = await house.upload(line("a"))
+    folder = house.blobs.path(kept).parent
+    left, temporary = _left_over(house.blobs), folder / f"{kept}.0123.tmp"
+    temporary.write_bytes(b"left over")
+    (folder / "notes.txt").write_bytes(b"somebody's")
+    written = new_id("file-")
+    async with house.blobs.create(written) as writer:
+        writer.write(b"half")
+        assert await house.days(0.1) == Swept(temporary=1)
+        writer.keep()
+        # It has its name, and no record yet.
+        assert await house.days(0.9) == Swept()
+        assert await house.days(0.2) == Swept(quarantined=1)
         assert house.files() == sorted([kept, written, "notes.txt"])
-
-    run(tmp_path, main)
-
-
-def test_what_gets_a_record_again_comes_back_at_once(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        file_id = await house.upload(line("a"))
-        [record] = await house.jobs.files(TENANT)
-        await house.store.forget_files([file_id])
-        assert await house.days(1.2) == Swept(quarantined=1)
-        assert house.files() == []
-        # Not removed with the left-overs of crashes: it had a record, which may come back.
-        assert await house.days(5) == Swept()
-        await house.store.add_file(record)
-        assert [each["custom_id"] for each in await house.content(file_id)] == ["id-a"]
-        await house.store.forget_files([file_id])
-        assert await house.days(1.2) == Swept(quarantined=1)
-        await house.store.add_file(record)
-        assert await house.days(0.05) == Swept(restored=1)
-        assert house.files() == [file_id]
-
-    run(tmp_path, main)
-
-
-def test_a_file_that_is_deleted_goes_from_the_quarantine_too(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        file_id = await house.upload(line("a"))
-        [record] = await house.jobs.files(TENANT)
-        await house.store.forget_files([file_id])
-        await house.days(1.2)
-        await house.store.add_file(record)
-        await house.jobs.delete_file(TENANT, file_id)
-        await Maintenance(house.store, house.blobs, ServiceLimits()).perform(0.0)
-        assert names(tmp_path) == set()
-
-    run(tmp_path, main)
-
-
-def test_only_one_process_watches_and_another_goes_on_where_it_ended(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        left = _left_over(house.blobs)
-        first, second = (Maintenance(house.store, house.blobs, ServiceLimits()) for _ in range(2))
-        for hour in range(20):
-            for duties in (first, second):
-                await duties.perform(hour * 3600.0)
-        assert left.exists()
-        first.close()
-        for hour in range(20, 26):
-            await second.perform(hour * 3600.0)
-        # 19 hours of the first; of the second those after its own first sweep.
-        assert not left.exists()
         assert (house.blobs.quarantine / left.name).exists()
-        second.close()
+        assert await house.days(0.9) == Swept()
+        assert await house.days(0.2) == Swept(removed=1)
+    assert house.files() == sorted([kept, written, "notes.txt"])
 
-    run(tmp_path, main)
+
+@in_house
+async def test_what_gets_a_record_again_comes_back_at_once(house: House) -> None:
+    file_id = await house.upload(line("a"))
+    [record] = await house.jobs.files(TENANT)
+    await house.store.forget_files([file_id])
+    assert await house.days(1.2) == Swept(quarantined=1)
+    assert house.files() == []
+    # Not removed with the left-overs of crashes: it had a record, which may come back.
+    assert await house.days(5) == Swept()
+    await house.store.add_file(record)
+    assert [each["custom_id"] for each in await house.content(file_id)] == ["id-a"]
+    await house.store.forget_files([file_id])
+    assert await house.days(1.2) == Swept(quarantined=1)
+    await house.store.add_file(record)
+    assert await house.days(0.05) == Swept(restored=1)
+    assert house.files() == [file_id]
 
 
-def test_nothing_is_removed_while_the_records_are_damaged(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        await house.upload(line("a"))
-        left = _left_over(house.blobs)
+@in_house
+async def test_a_file_that_is_deleted_goes_from_the_quarantine_too(house: House) -> None:
+    file_id = await house.upload(line("a"))
+    [record] = await house.jobs.files(TENANT)
+    await house.store.forget_files([file_id])
+    await house.days(1.2)
+    await house.store.add_file(record)
+    await house.jobs.delete_file(TENANT, file_id)
+    await Maintenance(house.store, house.blobs, ServiceLimits()).perform(0.0)
+    assert names(house.folder) == set()
 
-        async def before(name: str) -> None:
-            if name == "verify":
-                raise StoreUnavailable("damaged")
 
-        house.store.before = before
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable):
-                await house.days(1)
-        assert left.exists()
+@in_house
+async def test_only_one_process_watches_and_another_goes_on_where_it_ended(house: House) -> None:
+    left = _left_over(house.blobs)
+    first, second = (Maintenance(house.store, house.blobs, ServiceLimits()) for _ in range(2))
+    for hour in range(20):
+        for duties in (first, second):
+            await duties.perform(hour * 3600.0)
+    assert left.exists()
+    first.close()
+    for hour in range(20, 26):
+        await second.perform(hour * 3600.0)
+    # 19 hours of the first; of the second those after its own first sweep.
+    assert not left.exists()
+    assert (house.blobs.quarantine / left.name).exists()
+    second.close()
 
-    run(tmp_path, main)
+
+@in_house
+async def test_nothing_is_removed_while_the_records_are_damaged(house: House) -> None:
+    await house.upload(line("a"))
+    left = _left_over(house.blobs)
+
+    async def before(name: str) -> None:
+        if name == "verify":
+            raise StoreUnavailable("damaged")
+
+    house.store.before = before
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            await house.days(1)
+    assert left.exists()

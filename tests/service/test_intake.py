@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.service.support import ENDPOINT, TENANT, House, Model, line, run, texts
+from tests.service.support import ENDPOINT, TENANT, House, Model, in_house, line, run, texts
 
 from batchwright.service.limits import ServiceLimits
 from batchwright.store.records import BatchProblem, LineCounts
@@ -79,26 +79,22 @@ def test_a_file_that_was_lost_is_told(tmp_path: Path) -> None:
     assert (problem.code, problem.param) == ("file_not_found", "input_file_id")
 
 
-def test_ends_of_lines_blank_ones_and_a_mark_at_the_beginning_do_no_harm(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        crlf = line("b").replace(b"\n", b"\r\n")
-        content = BOM + line("a") + b"\n" + crlf + b"  \n" + line("ü😀").rstrip()
-        file_id = await house.upload(content)
-        async with house.worker(Model()):
-            batch = await house.ended(await house.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT))
-        assert batch.counts == LineCounts(3, 3, 0)
-        output = await house.content(batch.output_file_id)
-        assert texts(output) == {"id-a": "A", "id-b": "B", "id-ü😀": "Ü😀"}
-        assert [each["id"].rpartition("_")[2] for each in output] == ["1", "3", "5"]
-
-    run(tmp_path, main)
+@in_house
+async def test_ends_of_lines_blank_ones_and_a_mark_at_the_beginning_do_no_harm(house: House) -> None:
+    crlf = line("b").replace(b"\n", b"\r\n")
+    content = BOM + line("a") + b"\n" + crlf + b"  \n" + line("ü😀").rstrip()
+    file_id = await house.upload(content)
+    async with house.worker(Model()):
+        batch = await house.ended(await house.jobs.create_batch(TENANT, input_file_id=file_id, endpoint=ENDPOINT))
+    assert batch.counts == LineCounts(3, 3, 0)
+    output = await house.content(batch.output_file_id)
+    assert texts(output) == {"id-a": "A", "id-b": "B", "id-ü😀": "Ü😀"}
+    assert [each["id"].rpartition("_")[2] for each in output] == ["1", "3", "5"]
 
 
-def test_many_lines_are_taken_in_pieces(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        batch = await house.submit(map(str, range(3000)))
-        async with house.worker(Model(slots=500)):
-            batch = await house.ended(batch)
-        assert batch.counts == LineCounts(3000, 3000, 0)
-
-    run(tmp_path, main)
+@in_house
+async def test_many_lines_are_taken_in_pieces(house: House) -> None:
+    batch = await house.submit(map(str, range(3000)))
+    async with house.worker(Model(slots=500)):
+        batch = await house.ended(batch)
+    assert batch.counts == LineCounts(3000, 3000, 0)

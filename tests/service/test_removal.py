@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.service.support import TENANT, House, Model, refuse, run
+from tests.service.support import TENANT, House, Model, in_house, refuse, run
 
 from batchwright.errors import Conflict, NotFound
 from batchwright.service.batches.simple_batches import Prompts
@@ -31,31 +31,29 @@ async def _delete_files(house: House, batch: BatchRecord) -> None:
             await house.jobs.delete_file(TENANT, file_id)
 
 
-def test_lines_go_soon_after_the_files_are_deleted(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        model = Model()
-        model.faults = refuse("b", "d")
-        async with house.worker(model):
-            batch = await house.ended(await house.submit("abcd"))
-            other = await house.ended(await house.submit("abcd"))
-            retry = await house.ended(await house.jobs.retry(TENANT, batch.id))
-            await house.jobs.delete_file(TENANT, batch.output_file_id or "")
-            await asyncio.sleep(60.0)
-            assert _rows(house) == 8 + 8 + 4
-            await house.jobs.delete_file(TENANT, batch.error_file_id or "")
-            await asyncio.sleep(60.0)
-            assert _rows(house) == 8 + 4
-            with pytest.raises(Conflict, match="removed with its output files"):
-                await house.jobs.retry(TENANT, batch.id)
-            with pytest.raises(NotFound, match="removed with its output files"):
-                await house.jobs.results(TENANT, batch.id)
-            now = await house.batch(batch)
-            assert (now.counts, now.usage) == (batch.counts, batch.usage)
-            assert len(await house.jobs.results(TENANT, other.id)) == 4
-            again = await house.ended(await house.jobs.retry(TENANT, retry.id))
-            assert (again.counts.total, again.counts.failed) == (2, 2)
-
-    run(tmp_path, main)
+@in_house
+async def test_lines_go_soon_after_the_files_are_deleted(house: House) -> None:
+    model = Model()
+    model.faults = refuse("b", "d")
+    async with house.worker(model):
+        batch = await house.ended(await house.submit("abcd"))
+        other = await house.ended(await house.submit("abcd"))
+        retry = await house.ended(await house.jobs.retry(TENANT, batch.id))
+        await house.jobs.delete_file(TENANT, batch.output_file_id or "")
+        await asyncio.sleep(60.0)
+        assert _rows(house) == 8 + 8 + 4
+        await house.jobs.delete_file(TENANT, batch.error_file_id or "")
+        await asyncio.sleep(60.0)
+        assert _rows(house) == 8 + 4
+        with pytest.raises(Conflict, match="removed with its output files"):
+            await house.jobs.retry(TENANT, batch.id)
+        with pytest.raises(NotFound, match="removed with its output files"):
+            await house.jobs.results(TENANT, batch.id)
+        now = await house.batch(batch)
+        assert (now.counts, now.usage) == (batch.counts, batch.usage)
+        assert len(await house.jobs.results(TENANT, other.id)) == 4
+        again = await house.ended(await house.jobs.retry(TENANT, retry.id))
+        assert (again.counts.total, again.counts.failed) == (2, 2)
 
 
 def test_lines_go_when_the_files_expire(tmp_path: Path) -> None:
@@ -91,14 +89,12 @@ def test_other_duties_do_not_wait_for_a_long_removal(tmp_path: Path, monkeypatch
     run(tmp_path, main)
 
 
-def test_a_simple_batch_keeps_its_status_without_its_outputs(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        async with house.worker(Model()):
-            batch = await house.ended(await house.jobs.create_simple(TENANT, Prompts(prompts=["a", "b"])))
-            assert len(await house.jobs.outputs(TENANT, batch.id) or []) == 2
-            await _delete_files(house, batch)
-            await asyncio.sleep(60.0)
-            assert await house.jobs.outputs(TENANT, batch.id) is None
-            assert (await house.batch(batch)).status == "completed"
-
-    run(tmp_path, main)
+@in_house
+async def test_a_simple_batch_keeps_its_status_without_its_outputs(house: House) -> None:
+    async with house.worker(Model()):
+        batch = await house.ended(await house.jobs.create_simple(TENANT, Prompts(prompts=["a", "b"])))
+        assert len(await house.jobs.outputs(TENANT, batch.id) or []) == 2
+        await _delete_files(house, batch)
+        await asyncio.sleep(60.0)
+        assert await house.jobs.outputs(TENANT, batch.id) is None
+        assert (await house.batch(batch)).status == "completed"

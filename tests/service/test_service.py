@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.support import ENDPOINT, START, TENANT, House, Model, line, pieces, refuse, run
+from tests.service.support import ENDPOINT, START, TENANT, House, Model, in_house, line, pieces, refuse, run
 
 from batchwright.errors import Conflict, InvalidRequest, NotFound
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput, status_of
@@ -33,149 +33,129 @@ from batchwright.service.limits import ServiceLimits
         ({"idempotency_key": ""}, "Idempotency-Key"),
     ],
 )
-def test_what_no_batch_can_have_is_refused_by_name(tmp_path: Path, options: dict[str, Any], param: str) -> None:
-    async def main(house: House) -> None:
-        file_id = await house.upload(line("a"))
-        with pytest.raises(InvalidRequest) as raised:
-            await house.jobs.create_batch(TENANT, **{"input_file_id": file_id, "endpoint": ENDPOINT} | options)
-        assert raised.value.param == param
-
-    run(tmp_path, main)
+@in_house
+async def test_what_no_batch_can_have_is_refused_by_name(house: House, options: dict[str, Any], param: str) -> None:
+    file_id = await house.upload(line("a"))
+    with pytest.raises(InvalidRequest) as raised:
+        await house.jobs.create_batch(TENANT, **{"input_file_id": file_id, "endpoint": ENDPOINT} | options)
+    assert raised.value.param == param
 
 
 @pytest.mark.parametrize(("window", "seconds"), [("24h", 86_400), ("30m", 1800), ("90s", 90), ("7d", 604_800)])
-def test_windows_are_honoured(tmp_path: Path, window: str, seconds: int) -> None:
-    async def main(house: House) -> None:
-        batch = await house.submit("a", completion_window=window)
-        assert (batch.completion_window, batch.expires_at - batch.created_at) == (window, seconds)
-
-    run(tmp_path, main)
+@in_house
+async def test_windows_are_honoured(house: House, window: str, seconds: int) -> None:
+    batch = await house.submit("a", completion_window=window)
+    assert (batch.completion_window, batch.expires_at - batch.created_at) == (window, seconds)
 
 
-def test_the_same_key_gives_the_same_batch_even_after_its_input_is_gone(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        async with house.worker(Model()):
-            batch = await house.ended(await house.submit("ab", idempotency_key="k"))
-            await house.jobs.delete_file(TENANT, batch.input_file_id)
-        request: dict[str, Any] = {"input_file_id": batch.input_file_id, "endpoint": ENDPOINT}
-        again = await house.jobs.create_batch(TENANT, **request, idempotency_key="k")
-        assert (again.id, again.status) == (batch.id, "completed")
+@in_house
+async def test_the_same_key_gives_the_same_batch_even_after_its_input_is_gone(house: House) -> None:
+    async with house.worker(Model()):
+        batch = await house.ended(await house.submit("ab", idempotency_key="k"))
+        await house.jobs.delete_file(TENANT, batch.input_file_id)
+    request: dict[str, Any] = {"input_file_id": batch.input_file_id, "endpoint": ENDPOINT}
+    again = await house.jobs.create_batch(TENANT, **request, idempotency_key="k")
+    assert (again.id, again.status) == (batch.id, "completed")
+    with pytest.raises(NotFound):
+        await house.jobs.create_batch(TENANT, **request, idempotency_key="other")
+
+
+@in_house
+async def test_only_uploads_can_be_inputs(house: House) -> None:
+    async with house.worker(Model()):
+        batch = await house.ended(await house.submit("ab"))
+    with pytest.raises(InvalidRequest, match="purpose"):
+        await house.jobs.create_batch(TENANT, input_file_id=batch.output_file_id or "", endpoint=ENDPOINT)
+
+
+@in_house
+async def test_files_expire_when_they_were_told_to(house: House) -> None:
+    default = await house.jobs.upload(TENANT, "a", pieces(line("a")))
+    assert default.expires_at == START + 30 * 86_400
+    soon = await house.jobs.upload(TENANT, "a", pieces(line("a")), expires_after=3600.0)
+    assert soon.expires_at == START + 3600
+    async with house.worker(Model()):
+        batch = await house.ended(await house.submit("a", output_expires_after=7200.0))
+    output = await house.jobs.file(TENANT, batch.output_file_id or "")
+    assert output.expires_at == output.created_at + 7200
+    wrong: list[dict[str, Any]] = [{"expires_after": 10.0}, {"purpose": "fine-tune"}, {"filename": "x" * 2000}]
+    for options in wrong:
+        given: dict[str, Any] = {"filename": "a", "chunks": pieces(line("a"))} | options
+        with pytest.raises(InvalidRequest):
+            await house.jobs.upload(TENANT, **given)
+    house.clock.advance(3600.0)
+    with pytest.raises(NotFound):
+        await house.jobs.file(TENANT, soon.id)
+
+
+@in_house
+async def test_the_input_of_a_batch_that_has_not_ended_cannot_be_deleted(house: House) -> None:
+    batch = await house.submit("ab")
+    with pytest.raises(Conflict):
+        await house.jobs.delete_file(TENANT, batch.input_file_id)
+    await house.jobs.cancel(TENANT, batch.id)
+    async with house.worker(Model()):
+        await house.ended(batch)
+        await house.jobs.delete_file(TENANT, batch.input_file_id)
+    with pytest.raises(NotFound):
+        await house.jobs.content(TENANT, batch.input_file_id)
+
+
+@in_house
+async def test_another_tenant_finds_nothing(house: House) -> None:
+    async with house.worker(Model()):
+        batch = await house.ended(await house.submit("ab"))
+    jobs, other = house.jobs, "other"
+    asked: list[Callable[[], Awaitable[object]]] = [
+        lambda: jobs.file(other, batch.input_file_id),
+        lambda: jobs.content(other, batch.output_file_id or ""),
+        lambda: jobs.delete_file(other, batch.input_file_id),
+        lambda: jobs.create_batch(other, input_file_id=batch.input_file_id, endpoint=ENDPOINT),
+        lambda: jobs.batch(other, batch.id),
+        lambda: jobs.cancel(other, batch.id),
+        lambda: jobs.pause(other, batch.id),
+        lambda: jobs.resume(other, batch.id),
+        lambda: jobs.retry(other, batch.id),
+        lambda: jobs.results(other, batch.id),
+        lambda: jobs.outputs(other, batch.id),
+    ]
+    for ask in asked:
         with pytest.raises(NotFound):
-            await house.jobs.create_batch(TENANT, **request, idempotency_key="other")
-
-    run(tmp_path, main)
-
-
-def test_only_uploads_can_be_inputs(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        async with house.worker(Model()):
-            batch = await house.ended(await house.submit("ab"))
-        with pytest.raises(InvalidRequest, match="purpose"):
-            await house.jobs.create_batch(TENANT, input_file_id=batch.output_file_id or "", endpoint=ENDPOINT)
-
-    run(tmp_path, main)
+            await ask()
+    assert await jobs.files(other) == []
+    assert await jobs.batches(other) == []
+    assert await jobs.count_batches(other) == {}
 
 
-def test_files_expire_when_they_were_told_to(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        default = await house.jobs.upload(TENANT, "a", pieces(line("a")))
-        assert default.expires_at == START + 30 * 86_400
-        soon = await house.jobs.upload(TENANT, "a", pieces(line("a")), expires_after=3600.0)
-        assert soon.expires_at == START + 3600
-        async with house.worker(Model()):
-            batch = await house.ended(await house.submit("a", output_expires_after=7200.0))
-        output = await house.jobs.file(TENANT, batch.output_file_id or "")
-        assert output.expires_at == output.created_at + 7200
-        wrong: list[dict[str, Any]] = [{"expires_after": 10.0}, {"purpose": "fine-tune"}, {"filename": "x" * 2000}]
-        for options in wrong:
-            given: dict[str, Any] = {"filename": "a", "chunks": pieces(line("a"))} | options
-            with pytest.raises(InvalidRequest):
-                await house.jobs.upload(TENANT, **given)
-        house.clock.advance(3600.0)
-        with pytest.raises(NotFound):
-            await house.jobs.file(TENANT, soon.id)
-
-    run(tmp_path, main)
+@in_house
+async def test_a_simple_batch_gives_a_text_or_an_error_for_each_prompt(house: House) -> None:
+    model = Model()
+    model.faults = refuse("no")
+    async with house.worker(model):
+        batch = await house.jobs.create_simple(TENANT, Prompts(prompts=["yes", "no", "yes"]), callback_url="http://x")
+        assert (batch.simple, batch.callback_url, status_of(batch)) == (True, "http://x", "pending")
+        batch = await house.ended(batch)
+    assert status_of(batch) == "completed"
+    outputs = await house.jobs.outputs(TENANT, batch.id)
+    assert outputs == [SimpleOutput("YES"), SimpleOutput(None, "invalid_request", "cannot"), SimpleOutput("YES")]
+    assert await house.jobs.batches(TENANT) == []
+    assert await house.jobs.batches(TENANT, simple=True) == [batch]
+    assert await house.jobs.count_batches(TENANT, simple=True) == {"completed": 1}
 
 
-def test_the_input_of_a_batch_that_has_not_ended_cannot_be_deleted(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        batch = await house.submit("ab")
-        with pytest.raises(Conflict):
-            await house.jobs.delete_file(TENANT, batch.input_file_id)
+@in_house
+async def test_a_simple_batch_that_was_cancelled_says_which_prompts_were_not_computed(house: House) -> None:
+    batch = await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k")
+    again = await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k")
+    assert again.id == batch.id
+    assert [file.id for file in await house.jobs.files(TENANT)] == [batch.input_file_id]
+    async with house.worker(Model(seconds=1e6)):
+        await house.reaches(batch, "in_progress")
         await house.jobs.cancel(TENANT, batch.id)
-        async with house.worker(Model()):
-            await house.ended(batch)
-            await house.jobs.delete_file(TENANT, batch.input_file_id)
-        with pytest.raises(NotFound):
-            await house.jobs.content(TENANT, batch.input_file_id)
-
-    run(tmp_path, main)
-
-
-def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        async with house.worker(Model()):
-            batch = await house.ended(await house.submit("ab"))
-        jobs, other = house.jobs, "other"
-        asked: list[Callable[[], Awaitable[object]]] = [
-            lambda: jobs.file(other, batch.input_file_id),
-            lambda: jobs.content(other, batch.output_file_id or ""),
-            lambda: jobs.delete_file(other, batch.input_file_id),
-            lambda: jobs.create_batch(other, input_file_id=batch.input_file_id, endpoint=ENDPOINT),
-            lambda: jobs.batch(other, batch.id),
-            lambda: jobs.cancel(other, batch.id),
-            lambda: jobs.pause(other, batch.id),
-            lambda: jobs.resume(other, batch.id),
-            lambda: jobs.retry(other, batch.id),
-            lambda: jobs.results(other, batch.id),
-            lambda: jobs.outputs(other, batch.id),
-        ]
-        for ask in asked:
-            with pytest.raises(NotFound):
-                await ask()
-        assert await jobs.files(other) == []
-        assert await jobs.batches(other) == []
-        assert await jobs.count_batches(other) == {}
-
-    run(tmp_path, main)
-
-
-def test_a_simple_batch_gives_a_text_or_an_error_for_each_prompt(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        model = Model()
-        model.faults = refuse("no")
-        async with house.worker(model):
-            batch = await house.jobs.create_simple(
-                TENANT, Prompts(prompts=["yes", "no", "yes"]), callback_url="http://x"
-            )
-            assert (batch.simple, batch.callback_url, status_of(batch)) == (True, "http://x", "pending")
-            batch = await house.ended(batch)
-        assert status_of(batch) == "completed"
-        outputs = await house.jobs.outputs(TENANT, batch.id)
-        assert outputs == [SimpleOutput("YES"), SimpleOutput(None, "invalid_request", "cannot"), SimpleOutput("YES")]
-        assert await house.jobs.batches(TENANT) == []
-        assert await house.jobs.batches(TENANT, simple=True) == [batch]
-        assert await house.jobs.count_batches(TENANT, simple=True) == {"completed": 1}
-
-    run(tmp_path, main)
-
-
-def test_a_simple_batch_that_was_cancelled_says_which_prompts_were_not_computed(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        batch = await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k")
-        again = await house.jobs.create_simple(TENANT, Prompts(prompts=["a"]), idempotency_key="k")
-        assert again.id == batch.id
-        assert [file.id for file in await house.jobs.files(TENANT)] == [batch.input_file_id]
-        async with house.worker(Model(seconds=1e6)):
-            await house.reaches(batch, "in_progress")
-            await house.jobs.cancel(TENANT, batch.id)
-            batch = await house.ended(batch)
-        assert status_of(batch) == "cancelled"
-        [output] = await house.jobs.outputs(TENANT, batch.id) or []
-        assert (output.text, output.code) == (None, "batch_cancelled")
-
-    run(tmp_path, main)
+        batch = await house.ended(batch)
+    assert status_of(batch) == "cancelled"
+    [output] = await house.jobs.outputs(TENANT, batch.id) or []
+    assert (output.text, output.code) == (None, "batch_cancelled")
 
 
 @pytest.mark.parametrize(

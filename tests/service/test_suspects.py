@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.service.conftest import MEMORY
-from tests.service.support import House, Model, codes, run, texts
+from tests.service.support import House, Model, codes, in_house, run, texts
 
 from batchwright.inference.inference import Call
 from batchwright.service.worker.worker import Worker
@@ -75,136 +75,122 @@ def prompts(name: str, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("max_crashes", [2, 3, 5])
-def test_a_line_that_kills_fails_in_the_end_and_the_others_succeed(tmp_path: Path, max_crashes: int) -> None:
-    async def main(house: House) -> None:
-        model = Killer(["line-40"])
-        batch = await house.submit(prompts("line", 100))
-        [worker] = await work(house, [model], [batch], max_crashes=max_crashes)
-        batch = await house.batch(batch)
-        assert batch.counts == LineCounts(100, 99, 1)
-        assert model.calls["line-40"] == max_crashes
-        assert model.beside[-1] == 1
-        assert model.beside == sorted(model.beside, reverse=True)
-        [error] = await house.content(batch.error_file_id)
-        assert error["error"]["code"] == "crashed"
-        assert f"died {max_crashes} times" in error["error"]["message"]
-        assert worker.stats.crashed == 1
-        assert await house.store.count_lines() == {"pending": 0, "claimed": 0, "suspect": 0}
-
-    run(tmp_path, main)
+@in_house
+async def test_a_line_that_kills_fails_in_the_end_and_the_others_succeed(house: House, max_crashes: int) -> None:
+    model = Killer(["line-40"])
+    batch = await house.submit(prompts("line", 100))
+    [worker] = await work(house, [model], [batch], max_crashes=max_crashes)
+    batch = await house.batch(batch)
+    assert batch.counts == LineCounts(100, 99, 1)
+    assert model.calls["line-40"] == max_crashes
+    assert model.beside[-1] == 1
+    assert model.beside == sorted(model.beside, reverse=True)
+    [error] = await house.content(batch.error_file_id)
+    assert error["error"]["code"] == "crashed"
+    assert f"died {max_crashes} times" in error["error"]["message"]
+    assert worker.stats.crashed == 1
+    assert await house.store.count_lines() == {"pending": 0, "claimed": 0, "suspect": 0}
 
 
-def test_a_batch_of_one_line_that_kills(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        model = Killer(["x"])
-        batch = await house.submit(["x"])
-        await work(house, [model], [batch])
-        assert model.calls["x"] == 3
-        # A retry tries it again as often.
-        again = await house.jobs.retry("default", batch.id)
-        await work(house, [model], [again])
-        assert model.calls["x"] == 6
-
-    run(tmp_path, main)
+@in_house
+async def test_a_batch_of_one_line_that_kills(house: House) -> None:
+    model = Killer(["x"])
+    batch = await house.submit(["x"])
+    await work(house, [model], [batch])
+    assert model.calls["x"] == 3
+    # A retry tries it again as often.
+    again = await house.jobs.retry("default", batch.id)
+    await work(house, [model], [again])
+    assert model.calls["x"] == 6
 
 
-def test_lines_of_another_tenant_are_not_held_up_by_those_that_kill(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        poison = prompts("bad", 12)
-        model = Killer(poison)
-        bad = await house.submit(poison, tenant="bad")
-        good = await house.submit(prompts("good", 200), tenant="good")
-        before = house.clock.now()
-        task = asyncio.create_task(work(house, [model], [bad, good]))
-        ended = await house.ended(good)
-        assert ended.counts == LineCounts(200, 200, 0)
-        # 200 lines take 13 seconds with 16 slots; what the others' deaths cost is a lease each.
-        assert house.clock.now() - before <= 60.0
-        await task
-        assert (await house.batch(bad)).counts == LineCounts(12, 0, 12)
-        # The first death may come in any company, the later ones only among lines of the same tenant.
-        assert max(model.calls[each] for each in prompts("good", 200)) <= 2
-        assert {model.calls[each] for each in poison} == {3}
-
-    run(tmp_path, main)
+@in_house
+async def test_lines_of_another_tenant_are_not_held_up_by_those_that_kill(house: House) -> None:
+    poison = prompts("bad", 12)
+    model = Killer(poison)
+    bad = await house.submit(poison, tenant="bad")
+    good = await house.submit(prompts("good", 200), tenant="good")
+    before = house.clock.now()
+    task = asyncio.create_task(work(house, [model], [bad, good]))
+    ended = await house.ended(good)
+    assert ended.counts == LineCounts(200, 200, 0)
+    # 200 lines take 13 seconds with 16 slots; what the others' deaths cost is a lease each.
+    assert house.clock.now() - before <= 60.0
+    await task
+    assert (await house.batch(bad)).counts == LineCounts(12, 0, 12)
+    # The first death may come in any company, the later ones only among lines of the same tenant.
+    assert max(model.calls[each] for each in prompts("good", 200)) <= 2
+    assert {model.calls[each] for each in poison} == {3}
 
 
-def test_a_worker_that_was_only_slow_leaves_no_suspects_behind(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        slow, other = Model(slots=4, seconds=5.0), Model(slots=0)
-        stopped = house.worker(slow, lease=10.0)
-        await stopped.start()
-        batch = await house.submit("abcdefgh")
+@in_house
+async def test_a_worker_that_was_only_slow_leaves_no_suspects_behind(house: House) -> None:
+    slow, other = Model(slots=4, seconds=5.0), Model(slots=0)
+    stopped = house.worker(slow, lease=10.0)
+    await stopped.start()
+    batch = await house.submit("abcdefgh")
+    await house.until(lambda: slow.held == 4)
+    house.clock.advance(60.0)
+    async with house.worker(other):
+        await house.until(lambda: stopped.stats.leases_lost == 1)
         await house.until(lambda: slow.held == 4)
-        house.clock.advance(60.0)
-        async with house.worker(other):
-            await house.until(lambda: stopped.stats.leases_lost == 1)
-            await house.until(lambda: slow.held == 4)
-            lines = await house.store.count_lines()
-            assert lines["suspect"] == 0
-            assert (await house.ended(batch)).counts == LineCounts(8, 8, 0)
-        await stopped.stop()
-
-    run(tmp_path, main)
+        lines = await house.store.count_lines()
+        assert lines["suspect"] == 0
+        assert (await house.ended(batch)).counts == LineCounts(8, 8, 0)
+    await stopped.stop()
 
 
-def test_a_busy_worker_makes_room_for_suspects_when_nobody_else_sees_to_them(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        killed, busy = Killer(["bad-0"], slots=4), Model(slots=4)
-        bad = await house.submit(["bad-0", "bad-1", "bad-2"], tenant="bad")
-        doomed = house.worker(killed, lease=LEASE)
-        await doomed.start()
-        await killed.deadly.wait()
-        good = await house.submit(prompts("good", 400), tenant="good")
-        await house.worker(busy, lease=LEASE).start()
-        await house.until(lambda: busy.held == 4)
-        await house.die(doomed)
-        # It computes the suspects, which do not kill here, before its own work is done.
-        assert (await house.ended(bad)).counts == LineCounts(3, 3, 0)
-        assert (await house.batch(good)).status == "in_progress"
-        assert (await house.ended(good)).counts == LineCounts(400, 400, 0)
-        for worker in [*house.workers]:
-            await worker.stop()
-
-    run(tmp_path, main)
+@in_house
+async def test_a_busy_worker_makes_room_for_suspects_when_nobody_else_sees_to_them(house: House) -> None:
+    killed, busy = Killer(["bad-0"], slots=4), Model(slots=4)
+    bad = await house.submit(["bad-0", "bad-1", "bad-2"], tenant="bad")
+    doomed = house.worker(killed, lease=LEASE)
+    await doomed.start()
+    await killed.deadly.wait()
+    good = await house.submit(prompts("good", 400), tenant="good")
+    await house.worker(busy, lease=LEASE).start()
+    await house.until(lambda: busy.held == 4)
+    await house.die(doomed)
+    # It computes the suspects, which do not kill here, before its own work is done.
+    assert (await house.ended(bad)).counts == LineCounts(3, 3, 0)
+    assert (await house.batch(good)).status == "in_progress"
+    assert (await house.ended(good)).counts == LineCounts(400, 400, 0)
+    for worker in [*house.workers]:
+        await worker.stop()
 
 
-def test_a_worker_that_ends_when_idle_sees_to_suspects_first(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        model = Killer(["x-3"], slots=8)
-        doomed = house.worker(model, lease=LEASE)
-        await doomed.start()
-        batch = await house.submit(prompts("x", 8))
-        await model.deadly.wait()
-        await house.die(doomed)
-        async with house.worker(Model(slots=8)) as worker:
-            await worker.until_idle()
-            assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
-
-    run(tmp_path, main)
+@in_house
+async def test_a_worker_that_ends_when_idle_sees_to_suspects_first(house: House) -> None:
+    model = Killer(["x-3"], slots=8)
+    doomed = house.worker(model, lease=LEASE)
+    await doomed.start()
+    batch = await house.submit(prompts("x", 8))
+    await model.deadly.wait()
+    await house.die(doomed)
+    async with house.worker(Model(slots=8)) as worker:
+        await worker.until_idle()
+        assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
 
 
-def test_a_claim_begun_before_suspects_were_known_does_not_show_that_nothing_is_left(tmp_path: Path) -> None:
-    async def main(house: House) -> None:
-        claim = house.store.claim
+@in_house
+async def test_a_claim_begun_before_suspects_were_known_does_not_show_that_nothing_is_left(house: House) -> None:
+    claim = house.store.claim
 
-        async def slowly(worker: str, limit: int) -> list[ClaimedLine]:
-            lines: list[ClaimedLine] = await claim(worker, limit)
-            await asyncio.sleep(3.0)
-            return lines
+    async def slowly(worker: str, limit: int) -> list[ClaimedLine]:
+        lines: list[ClaimedLine] = await claim(worker, limit)
+        await asyncio.sleep(3.0)
+        return lines
 
-        model = Killer(["x-3"], slots=8)
-        doomed = house.worker(model, lease=LEASE)
-        await doomed.start()
-        batch = await house.submit(prompts("x", 8))
-        await model.deadly.wait()
-        await house.die(doomed)
-        house.store.claim = slowly
-        async with house.worker(Model(slots=8)) as worker:
-            await worker.until_idle()
-            assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
-
-    run(tmp_path, main)
+    model = Killer(["x-3"], slots=8)
+    doomed = house.worker(model, lease=LEASE)
+    await doomed.start()
+    batch = await house.submit(prompts("x", 8))
+    await model.deadly.wait()
+    await house.die(doomed)
+    house.store.claim = slowly
+    async with house.worker(Model(slots=8)) as worker:
+        await worker.until_idle()
+        assert (await house.batch(batch)).counts == LineCounts(8, 8, 0)
 
 
 @settings(max_examples=12)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from batchwright.clock import ManualClock
 from batchwright.service.webhooks.sender import Answer, Sender
@@ -12,6 +15,16 @@ from batchwright.store import Store, open_store
 from batchwright.store.records import BatchProblem, BatchRecord, FileRecord
 
 START = 1_700_000_000.0
+
+
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def whole(*given: Any, **more: Any) -> None:
+        asyncio.run(test(*given, **more))
+
+    return whole
 
 
 class Scripted(Sender):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.webhooks.outbox import in_event_loop
 from tests.webhooks.receiver import Receiver, answer, listening
 
 from batchwright.service.webhooks.addresses import AllowList
@@ -283,31 +284,27 @@ def test_a_name_that_turns_after_its_webhook_was_made_is_refused_at_sending(conn
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed(status: int) -> None:
-    async def main() -> None:
-        async with trap() as inside:
-            location = f"location: http://127.0.0.1:{inside.port}/"
-            async with listening(lambda number: answer(status, location), host="127.0.0.2") as outside:
-                sender = Sender(AllowList.parse(["127.0.0.2"]), tls=TLS)
-                result = await sender.send(f"http://127.0.0.2:{outside.port}/", {}, b"{}")
-                sender.close()
-            assert (result.status, result.taken) == (status, False)
-            assert inside.connections == 0
-
-    asyncio.run(main())
+@in_event_loop
+async def test_a_redirect_is_not_followed(status: int) -> None:
+    async with trap() as inside:
+        location = f"location: http://127.0.0.1:{inside.port}/"
+        async with listening(lambda number: answer(status, location), host="127.0.0.2") as outside:
+            sender = Sender(AllowList.parse(["127.0.0.2"]), tls=TLS)
+            result = await sender.send(f"http://127.0.0.2:{outside.port}/", {}, b"{}")
+            sender.close()
+        assert (result.status, result.taken) == (status, False)
+        assert inside.connections == 0
 
 
 @pytest.mark.parametrize(
     "variable", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"]
 )
-def test_no_proxy_of_the_environment_is_used(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with trap() as proxy, listening(host="127.0.0.2") as outside:
-            monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
-            sender = Sender(AllowList.parse(["127.0.0.2"]), tls=TLS)
-            for scheme in ("http", "https"):
-                await sender.send(f"{scheme}://127.0.0.2:{outside.port}/", {}, b"{}")
-            sender.close()
-            assert (outside.connections, proxy.connections) == (2, 0)
-
-    asyncio.run(main())
+@in_event_loop
+async def test_no_proxy_of_the_environment_is_used(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with trap() as proxy, listening(host="127.0.0.2") as outside:
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
+        sender = Sender(AllowList.parse(["127.0.0.2"]), tls=TLS)
+        for scheme in ("http", "https"):
+            await sender.send(f"{scheme}://127.0.0.2:{outside.port}/", {}, b"{}")
+        sender.close()
+        assert (outside.connections, proxy.connections) == (2, 0)

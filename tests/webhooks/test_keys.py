@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.webhooks.outbox import START, opened
+from tests.webhooks.outbox import START, in_event_loop, opened
 
 from batchwright.clock import ManualClock
 from batchwright.errors import InvalidRequest, NotFound, StoreUnavailable
@@ -43,58 +43,50 @@ def test_a_key_is_recognized_and_only_its_digest_is_kept(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "key", ["", "bw-", "sk-abc", "bw-" + "A" * 43, "bw-" + "ä" * 43, "bw-" + "A" * 1_000_000, "\x00"]
 )
-def test_others_are_not_recognized(key: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, ManualClock(START)) as (store, _):
-            assert await ApiKeys(store).recognize(key) is None
-
-    asyncio.run(main())
+@in_event_loop
+async def test_others_are_not_recognized(key: str, tmp_path: Path) -> None:
+    async with opened(tmp_path, ManualClock(START)) as (store, _):
+        assert await ApiKeys(store).recognize(key) is None
 
 
-def test_a_revoked_key_is_refused_at_once_here_and_within_seconds_elsewhere(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
-            record, key = await here.create("ci")
-            assert await here.recognize(key) == await elsewhere.recognize(key) == record
-            await here.revoke(record.id)
-            assert await here.recognize(key) is None
-            clock.advance(SEEN_WITHIN - 0.01)
-            assert await elsewhere.recognize(key) == record
-            clock.advance(0.01)
-            assert await elsewhere.recognize(key) is None
-            [kept] = await here.keys()
-            assert kept.revoked_at is not None
-
-    asyncio.run(main())
+@in_event_loop
+async def test_a_revoked_key_is_refused_at_once_here_and_within_seconds_elsewhere(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
+        record, key = await here.create("ci")
+        assert await here.recognize(key) == await elsewhere.recognize(key) == record
+        await here.revoke(record.id)
+        assert await here.recognize(key) is None
+        clock.advance(SEEN_WITHIN - 0.01)
+        assert await elsewhere.recognize(key) == record
+        clock.advance(0.01)
+        assert await elsewhere.recognize(key) is None
+        [kept] = await here.keys()
+        assert kept.revoked_at is not None
 
 
-def test_a_new_key_works_at_once_everywhere(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
-            assert await elsewhere.recognize("bw-" + "A" * 43) is None
-            record, key = await here.create("ci")
-            assert await elsewhere.recognize(key) == record
-
-    asyncio.run(main())
+@in_event_loop
+async def test_a_new_key_works_at_once_everywhere(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
+        assert await elsewhere.recognize("bw-" + "A" * 43) is None
+        record, key = await here.create("ci")
+        assert await elsewhere.recognize(key) == record
 
 
-def test_once_there_was_a_key_one_is_always_needed(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
-            assert not await here.required()
-            assert not await elsewhere.required()
-            record, _ = await elsewhere.create("ci")
-            await here.revoke(record.id)
-            assert await here.required()
-            assert await elsewhere.required()
-
-    asyncio.run(main())
+@in_event_loop
+async def test_once_there_was_a_key_one_is_always_needed(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        here, elsewhere = ApiKeys(store, clock=clock), ApiKeys(store, clock=clock)
+        assert not await here.required()
+        assert not await elsewhere.required()
+        record, _ = await elsewhere.create("ci")
+        await here.revoke(record.id)
+        assert await here.required()
+        assert await elsewhere.required()
 
 
 class _Leaving:
@@ -166,75 +158,69 @@ def test_whether_a_key_is_needed_is_not_waited_for_either() -> None:
     play(main)
 
 
-def test_a_key_works_until_it_expires_also_while_it_is_remembered(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            keys = ApiKeys(store, clock=clock, now=clock.now)
-            with pytest.raises(InvalidRequest, match=r"expires_at=.*must be in the future"):
-                await keys.create("ci", expires_at=START)
-            record, secret = await keys.create("ci", expires_at=START + 3)
-            assert await keys.recognize(secret) == record
-            clock.advance(2.9)
-            assert await keys.recognize(secret) == record
-            clock.advance(0.1)
-            assert await keys.recognize(secret) is None
-            assert await ApiKeys(store, clock=clock, now=clock.now).recognize(secret) is None
-            assert await keys.required()
-            assert await keys.update(record.id, {"expires_at": None})
-            assert await keys.recognize(secret) is not None
-
-    asyncio.run(main())
+@in_event_loop
+async def test_a_key_works_until_it_expires_also_while_it_is_remembered(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        keys = ApiKeys(store, clock=clock, now=clock.now)
+        with pytest.raises(InvalidRequest, match=r"expires_at=.*must be in the future"):
+            await keys.create("ci", expires_at=START)
+        record, secret = await keys.create("ci", expires_at=START + 3)
+        assert await keys.recognize(secret) == record
+        clock.advance(2.9)
+        assert await keys.recognize(secret) == record
+        clock.advance(0.1)
+        assert await keys.recognize(secret) is None
+        assert await ApiKeys(store, clock=clock, now=clock.now).recognize(secret) is None
+        assert await keys.required()
+        assert await keys.update(record.id, {"expires_at": None})
+        assert await keys.recognize(secret) is not None
 
 
 @pytest.mark.parametrize("overlap", [0.0, 60.0])
-def test_the_old_secret_works_for_the_overlap_after_a_rotation(overlap: float, tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            keys = ApiKeys(store, clock=clock, now=clock.now)
-            record, first = await keys.create("ci", "team-a", expires_at=START + 1000)
-            assert await keys.recognize(first) == record
-            rotated, second = await keys.rotate(record.id, overlap)
-            assert (rotated.id, rotated.prefix, rotated.previous_until) == (record.id, second[:10], START + overlap)
-            new = await keys.recognize(second)
-            assert new == rotated
-            old = await keys.recognize(first)
-            assert (old is not None and old.id == record.id) == (overlap > 0)
-            clock.advance(overlap)
-            assert await keys.recognize(first) is None
-            assert await keys.recognize(second) == rotated
-            _, third = await keys.rotate(record.id, overlap)
-            _, fourth = await keys.rotate(record.id, 60)
-            # Of three secrets the oldest is gone, whatever its overlap was.
-            found = [await keys.recognize(each) is not None for each in (second, third, fourth)]
-            assert found == [False, True, True]
-            await keys.revoke(record.id)
-            assert not any([await keys.recognize(each) for each in (first, second, third, fourth)])
-            with pytest.raises(NotFound, match="was revoked"):
-                await keys.rotate(record.id)
-
-    asyncio.run(main())
+@in_event_loop
+async def test_the_old_secret_works_for_the_overlap_after_a_rotation(overlap: float, tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        keys = ApiKeys(store, clock=clock, now=clock.now)
+        record, first = await keys.create("ci", "team-a", expires_at=START + 1000)
+        assert await keys.recognize(first) == record
+        rotated, second = await keys.rotate(record.id, overlap)
+        assert (rotated.id, rotated.prefix, rotated.previous_until) == (record.id, second[:10], START + overlap)
+        new = await keys.recognize(second)
+        assert new == rotated
+        old = await keys.recognize(first)
+        assert (old is not None and old.id == record.id) == (overlap > 0)
+        clock.advance(overlap)
+        assert await keys.recognize(first) is None
+        assert await keys.recognize(second) == rotated
+        _, third = await keys.rotate(record.id, overlap)
+        _, fourth = await keys.rotate(record.id, 60)
+        # Of three secrets the oldest is gone, whatever its overlap was.
+        found = [await keys.recognize(each) is not None for each in (second, third, fourth)]
+        assert found == [False, True, True]
+        await keys.revoke(record.id)
+        assert not any([await keys.recognize(each) for each in (first, second, third, fourth)])
+        with pytest.raises(NotFound, match="was revoked"):
+            await keys.rotate(record.id)
 
 
-def test_a_change_of_a_key_holds_here_at_once_and_elsewhere_within_seconds(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            here, elsewhere = [ApiKeys(store, clock=clock, now=clock.now) for _ in range(2)]
-            record, secret = await here.create("ci", scopes=["batches", "online", "online"], weight=2.0)
-            assert (record.scopes, record.weight, record.best_priority) == (("online", "batches"), 2.0, 5)
-            assert await elsewhere.recognize(secret) == record
-            changed = await here.update(record.id, {"scopes": ["metrics"], "best_priority": None, "weight": 0.5})
-            assert changed == replace(record, scopes=("metrics",), best_priority=None, weight=0.5)
-            assert await here.recognize(secret) == changed
-            assert await elsewhere.recognize(secret) == record
-            clock.advance(SEEN_WITHIN)
-            assert await elsewhere.recognize(secret) == changed
-            with pytest.raises(NotFound):
-                await here.update("key_none", {"weight": 1.0})
-
-    asyncio.run(main())
+@in_event_loop
+async def test_a_change_of_a_key_holds_here_at_once_and_elsewhere_within_seconds(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        here, elsewhere = [ApiKeys(store, clock=clock, now=clock.now) for _ in range(2)]
+        record, secret = await here.create("ci", scopes=["batches", "online", "online"], weight=2.0)
+        assert (record.scopes, record.weight, record.best_priority) == (("online", "batches"), 2.0, 5)
+        assert await elsewhere.recognize(secret) == record
+        changed = await here.update(record.id, {"scopes": ["metrics"], "best_priority": None, "weight": 0.5})
+        assert changed == replace(record, scopes=("metrics",), best_priority=None, weight=0.5)
+        assert await here.recognize(secret) == changed
+        assert await elsewhere.recognize(secret) == record
+        clock.advance(SEEN_WITHIN)
+        assert await elsewhere.recognize(secret) == changed
+        with pytest.raises(NotFound):
+            await here.update("key_none", {"weight": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -247,18 +233,16 @@ def test_a_change_of_a_key_holds_here_at_once_and_elsewhere_within_seconds(tmp_p
         ({"best_priority": 2**31}, "^best_priority="),
     ],
 )
-def test_what_a_key_cannot_have_is_refused(values: dict[str, Any], told: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, ManualClock(START)) as (store, _):
-            keys = ApiKeys(store)
-            with pytest.raises(InvalidRequest, match=told):
-                await keys.create("ci", **values)
-            record, _ = await keys.create("ci")
-            with pytest.raises(InvalidRequest, match=told):
-                await keys.update(record.id, values)
-            assert await keys.keys() == [record]
-
-    asyncio.run(main())
+@in_event_loop
+async def test_what_a_key_cannot_have_is_refused(values: dict[str, Any], told: str, tmp_path: Path) -> None:
+    async with opened(tmp_path, ManualClock(START)) as (store, _):
+        keys = ApiKeys(store)
+        with pytest.raises(InvalidRequest, match=told):
+            await keys.create("ci", **values)
+        record, _ = await keys.create("ci")
+        with pytest.raises(InvalidRequest, match=told):
+            await keys.update(record.id, values)
+        assert await keys.keys() == [record]
 
 
 def test_the_last_use_of_a_key_is_noted_once_a_minute_and_after_an_outage(tmp_path: Path) -> None:
@@ -323,29 +307,25 @@ def test_a_priority_better_than_that_of_the_key_is_raised_to_it(
     assert bounded_priority(given, best) == expected
 
 
-def test_keys_are_listed_by_tenant(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock(START)
-        async with opened(tmp_path, clock) as (store, _):
-            keys = ApiKeys(store, clock=clock, now=clock.now)
-            for name, tenant in (("one", "a"), ("two", "b"), ("three", "a")):
-                await keys.create(name, tenant)
-                clock.advance(1)
-            assert [key.name for key in await keys.keys()] == ["three", "two", "one"]
-            assert [key.name for key in await keys.keys("a")] == ["three", "one"]
-
-    asyncio.run(main())
+@in_event_loop
+async def test_keys_are_listed_by_tenant(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with opened(tmp_path, clock) as (store, _):
+        keys = ApiKeys(store, clock=clock, now=clock.now)
+        for name, tenant in (("one", "a"), ("two", "b"), ("three", "a")):
+            await keys.create(name, tenant)
+            clock.advance(1)
+        assert [key.name for key in await keys.keys()] == ["three", "two", "one"]
+        assert [key.name for key in await keys.keys("a")] == ["three", "one"]
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "-x", "x" * 65, "a\n", "ä"])
-def test_bad_names_are_refused(name: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with opened(tmp_path, ManualClock(START)) as (store, _):
-            with pytest.raises(InvalidRequest, match=r"^name: "):
-                await ApiKeys(store).create(name)
-            with pytest.raises(InvalidRequest, match=r"^tenant: "):
-                await ApiKeys(store).create("ok", name)
-            with pytest.raises(NotFound, match="key_none"):
-                await ApiKeys(store).revoke("key_none")
-
-    asyncio.run(main())
+@in_event_loop
+async def test_bad_names_are_refused(name: str, tmp_path: Path) -> None:
+    async with opened(tmp_path, ManualClock(START)) as (store, _):
+        with pytest.raises(InvalidRequest, match=r"^name: "):
+            await ApiKeys(store).create(name)
+        with pytest.raises(InvalidRequest, match=r"^tenant: "):
+            await ApiKeys(store).create("ok", name)
+        with pytest.raises(NotFound, match="key_none"):
+            await ApiKeys(store).revoke("key_none")

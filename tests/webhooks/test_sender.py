@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.webhooks.outbox import in_event_loop
 from tests.webhooks.receiver import OK, answer, listening
 
 from batchwright.clock import ManualClock
@@ -34,20 +35,18 @@ async def send(url: str, *, within: float = 15.0, tls: ssl.SSLContext = TLS) -> 
         sender.close()
 
 
-def test_what_the_receiver_gets() -> None:
-    async def main() -> None:
-        async with listening() as receiver:
-            sent = await send(f"http://hooks.example:{receiver.port}/take?token=a%20b")
-            assert sent == Answer(200, "HTTP 200")
-            request = receiver.received[0]
-            assert request.line == "POST /take?token=a%20b HTTP/1.1"
-            assert request.body == b'{"a":1}'
-            assert request.headers["host"] == f"hooks.example:{receiver.port}"
-            assert request.headers["webhook-id"] == "evt_1"
-            assert request.headers["content-length"] == "7"
-            assert request.headers["connection"] == "close"
-
-    asyncio.run(main())
+@in_event_loop
+async def test_what_the_receiver_gets() -> None:
+    async with listening() as receiver:
+        sent = await send(f"http://hooks.example:{receiver.port}/take?token=a%20b")
+        assert sent == Answer(200, "HTTP 200")
+        request = receiver.received[0]
+        assert request.line == "POST /take?token=a%20b HTTP/1.1"
+        assert request.body == b'{"a":1}'
+        assert request.headers["host"] == f"hooks.example:{receiver.port}"
+        assert request.headers["webhook-id"] == "evt_1"
+        assert request.headers["content-length"] == "7"
+        assert request.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize(
