@@ -17,7 +17,6 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Hashable
-from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from batchwright.batcher.batcher_stats import BatcherStats
@@ -64,11 +63,37 @@ class BatcherCore(Protocol):
         ...
 
 
+class Closable(ABC):
+    """What is closed by `with` and `async with`; after an error in the block, without computing what waits."""
+
+    @abstractmethod
+    async def close(self, drain: bool = True) -> None:
+        """Take no more requests; compute those that wait, or without `drain` answer them with `BatcherClosed`."""
+
+    def shutdown(self, drain: bool = True) -> None:
+        """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
+        if _running_loop() is not None:
+            raise RuntimeError("shutdown would stop the event loop that it is called in: await close instead")
+        asyncio.run(self.close(drain))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        await self.close(drain=error is None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.shutdown(drain=error is None)
+
+
 _CoreT = TypeVar("_CoreT", bound=BatcherCore)
 _What = TypeVarTuple("_What")
 
 
-class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
+class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
     """Base of all batchers. `What` are the types of the values from which `_entry` makes the entry of a request."""
 
     def __init__(self, stats: _StatsT, clock: Clock | None) -> None:
@@ -197,30 +222,6 @@ class BaseBatcher(ABC, Generic[_CoreT, _StatsT, *_What]):
                 # All have an answer, which may still be on its way from the loop of the core.
                 await asyncio.wait(submitted)
             await asyncio.to_thread(background.stop)
-
-    def shutdown(self, drain: bool = True) -> None:
-        """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
-        if _running_loop() is not None:
-            raise RuntimeError("shutdown would stop the event loop that it is called in: await close instead")
-        asyncio.run(self.close(drain))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close; after an error in the block, without computing what waits."""
-        await self.close(drain=error is None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """`shutdown`; after an error in the block, without computing what waits."""
-        self.shutdown(drain=error is None)
 
     async def _answer(self, *what: *_What) -> Any:
         """Have one request computed in the event loop to which the batcher is bound, wherever the call comes from."""

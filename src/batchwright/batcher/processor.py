@@ -5,10 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from batchwright.batcher.base_batcher import BaseBatcher
+from batchwright.batcher.base_batcher import BaseBatcher, Closable
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.model import Model
@@ -38,7 +37,7 @@ class AsyncBatchConfig:
         check_time("timeout_seconds", self.timeout_seconds, above_zero=True)
 
 
-class Processor(Generic[_BatcherT]):
+class Processor(Closable, Generic[_BatcherT]):
     """Base of the processors, with a batcher behind them.
 
     In an event loop: `await processor.submit(request)`. Without one: `processor.submit_sync(request).result()`, from
@@ -83,28 +82,9 @@ class Processor(Generic[_BatcherT]):
         """Do as `close` of the batcher."""
         await self.batcher.close(drain)
 
-    def shutdown(self, drain: bool = True) -> None:
-        """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
-        self.batcher.shutdown(drain)
-
     async def __aenter__(self) -> Self:
         await self.batcher.settle()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close; after an error in the block, without computing what waits."""
-        await self.close(drain=error is None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """`shutdown`; after an error in the block, without computing what waits."""
-        self.shutdown(drain=error is None)
 
     def _nearest(self, deadline: float | None) -> float | None:
         """Return the nearer of the caller's deadline and our own."""
