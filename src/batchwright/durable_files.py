@@ -21,12 +21,29 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_special(path: Path) -> bool:
+    """Whether `path` is there and can only be written to, not replaced: a device, a pipe, a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def followed(path: Path) -> Path:
+    """The path that a link leads to, and any other path as it is."""
+    return path.resolve() if path.is_symlink() else path
+
+
 @contextmanager
 def replacing(path: Path, open_new: Callable[[Path], BinaryIO] | None = None) -> Iterator[BinaryIO]:
     """Write a file that takes the place of `path`, whole, when the block ends; after an error `path` is as it was.
 
+    A link stays, and what it leads to is replaced. A device or a pipe is not replaced but written to.
+
     One caller at a time. `open_new` opens the file that is written, emptied if it is there. Raises OSError.
     """
+    if is_special(path):
+        with path.open("wb") as file:
+            yield file
+        return
+    path = followed(path)
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") if open_new is None else open_new(temporary) as file:

@@ -196,7 +196,7 @@ async def test_calls_go_where_their_endpoint_and_model_are() -> None:
         await route("/v1/chat/completions", model="huge")
     with pytest.raises(ModelNotFound, match="does not serve /v1/chat/completions"):
         await route("/v1/chat/completions", model="minilm")
-    with pytest.raises(InvalidRequest, match="no model for /v1/completions"):
+    with pytest.raises(InvalidRequest, match="no model here serves /v1/completions"):
         await route("/v1/completions")
     assert routed.models == ["big", "both", "small", "minilm"]
     assert routed.wants == 6

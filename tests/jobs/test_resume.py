@@ -279,7 +279,7 @@ def test_one_run_at_a_time(source: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_named() -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     with (
-        Sink(descriptor, "out.jsonl", ManualClock(), durable=False) as sink,
+        Sink(descriptor, "out.jsonl", ManualClock()) as sink,
         pytest.raises(OSError, match=r"No space.*out"),
     ):
         sink.write(b"x\n")

@@ -160,3 +160,47 @@ def test_what_streams_cannot_do(tmp_path: Path) -> None:
         run("-", "-", ordered=True)
     with pytest.raises(InputError, match="Parquet"):
         run("-", tmp_path / "out.jsonl", input_format="parquet")
+
+
+def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(CONTENT)
+    read: dict[str, bytes] = {}
+    threads = []
+    for name in ("out", "report"):
+        os.mkfifo(tmp_path / name)
+        threads.append(threading.Thread(target=lambda name=name: read.update({name: (tmp_path / name).read_bytes()})))
+        threads[-1].start()
+    run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report=tmp_path / "report")
+    for thread in threads:
+        thread.join()
+    assert read["out"].count(b"\n") == 4
+    assert b'"succeeded": 3' in read["report"]
+    assert files(tmp_path) == ["in.jsonl", "out", "report"]
+    assert (tmp_path / "out").is_fifo()
+    assert run(tmp_path / "in.jsonl", "/dev/null", model=fake(), report="/dev/null").done == 4
+    assert Path("/dev/null").is_char_device()
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(CONTENT)
+    (tmp_path / "there").mkdir()
+    for name in ("out", "report"):
+        (tmp_path / name).symlink_to(Path("there") / name)
+    run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report=tmp_path / "report", ordered=True)
+    assert files(tmp_path / "there") == ["out", "out.batchwright.json", "report"]
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "report").is_symlink()
+    (tmp_path / "report").unlink()
+    (tmp_path / "report").symlink_to("in.jsonl")
+    with pytest.raises(InputError, match="is the input or the output"):
+        run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report=tmp_path / "report")
+
+
+def test_the_report_goes_to_standard_output(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    (tmp_path / "in.jsonl").write_bytes(CONTENT)
+    with pytest.raises(OSError, match=r"No space.*full"):
+        run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report="/dev/full")
+    run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report="-")
+    assert b'"succeeded": 3' in capsysbinary.readouterr().out
+    with pytest.raises(InputError, match="both standard output"):
+        run(tmp_path / "in.jsonl", "-", model=fake(), report="-")

@@ -9,7 +9,6 @@ import socket
 import subprocess
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import httpx2
 import openai
@@ -90,7 +89,7 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             pass
         return answer
 
-    async def main(url: str, log: list[dict[str, Any]]) -> None:
+    async def main(url: str) -> None:
         async with httpx2.AsyncClient(base_url=url, timeout=LIMIT) as http, asyncio.timeout(LIMIT):
             told = (await until(http, 503)).json()["error"]["message"]
             assert told == "the endpoint does not answer"
@@ -99,7 +98,6 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             assert int(refused.headers["retry-after"]) >= 1
             assert str(port) not in refused.text
             assert (await http.get("/v1/models")).json()["data"] == []
-            assert any(str(port) in each["event"] for each in log), "the log has the address"
             back = Endpoint(port)
             Thread(target=back.serve_forever, daemon=True).start()
             await until(http, 200)
@@ -109,9 +107,10 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(tmp_path: Path, end
             back.server_close()
 
     with serving(tmp_path, "--backend", f"http://127.0.0.1:{port}/v1") as (process, url, log):
-        asyncio.run(main(url, log))
+        asyncio.run(main(url))
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
+    assert any(str(port) in each["event"] for each in log), "the log has the address"
 
 
 def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -15,6 +15,7 @@ import typer
 from batchwright.cli.job_views import print_batch, print_batches, print_json, waiting
 from batchwright.cli.serve import PASSED_ON, WORK_HELP, work_command
 from batchwright.cli.store_options import StoreFlags, open_local_files, settings_with, store_command, write_audit
+from batchwright.durable_files import replacing
 from batchwright.errors import Conflict, InputError
 from batchwright.service.access.api_keys import DEFAULT_TENANT as TENANT
 
@@ -182,14 +183,9 @@ def results(
                     sys.stdout.buffer.write(piece)
                 sys.stdout.buffer.flush()
                 return
-            partial = output.with_name(output.name + ".part")
-            try:
-                with partial.open("wb") as file:
-                    async for piece in pieces:
-                        file.write(piece)
-                partial.replace(output)
-            finally:
-                partial.unlink(missing_ok=True)
+            with replacing(output) as file:
+                async for piece in pieces:
+                    file.write(piece)
 
     _with_jobs(flags, work)
     write_audit(settings_with(flags), "batch.results", batch_id)

@@ -17,6 +17,7 @@ import typer
 
 from batchwright.cli.flags import with_engine_flags
 from batchwright.cli.run_views import progress_view, report_table
+from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InvalidRequest, ModelNotFound, RunFailed
 from batchwright.models import DEFAULT_MODEL
@@ -92,7 +93,9 @@ def run_command(
     max_line_bytes: Annotated[int, _io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
     ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
     overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
-    report: Annotated[str | None, _io_option(metavar="FILE", help="Write the report as JSON too.")] = None,
+    report: Annotated[
+        str | None, _io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
+    ] = None,
     quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
@@ -205,8 +208,8 @@ def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bo
     report = interruption.report
     if not quiet:
         console.print(report_table(report))
-    if report.output == "-":
-        message = "Interrupted. Standard output cannot be resumed: name a file with -o next time."
+    if report.output == "-" or is_special(Path(report.output)):
+        message = "Interrupted. What is no file cannot be resumed: name a file with -o next time."
     else:
         arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
         program = Path(sys.argv[0]).name

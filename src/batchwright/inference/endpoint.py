@@ -137,7 +137,7 @@ class EndpointInference(Route):
         except EndpointError as error:
             if not waits or not _is_outage(error):
                 raise
-            self._watch.suspect()
+            self._watch.suspect(error)
 
     async def _probe(self) -> None:
         try:

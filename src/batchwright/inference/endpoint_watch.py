@@ -90,8 +90,10 @@ class EndpointWatch:
             _log.info("the endpoint answers again")
             self._availability.answered(asyncio.get_running_loop().time())
 
-    def suspect(self) -> None:
-        """Probe in the background until the endpoint answers. Returns at once."""
+    def suspect(self, error: EndpointError | None = None) -> None:
+        """Probe in the background until the endpoint answers. Returns at once. `error`, of a probe, is logged."""
+        if error is not None:
+            self._log_silence(error)
         if not self._closed and (self._looking is None or self._looking.done()):
             # In a context of its own, since its log lines belong to no request.
             self._looking = asyncio.create_task(self._look_until_answered(), context=Context())
@@ -109,8 +111,11 @@ class EndpointWatch:
             try:
                 return await self.look()
             except EndpointError as error:
-                wait = self._availability.until_probe(asyncio.get_running_loop().time())
-                _log.warning("%s; asked again in %.0f s: %s", SILENCE, wait, error)
+                self._log_silence(error)
             except Exception:  # whatever it is, probing must go on
                 _log.exception("a look at the endpoint failed")
                 self._availability.silent(asyncio.get_running_loop().time())
+
+    def _log_silence(self, error: EndpointError) -> None:
+        wait = self._availability.until_probe(asyncio.get_running_loop().time())
+        _log.warning("%s; asked again in %.0f s: %s", SILENCE, wait, error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.clock import Clock
-from batchwright.durable_files import sync
+from batchwright.durable_files import followed, is_special, sync
 from batchwright.errors import InputError, ResumeRefused
 from batchwright.jobs.lines import ID_FIELDS, LineParser, PromptTemplate
 from batchwright.jobs.resume import Finished, JobIdentity, StateFile, scan, write_in_order
@@ -32,7 +32,7 @@ class JobSpec:
     input: str
     """A path, or `-` for standard input."""
     output: str
-    """A path, or `-` for standard output (then nothing can be resumed)."""
+    """A path, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
     model: str | None
     """Name of the model; None: the endpoint's default."""
     embedding_model: str | None = None
@@ -56,7 +56,7 @@ class JobSpec:
 
     @property
     def to_stream(self) -> bool:
-        return self.output == STREAM
+        return self.output == STREAM or is_special(Path(self.output))
 
     @property
     def from_stream(self) -> bool:
@@ -120,15 +120,13 @@ class JobSpec:
             raise InputError(f"input {path} does not exist")
 
     def _check_output(self) -> None:
+        if self.output == STREAM and sys.stdout is None:
+            raise InputError("standard output is closed: name an output file")
         if self.to_stream:
-            if sys.stdout is None:
-                raise InputError("standard output is closed: name an output file")
             return
-        path = Path(self.output)
+        path = followed(Path(self.output))
         if path.is_dir():
             raise InputError(f"output {path} is a folder: name a file")
-        if path.exists() and not path.is_file():
-            raise InputError(f"output {path} is not a regular file: name one, or - for standard output")
         if not path.absolute().parent.is_dir():
             raise InputError(f"output {path}: its folder does not exist; make it first")
         if not self.from_stream and path.exists() and path.samefile(self.input):
@@ -147,11 +145,12 @@ class Sink:
     the lines in a file are also made to survive a loss of power.
     """
 
-    def __init__(self, descriptor: int, name: str, clock: Clock, *, durable: bool) -> None:
-        """`durable`: whether it is a file, which is closed with the sink. `name` is for errors."""
+    def __init__(self, descriptor: int, name: str, clock: Clock, *, owned: bool = False, durable: bool = False) -> None:
+        """`owned`: whether it is closed with the sink; `durable`: whether it is a file. `name` is for errors."""
         self._name = name
         self._descriptor = descriptor
         self._clock = clock
+        self._owned = owned
         self._durable = durable
         self._synced_at = clock.now()
 
@@ -160,7 +159,7 @@ class Sink:
         """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(descriptor, size)
-        return cls(descriptor, str(path), clock, durable=True)
+        return cls(descriptor, str(path), clock, owned=True, durable=True)
 
     def write(self, line: bytes) -> None:
         """Append a line. Raises OSError, such as for a full disk; half a line left then is removed on resume."""
@@ -179,10 +178,11 @@ class Sink:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._durable:
-            try:
+        try:
+            if self._durable:
                 os.fsync(self._descriptor)
-            finally:
+        finally:
+            if self._owned:
                 os.close(self._descriptor)
 
 
@@ -199,7 +199,7 @@ class Job:
         spec.check()
         self.spec = spec
         self._clock = clock
-        self._output = Path(spec.output)
+        self._output = followed(Path(spec.output))
         self._partial = self._output.with_name(self._output.name + ".partial")
         self._working = self._partial if spec.ordered else self._output
         self._spool: Spool | None = None
@@ -279,7 +279,9 @@ class Job:
             self._input = self._spool.keep()
             self.parser, self.source = _reader(self.spec, self._input)
         if self._state is None:
-            return Sink(sys.stdout.fileno(), "standard output", self._clock, durable=False)
+            if self.spec.output == STREAM:
+                return Sink(sys.stdout.fileno(), "standard output", self._clock)
+            return Sink(os.open(self._output, os.O_WRONLY | os.O_CLOEXEC), self.spec.output, self._clock, owned=True)
         if self._fresh:
             (self._output if self.spec.ordered else self._partial).unlink(missing_ok=True)
         elif self._held != self._working:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,9 +114,13 @@ class RunReport:
         return {"done": self.done, **asdict(self)}
 
     def save(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all. Raises OSError."""
-        with replacing(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
+        """Write the report as JSON, whole or not at all; `-` is standard output. Raises OSError."""
+        try:
+            with nullcontext(sys.stdout.buffer) if str(path) == "-" else replacing(path) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=2) + b"\n")
+                file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _peak_gpu_memory() -> int | None:

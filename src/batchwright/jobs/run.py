@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
 from batchwright.inference.inference import Inference
@@ -119,7 +120,7 @@ def run(
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
-    - `report`: a file for the report as JSON.
+    - `report`: a file for the report as JSON; `-` is standard output.
     - `progress`: called after lines have ended, and about ten times a second.
     - `engine`: how the engine computes; `engine_options` are fields of `EngineConfig` that go before it.
     - `inference`: what computes, in place of all of these; it is not closed.
@@ -210,10 +211,14 @@ def _model_files(choice: ModelChoice) -> str | None:
 def _check_report(path: Path | None, spec: JobSpec) -> None:
     if path is None:
         return
+    if str(path) == STREAM:
+        if spec.output == STREAM:
+            raise InputError("report and output are both standard output: name a file for one of them")
+        return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"report {path}: must be a file in a folder that exists")
-    others = [Path(name).absolute() for name in (spec.input, spec.output) if name != STREAM]
-    if path.absolute() in others:
+    others = [Path(name).resolve() for name in (spec.input, spec.output) if name != STREAM]
+    if path.resolve() in others and not is_special(path):
         raise InputError(f"report {path} is the input or the output: name another file")
 
 
