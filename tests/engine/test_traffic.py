@@ -96,7 +96,7 @@ def test_figures_are_kept_by_class(narrow: Engine) -> None:
     for name, traffic in (("online", narrow.stats.traffic["online"]), ("line", narrow.stats.traffic["batch"])):
         assert (traffic.submitted, traffic.completed, traffic.failed) == (1, 1, 0)
         assert (traffic.waiting, traffic.running) == (0, 0)
-        assert traffic.prompt_tokens == done[name].usage.prompt_tokens
+        assert traffic.prefill_tokens >= done[name].usage.prompt_tokens - done[name].usage.cached_tokens > 0
         assert traffic.generated_tokens == done[name].tokens_generated
         assert (len(traffic.recent_ttft_ms), len(traffic.recent_tpot_ms)) == (1, 1)
         assert (traffic.ttft_ms.count, traffic.tpot_ms.count) == (1, 1)
@@ -158,3 +158,15 @@ def test_waiting_for_the_step_that_was_being_computed_is_part_of_the_time_to_the
     done = {response.request_id: response for response in run(narrow)}
     assert (done["waited"].ttft_ms, done["waited"].queue_ms) == (1500.0, 1500.0)
     assert done["late"].error is not None
+
+
+def test_prompt_tokens_count_when_they_are_computed(smollm2_path: Path) -> None:
+    with Engine(smollm2_path, dtype="float32", kv_memory="40MB", max_batch_tokens=32) as engine:
+        for index in range(4):
+            engine.submit(InferenceRequest.of([index + 5, *range(100, 159)], GREEDY, traffic="batch"))
+        assert engine.stats.traffic["batch"].prefill_tokens == 0
+        for steps in range(1, 5):
+            engine.step()
+            assert 0 < engine.stats.traffic["batch"].prefill_tokens <= 32 * steps
+        run(engine)
+        assert engine.stats.traffic["batch"].prefill_tokens == engine.stats.prefill_tokens == 240

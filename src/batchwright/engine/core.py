@@ -107,10 +107,7 @@ class EngineCore:
             self.scheduler.add(generation.sequence)
             self._generations[generation.sequence.ordinal] = generation
         self._requests[request.request_id] = state
-        self.stats.prompt_tokens += len(prompt) * request.n
-        traffic = self.stats.traffic[request.traffic]
-        traffic.submitted += 1
-        traffic.prompt_tokens += len(prompt) * request.n
+        self.stats.traffic[request.traffic].submitted += 1
         self._gauge()
 
     def cancel(self, request_id: str) -> StreamEvent | None:
@@ -332,12 +329,18 @@ class EngineCore:
     def _forget(self, state: RequestState) -> None:
         del self._requests[state.request.request_id]
         for generation in state.generations:
+            self.stats.prompt_tokens += generation.sequence.num_prompt
             self.stats.cached_tokens += generation.sequence.num_cached
             del self._generations[generation.sequence.ordinal]
 
     def _count(self, plan: StepPlan, model_seconds: float, step_seconds: float) -> None:
         stats = self.stats
-        decodes = sum(chunk.count == 1 and chunk.start >= chunk.sequence.num_prompt for chunk in plan.chunks)
+        decodes = 0
+        for chunk in plan.chunks:
+            if chunk.count == 1 and chunk.start >= chunk.sequence.num_prompt:
+                decodes += 1
+            else:
+                stats.traffic[chunk.sequence.traffic].prefill_tokens += chunk.count
         total, of_batches = plan.num_tokens, plan.num_batch_tokens
         stats.last_step_seconds = step_seconds
         stats.last_step_predicted = self.scheduler.measured(plan, step_seconds)

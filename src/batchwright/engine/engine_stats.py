@@ -24,7 +24,8 @@ class TrafficStats:
     preemptions: int = 0
     computed_tokens: int = 0
     """Prompt and output tokens computed in steps, with recomputed ones counted again."""
-    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens computed, as in `EngineStats`."""
     generated_tokens: int = 0
     ttft_ms: Histogram = field(default_factory=Histogram)
     tpot_ms: Histogram = field(default_factory=Histogram)
@@ -56,9 +57,10 @@ class EngineStats:
     accepted_tokens: int = 0
     """Drafted tokens that were right: each saved its sequence a step."""
     prompt_tokens: int = 0
+    """Prompt tokens of requests that ended."""
     generated_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache at first admission."""
+    """Those of them that were taken from the prefix cache when the request was first admitted."""
     prefill_seconds: float = 0.0
     """Model time of prefill tokens, by their share of each step."""
     decode_seconds: float = 0.0

@@ -120,7 +120,7 @@ class Live:
         tokens = {name: Tokens(each.prompt_tokens, each.generated_tokens) for name, each in figures.items()}
         if engine is not None:
             for name, each in engine.traffic.items():
-                tokens[name] = Tokens(each.prompt_tokens + figures[name].embedded_tokens, each.generated_tokens)
+                tokens[name] = Tokens(each.prefill_tokens + figures[name].embedded_tokens, each.generated_tokens)
         return Sample(
             at=self._clock.now(),
             unix=self._unix_time(),
