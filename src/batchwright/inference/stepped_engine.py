@@ -51,6 +51,8 @@ class SteppedEngine:
         self._waiting[request.request_id] = answer
         if self._stepping is None:
             self._stepping = loop.create_task(self._step())
+            # An interrupt in the step ends `run` by itself: it must not be reported again as an error of this task.
+            self._stepping.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             return await answer
         except asyncio.CancelledError:
