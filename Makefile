@@ -34,7 +34,7 @@ demo: $(VENV)/.runtime
 	@$(BIN)/batchwright models pull smollm2-135m > /dev/null
 	@rm -rf demo && mkdir demo
 	$(BIN)/batchwright run examples/prompts.jsonl --output demo/results.jsonl --report demo/report.json
-	@$(BIN)/python examples/show.py demo/results.jsonl
+	@$(BIN)/batchwright show demo/results.jsonl -n 6
 
 serve: $(VENV)/.runtime
 	$(BIN)/batchwright serve

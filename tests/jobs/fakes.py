@@ -16,6 +16,7 @@ import msgspec
 
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import ContextLengthExceeded, NonFiniteLogits
+from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import run
 from batchwright.request import (
     Choice,
@@ -147,6 +148,11 @@ def by_id(path: Path) -> dict[str, dict[str, Any]]:
         assert line["custom_id"] not in lines
         lines[line["custom_id"]] = line
     return lines
+
+
+def codes(report: RunReport) -> dict[str, int]:
+    """The number of failed lines by code."""
+    return {failure.code: failure.count for failure in report.failures}
 
 
 def text_of(line: dict[str, Any]) -> str:

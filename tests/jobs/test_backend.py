@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.fakes import by_id, text_of
+from tests.jobs.fakes import by_id, codes, text_of
 
 from batchwright.errors import EndpointError, InputError, InvalidRequest, ResumeRefused, RunFailed
 from batchwright.jobs.run import RunProgress, run
@@ -172,7 +172,7 @@ def test_a_refused_key_ends_the_run(tmp_path: Path, endpoint: Endpoint) -> None:
 def test_an_answer_that_makes_no_sense_is_final(tmp_path: Path, endpoint: Endpoint) -> None:
     endpoint.faults = lambda prompt: 200
     report = run(lines(tmp_path / "in.jsonl", {"prompt": "a"}), tmp_path / "out.jsonl", backend=endpoint.url)
-    assert (report.failed_by_code, len(endpoint.asked)) == ({"endpoint_error": 1}, 1)
+    assert (codes(report), len(endpoint.asked)) == ({"endpoint_error": 1}, 1)
 
 
 def test_no_line_asks_for_a_stream(tmp_path: Path, endpoint: Endpoint) -> None:
@@ -201,13 +201,19 @@ def test_what_may_pass_is_tried_again_and_the_rest_is_told(tmp_path: Path, endpo
     report = run(source, tmp_path / "out.jsonl", backend=endpoint.url)
     results = by_id(tmp_path / "out.jsonl")
     assert {name for name, line in results.items() if line["error"] is None} == {"busy", "fine"}
-    assert results["bad"]["error"] == {"code": "c", "message": "no bad", "param": "prompt", "line": 2}
-    assert report.failed_by_code == {"c": 2}
+    assert results["bad"]["error"] == {
+        "code": "c",
+        "message": "no bad",
+        "param": "prompt",
+        "line": 2,
+        "retryable": False,
+    }
+    assert codes(report) == {"c": 2}
 
 
 def test_a_model_that_the_endpoint_does_not_have(tmp_path: Path, endpoint: Endpoint) -> None:
     source = lines(tmp_path / "in.jsonl", {"prompt": "a", "model": "gpt", "id": "a"})
-    assert run(source, tmp_path / "out.jsonl", backend=endpoint.url).failed_by_code == {"model_not_found": 1}
+    assert codes(run(source, tmp_path / "out.jsonl", backend=endpoint.url)) == {"model_not_found": 1}
     run(source, tmp_path / "any.jsonl", backend=endpoint.url, served_model_names=["*"])
     assert by_id(tmp_path / "any.jsonl")["a"]["response"]["body"]["model"] == "gpt"
     assert endpoint.asked == [{"prompt": "a", "model": "far"}]

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
-from batchwright.jobs.lines import BadLine, Line, LineParser, PromptTemplate
+from batchwright.jobs.lines import BadLine, Line, LineParser
 from batchwright.jobs.sources import Record
+from batchwright.jobs.templates import Templates
 from batchwright.request import SamplingParams
 from batchwright.wire.fields import sampling_overrides
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, read_generation
@@ -124,14 +125,18 @@ def test_a_bad_line_keeps_its_id() -> None:
     assert bad(batch([], custom_id="x" * 513)).custom_id is None
 
 
-def test_a_table_needs_a_value_in_each_column_of_the_template() -> None:
-    parser = LineParser("csv", PromptTemplate.parse("{{{a}}}: {b}"), max_line_bytes=20)
+def test_cells_without_a_value_are_empty_text() -> None:
+    parser = LineParser("csv", Templates.of("{{{a}}}: {b}", None, None), "id", max_line_bytes=20)
     line = parser.parse(Record(2, {"a": "x", "b": 3, "id": "k", "c": None}))
     assert isinstance(line, Line)
     assert (line.body, line.custom_id) == ({"prompt": "{x}: 3"}, "k")
-    missing = parser.parse(Record(3, {"a": "x", "b": None, "id": ""}))
-    assert isinstance(missing, BadLine)
-    assert (missing.error.code, missing.custom_id) == ("missing_field", None)
+    for empty in (None, ""):
+        half = parser.parse(Record(3, {"a": "x", "b": empty, "id": empty}))
+        assert isinstance(half, Line)
+        assert (half.body, half.custom_id) == ({"prompt": "{x}: "}, None)
+        missing = parser.parse(Record(3, {"a": None, "b": empty, "id": 7}))
+        assert isinstance(missing, BadLine)
+        assert (missing.error.code, missing.custom_id) == ("missing_field", "7")
     long = parser.parse(Record(4, {"a": "x" * 20, "b": b"y"}))
     assert isinstance(long, BadLine)
     assert long.error.code == "line_too_long"
@@ -179,5 +184,5 @@ def test_fields_are_translated_or_refused(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["plain", "{}", "{a!r}", "{a:>3}", "{a", "a}", "{{a}}"])
 def test_templates_that_are_refused(text: str) -> None:
-    with pytest.raises(Exception, match="prompt template"):
-        PromptTemplate.parse(text)
+    with pytest.raises(Exception, match="template"):
+        Templates.of(text, None, None)

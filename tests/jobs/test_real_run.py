@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Iterator
@@ -95,23 +96,13 @@ def test_the_examples_all_succeed_and_the_report_adds_up(tmp_path: Path, smollm2
 
 def test_the_table_example(tmp_path: Path, engine: Engine) -> None:
     template = "Advertise a {product} that {feature}."
-    report = run(
-        EXAMPLES / "prompts.csv",
-        tmp_path / "out.jsonl",
-        model=engine,
-        defaults=GREEDY,
-        chat=True,
-        ordered=True,
-        prompt_template=template,
-    )
+    source, output = EXAMPLES / "prompts.csv", tmp_path / "out.csv"
+    report = run(source, output, model=engine, defaults=GREEDY, chat=True, prompt_template=template)
     assert report.failed == 0
-    assert [line["custom_id"] for line in read(tmp_path / "out.jsonl")] == [
-        "kettle",
-        "lamp",
-        "tent",
-        "notebook",
-        "bell",
-    ]
+    with output.open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["id"] for row in rows] == ["kettle", "lamp", "tent", "notebook", "bell"]
+    assert all(row["answer"] and row["finish_reason"] and not row["error"] for row in rows)
 
 
 def test_a_model_that_was_replaced_under_its_path_is_another_model(smollm2_path: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelNotFound, ResumeRefused
 from batchwright.jobs import loading
-from batchwright.jobs.job import Sink
 from batchwright.jobs.run import RunInterrupted, run
+from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
 
 from .fakes import by_id, fake, read, run_and_die
@@ -218,7 +218,7 @@ def test_other_input_or_parameters_are_refused_by_name(
     with pytest.raises(ResumeRefused, match=r"deterministic \(then null, now true\)"):
         run(source, output, model="fake-model", deterministic=True)
     changed = tmp_path / "changed.jsonl"
-    changed.write_bytes(source.read_bytes() + b"\n")
+    changed.write_bytes(b"\n" + source.read_bytes())
     with pytest.raises(ResumeRefused, match="the content of the input"):
         run(changed, output, model=fake())
     assert output.read_bytes() == content

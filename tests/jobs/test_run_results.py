@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from batchwright.errors import InputBroken, InputError, RunFailed
 from batchwright.inference.inference import Call
-from batchwright.jobs.job import Sink
 from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.sink import Sink
 from batchwright.request import SamplingParams
 
 from .fakes import by_id, fake, read, text_of
@@ -135,36 +132,6 @@ def test_plain_text(tmp_path: Path) -> None:
     assert report.failed == 1
 
 
-@pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.csv.gz", "in.parquet"])
-def test_tables(tmp_path: Path, name: str) -> None:
-    source = tmp_path / name
-    rows = {"id": ["a", "b"], "city": ["Oslo", "Rome, Italy"], "year": ["1950", "1960"], "other": ["", ""]}
-    if name.endswith(".parquet"):
-        pq.write_table(pa.table({**rows, "year": [1950, 1960]}), source)
-    else:
-        mark = "\t" if name.endswith(".tsv") else ","
-        lines = [
-            mark.join(rows),
-            *(mark.join(f'"{value}"' for value in row) for row in zip(*rows.values(), strict=True)),
-        ]
-        content = "\n".join(lines).encode()
-        source.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    engine = fake()
-    run(source, tmp_path / "out.jsonl", model=engine, chat=True, prompt_template="{city} in {year}?")
-    assert engine.prompts == [
-        [{"role": "user", "content": "Oslo in 1950?"}],
-        [{"role": "user", "content": "Rome, Italy in 1960?"}],
-    ]
-    assert by_id(tmp_path / "out.jsonl").keys() == {"a", "b"}
-
-
-def test_a_table_with_a_prompt_column_needs_no_template(tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("prompt,n\nhello,1\n")
-    engine = fake()
-    run(tmp_path / "in.csv", tmp_path / "out.jsonl", model=engine)
-    assert engine.prompts == ["hello"]
-
-
 def test_ordered(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} if i % 7 else "bad" for i in range(60)))
     run(source, tmp_path / "any.jsonl", model=fake())
@@ -202,7 +169,7 @@ def test_report_and_progress(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{i}"} for i in range(10)), "bad")
     seen: list[RunProgress] = []
     report = run(source, tmp_path / "out.jsonl", model=fake(), report=tmp_path / "r.json", progress=seen.append)
-    assert [*dict.fromkeys(progress.phase for progress in seen)] == ["reading", "loading", "running", "finishing"]
+    assert [*dict.fromkeys(progress.phase for progress in seen)] == ["reading", "running", "finishing"]
     assert (seen[-1].total, seen[-1].done, seen[-1].failed, seen[-1].running) == (11, 11, 1, 0)
     assert seen[-1].generated_tokens == 30
     assert json.loads((tmp_path / "r.json").read_text()) == report.to_dict()
@@ -304,6 +271,6 @@ def test_what_computes_is_named_once(tmp_path: Path) -> None:
 def test_progress_counts_the_tokens_of_this_run(tmp_path: Path) -> None:
     engine, seen = fake(), list[RunProgress]()
     for name in ("a", "b"):
-        run(jsonl(tmp_path / name, {"prompt": name}), tmp_path / f"{name}.out", model=engine, input_format="jsonl",
-            progress=seen.append)  # fmt: skip
+        source = jsonl(tmp_path / f"{name}.jsonl", {"prompt": name})
+        run(source, tmp_path / f"{name}.out.jsonl", model=engine, progress=seen.append)
     assert seen[-1].generated_tokens == 3

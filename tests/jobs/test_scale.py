@@ -37,7 +37,7 @@ def measure(folder: str, ordered: bool, result: Queue[tuple[int, int]]) -> None:
         before = peak()
         engine = fake(slots=256, keep_requests=False)
         report = run(
-            Path(folder) / name, Path(folder) / f"{name}.out", ordered=ordered, input_format="jsonl", model=engine
+            Path(folder) / name, Path(folder) / f"{name}.out.jsonl", ordered=ordered, input_format="jsonl", model=engine
         )
     result.put((report.done, peak() - before))
 

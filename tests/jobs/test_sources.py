@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchwright.errors import InputError, InvalidRequest
-from batchwright.jobs.sources import InputFormat, Record, format_of, open_source
+from batchwright.jobs.sources import InputFormat, Record, format_of
+from batchwright.jobs.table_sources import open_source
 
 LIMIT = 64
 
 
 def records(path: Path, input_format: InputFormat = "jsonl", limit: int = LIMIT) -> list[tuple[int, object]]:
     """Numbers with contents; errors by their code."""
-    source = open_source(path, input_format, max_line_bytes=limit)
+    source = open_source([path], input_format, max_line_bytes=limit)
     found = [*source.records()]
     assert source.count() == len(found)
     return [(record.number, _shown(record)) for record in found]
@@ -76,13 +77,13 @@ def test_formats_by_extension(tmp_path: Path) -> None:
     assert format_of(Path("a.NDJSON"), None) == "jsonl"
     assert format_of(Path("a.tsv"), None) == "tsv"
     assert format_of(Path("a.tsv"), "txt") == "txt"
-    for name in ("a", "a.json", "a.gz"):
+    for name in ("a", "a.xml", "a.gz"):
         with pytest.raises(InputError, match="--input-format"):
             format_of(Path(name), None)
     with pytest.raises(InputError, match="xlsx"):
         format_of(Path("a.csv"), "xlsx")
     with pytest.raises(InputError, match="UTF-16"):
-        open_source(write(tmp_path, "text".encode("utf-16")), "txt", max_line_bytes=LIMIT)
+        open_source([write(tmp_path, "text".encode("utf-16"))], "txt", max_line_bytes=LIMIT)
 
 
 def test_csv_rows(tmp_path: Path) -> None:
@@ -122,18 +123,18 @@ def test_a_quote_that_is_never_closed_ends_at_the_limit(tmp_path: Path) -> None:
 def test_csv_headers_that_cannot_be_used(tmp_path: Path) -> None:
     for content, says in ((b"", "is empty"), (b"a,a\n1,2\n", "twice"), (b'"a"b,c\n', "header")):
         with pytest.raises(InputError, match=says):
-            open_source(write(tmp_path, content), "csv", max_line_bytes=LIMIT)
+            open_source([write(tmp_path, content)], "csv", max_line_bytes=LIMIT)
 
 
 def test_parquet_reads_only_what_is_wanted(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"a": ["x", None], "b": [1, 2], "c": [[1.0], []]}), path)
-    source = open_source(path, "parquet", max_line_bytes=LIMIT, wanted={"a", "b"})
+    source = open_source([path], "parquet", max_line_bytes=LIMIT, wanted={"a", "b"})
     assert source.columns == ("a", "b", "c")
     assert source.count() == 2
     assert [*source.records()] == [Record(1, {"a": "x", "b": 1}), Record(2, {"a": None, "b": 2})]
     with pytest.raises(InputError, match="Parquet"):
-        open_source(write(tmp_path, b"PAR1 not really"), "parquet", max_line_bytes=LIMIT)
+        open_source([write(tmp_path, b"PAR1 not really")], "parquet", max_line_bytes=LIMIT)
 
 
 def test_bad_parquet_values_fail_alone(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_standard_input_is_resumed_and_cleaned_up(tmp_path: Path, monkeypatch: p
     assert caught.value.kept_input == tmp_path / "out.jsonl.input"
     assert caught.value.kept_input.read_bytes() == CONTENT
 
-    feed(monkeypatch, CONTENT + b"x")
+    feed(monkeypatch, b"x" + CONTENT)
     with pytest.raises(ResumeRefused, match="content of the input"):
         run("-", output, model=fake())
     assert caught.value.kept_input.read_bytes() == CONTENT
@@ -158,7 +158,7 @@ def test_standard_output(
 def test_what_streams_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--ordered"):
         run("-", "-", ordered=True)
-    with pytest.raises(InputError, match="Parquet"):
+    with pytest.raises(InputError, match="parquet cannot be read from a stream"):
         run("-", tmp_path / "out.jsonl", input_format="parquet")
 
 
@@ -168,7 +168,8 @@ def test_what_is_no_regular_file_is_written_to_and_not_replaced(tmp_path: Path) 
     threads = []
     for name in ("out", "report"):
         os.mkfifo(tmp_path / name)
-        threads.append(threading.Thread(target=lambda name=name: read.update({name: (tmp_path / name).read_bytes()})))
+        reader = lambda name=name: read.update({name: (tmp_path / name).read_bytes()})  # noqa: E731
+        threads.append(threading.Thread(target=reader, daemon=True))
         threads[-1].start()
     run(tmp_path / "in.jsonl", tmp_path / "out", model=fake(), report=tmp_path / "report")
     for thread in threads:

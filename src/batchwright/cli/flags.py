@@ -44,6 +44,38 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
     command.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
 
 
+_SAMPLING: dict[str, tuple[Any, str, str]] = {
+    "max_tokens": (int, "Most tokens to generate for a prompt.", "256"),
+    "min_tokens": (int, "Least tokens before a stop text or the end of the text counts.", "0"),
+    "temperature": (float, "How much chance there is in the choice of tokens; 0 is none, greedy.", "0.7"),
+    "top_p": (float, "Smallest set of tokens whose probability reaches this.", "1.0"),
+    "top_k": (int, "Number of likeliest tokens to choose from; 0 is all.", "0"),
+    "min_p": (float, "Least probability of a token as a fraction of the likeliest one's.", "0.0"),
+    "repetition_penalty": (
+        float,
+        "Above 1, tokens that were there already, in the prompt too, become less likely.",
+        "1.0",
+    ),
+    "presence_penalty": (float, "Above 0, tokens that were generated already become less likely.", "0.0"),
+    "frequency_penalty": (float, "The same for each time that they were.", "0.0"),
+    "stop": (list[str], "A text that ends the answer, and is not part of it; may be repeated.", ""),
+    "stop_token_ids": (list[int], "A token that ends the answer; may be repeated.", ""),
+    "n": (int, "Number of answers to each prompt.", "1"),
+    "logprobs": (int, "Log-probabilities of the tokens, and of so many alternatives to each.", ""),
+    "ignore_eos": (bool, "Whether to go on after the end of the text.", "false"),
+    "seed": (int, "Same seed, same tokens, on one machine and dtype.", ""),
+}
+
+
+def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with flags for sampling in place of its parameter `sampling`, a dict of those that are given."""
+    group = "Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
+    flags = [flag(name, kind, text, group, default) for name, (kind, text, default) in _SAMPLING.items()]
+    return with_flags(
+        command, "sampling", flags, lambda given: {name: value for name, value in given.items() if value is not None}
+    )
+
+
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with a flag for each option of the engine in place of its parameter `engine: EngineConfig`.
 

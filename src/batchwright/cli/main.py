@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import jobs, keys, models, quotas, run, serve, webhooks
+from batchwright.cli import jobs, keys, models, quotas, run, serve, show, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -29,7 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command("run", help=run.HELP)(run.run_command)
+app.command("run", help=run.HELP, cls=run.RunCommand)(run.run_command)
+app.command("show", help=show.HELP)(show.show_command)
 app.command("serve", help=serve.SERVE_HELP, context_settings=serve.PASSED_ON, add_help_option=False)(
     serve.serve_command
 )

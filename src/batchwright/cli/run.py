@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
-from batchwright.cli.flags import with_engine_flags
-from batchwright.cli.run_views import progress_view, report_table
+from batchwright.cli.flags import with_engine_flags, with_sampling_flags
+from batchwright.cli.run_views import failures_table, progress_view, report_table, show_plan
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InvalidRequest, ModelNotFound, RunFailed
+from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
 from batchwright.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 3
 _PARAGRAPHS = (
-    "Answer a file of prompts.",
-    'INPUT is JSON Lines (.jsonl) of OpenAI batch lines, of {"prompt": ...} or of {"messages": [...]}; text with a '
-    "prompt on each line (.txt); or a table (.csv, .tsv, .parquet) with --prompt-template. The text forms may be "
-    "compressed (.gz). OUTPUT gets a line of JSON for each, in the form of OpenAI's batch output, as soon as it is "
-    "finished.",
-    "Stopped or killed at any moment, the same command goes on after the lines that are finished.",
-    "Example: batchwright run prompts.jsonl -o results.jsonl --max-tokens 128",
+    "Answer files of prompts.",
+    'INPUT is JSON Lines (.jsonl) of OpenAI batch lines, of {"prompt": ...} or of {"messages": [...]}; the same as one '
+    "JSON array (.json); text with a prompt on each line (.txt); or a table (.csv, .tsv, .parquet, and JSON objects of "
+    "any fields) with --prompt-template. Several files and patterns ('data/*.csv') are one input. The text forms may "
+    "be compressed (.gz, .zst).",
+    "OUTPUT is what its name says: .csv, .tsv and .parquet get the columns of the input and the answers, at the end "
+    "and in the order of the input, as .jsonl, .jsonl.gz and .jsonl.zst do for tables. For other inputs, .jsonl gets a "
+    "line in the form of OpenAI's batch output for each, as soon as it is finished.",
+    "Stopped or killed at any moment, the same command goes on after the lines that are finished, and with lines that "
+    "were appended to INPUT since.",
+    "Example: batchwright run reviews.csv -o answers.csv --chat --prompt-template 'Is this review good? {review}'",
     "Exit status: 0 all lines succeeded, 3 some failed (each has a line with its error), 2 bad usage, 130 stopped by "
     "Ctrl-C, 1 anything else.",
 )
@@ -44,10 +49,7 @@ HELP = "\n\n".join(_PARAGRAPHS)
 
 _io_option = partial(typer.Option, rich_help_panel="Input and output")
 _model_option = partial(typer.Option, rich_help_panel="Model")
-_sampling_option = partial(
-    typer.Option, rich_help_panel="Sampling (for lines that do not say; with --backend the endpoint's own defaults)"
-)
-_OUTPUT = "A file, or - for standard output (cannot be resumed)."
+_OUTPUT = "A file, or - for standard output (result lines; cannot be resumed)."
 _MODEL = (
     f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend the name of "
     "one of its models (default: the first that it lists)."
@@ -57,18 +59,40 @@ _SERVED = (
     "another model fails."
 )
 _BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
-_TOP_P = "Smallest set of tokens whose probability reaches this (default: 1.0)."
-_TEMPLATE = "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces."
+_TEMPLATE = (
+    "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
+    "it from a file (default: '{prompt}')."
+)
+_SYSTEM_TEMPLATE = "For tables: a system message with {column} in it, which makes a chat."
+_MESSAGES_TEMPLATE = (
+    'For tables: the whole chat as JSON, in Jinja: \'[{"role": "user", "content": {{ column | tojson }}}]\'.'
+)
+_RETRY = "Try failed lines of earlier runs again: those whose error may pass; with 'all', all."
 _MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
-_FORMAT = "jsonl, txt, csv, tsv or parquet, whatever the extension says."
+_FORMAT = "jsonl, json, txt, csv, tsv or parquet, whatever the extension says."
+
+
+class RunCommand(TyperCommand):
+    """The command, with an option whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See click's `Command`."""
+        given = [*args]
+        for index, argument in enumerate(given):
+            if argument == "--retry-failed":
+                is_all = given[index + 1 : index + 2] == ["all"]
+                given[index : index + 1 + is_all] = [f"--retry-failed={'all' if is_all else 'passing'}"]
+        return super().parse_args(ctx, given)
 
 
 @with_engine_flags
+@with_sampling_flags
 def run_command(
-    input: Annotated[  # noqa: A002 - the name in the help text
-        str, typer.Argument(metavar="INPUT", help="A file, or - for standard input (JSON Lines unless --input-format).")
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Files, or - for standard input (JSON Lines unless --input-format)."),
     ],
-    output: Annotated[str, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)],
+    output: Annotated[str | None, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
     model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,
     embedding_model: Annotated[
         str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
@@ -80,34 +104,41 @@ def run_command(
         _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
     backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
-    max_tokens: Annotated[
-        int | None, _sampling_option(help="Most tokens to generate for a prompt (default: 256).")
-    ] = None,
-    temperature: Annotated[float | None, _sampling_option(help="0 is greedy (default: 0.7).")] = None,
-    top_p: Annotated[float | None, _sampling_option(help=_TOP_P)] = None,
-    seed: Annotated[int | None, _sampling_option(help="Same seed, same tokens, on one machine and dtype.")] = None,
+    prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
+    system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
+    messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
     chat: Annotated[bool, _io_option("--chat", help="Make each plain prompt the user message of a chat.")] = False,
     system: Annotated[str | None, _io_option(help="With --chat: the system message before it.")] = None,
-    prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE)] = None,
+    limit: Annotated[int | None, _io_option(min=1, help="Answer only the first so many; raise it later.")] = None,
+    sample: Annotated[int | None, _io_option(min=1, help="Answer only so many, drawn by --seed.")] = None,
+    dry_run: Annotated[bool, _io_option("--dry-run", help="Show what would be computed, and compute nothing.")] = False,
     input_format: Annotated[str | None, _io_option(help=_FORMAT)] = None,
     max_line_bytes: Annotated[int, _io_option(min=1, help=_MAX_LINE_BYTES)] = 2**20,
+    id_column: Annotated[str | None, _io_option(help="For tables: the column with the ids of rows.")] = None,
+    keep: Annotated[
+        str | None, _io_option(metavar="A,B,...", help="For tables: columns of the input to keep (default: all).")
+    ] = None,
+    output_column: Annotated[str, _io_option(help="For tables: the column of the answers.")] = "answer",
     ordered: Annotated[bool, _io_option("--ordered", help="Write OUTPUT at the end, in the order of INPUT.")] = False,
     overwrite: Annotated[bool, _io_option("--overwrite", help="Start over: lose what OUTPUT holds.")] = False,
+    retry_failed: Annotated[str | None, _io_option(metavar="[all]", help=_RETRY)] = None,
     report: Annotated[
         str | None, _io_option(metavar="FILE", help="Write the report as JSON too; - is standard output.")
     ] = None,
     quiet: Annotated[bool, _io_option("--quiet", "-q", help="No progress and no report, only errors.")] = False,
     *,
     engine: EngineConfig,
+    sampling: dict[str, Any],
 ) -> None:
     """See `HELP`."""
     from rich.console import Console
 
     from batchwright.jobs.run import RunInterrupted, run, sampling_defaults
 
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    if output is None and not dry_run:
+        raise InputError("name the output with --output (-o): results.jsonl, or a table such as answers.csv")
     try:
-        defaults = sampling_defaults(backend, {name: value for name, value in given.items() if value is not None})
+        defaults = sampling_defaults(backend, sampling)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(stderr=True)
@@ -120,7 +151,7 @@ def run_command(
         try:
             with progress_view(console, quiet=quiet) as progress:
                 result = run(
-                    input,
+                    inputs,
                     output,
                     model=model,
                     embedding_model=embedding_model,
@@ -130,12 +161,22 @@ def run_command(
                     served_model_names=served_model_name or (),
                     defaults=defaults,
                     input_format=input_format,
-                    prompt_template=_unescaped(prompt_template),
+                    prompt_template=_template(prompt_template),
+                    system_template=_template(system_template),
+                    messages_template=_template(messages_template, escapes=False),
                     chat=chat,
                     system=system,
+                    id_column=id_column,
+                    keep=None if keep is None else [name.strip() for name in keep.split(",")],
+                    output_column=output_column,
+                    limit=limit,
+                    sample=sample,
+                    sample_seed=sampling.get("seed", 0),
+                    retry_failed=cast("Any", retry_failed or False),
                     ordered=ordered,
                     overwrite=overwrite,
                     max_line_bytes=max_line_bytes,
+                    dry_run=dry_run,
                     report=report,
                     progress=progress,
                     engine=engine,
@@ -152,13 +193,23 @@ def run_command(
                 console.print("Interrupted before anything was computed.", highlight=False)
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
-        _show(console, result)
+        (show_plan if dry_run else _show)(console, result)
+        if result.failures:
+            console.print(failures_table(result))
     raise typer.Exit(SOME_FAILED if result.failed else 0)
 
 
-def _unescaped(template: str | None) -> str | None:
+def _template(text: str | None, *, escapes: bool = True) -> str | None:
+    """The text of a template, or of the file that it names as `@FILE`. Raises `InputError`."""
+    if text is None:
+        return None
+    if text.startswith("@"):
+        try:
+            return Path(text[1:]).read_text(encoding="utf-8").rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"template {text[1:]} cannot be read: {error}") from error
     # A shell passes "\n" on as two characters, which are never meant literally.
-    return None if template is None else template.replace("\\n", "\n").replace("\\t", "\t")
+    return text.replace("\\n", "\n").replace("\\t", "\t") if escapes else text
 
 
 @dataclass
@@ -191,14 +242,11 @@ def _show(console: Console, report: RunReport) -> None:
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
     console.print(report_table(report))
-    if report.failed:
+    if any(failure.retryable for failure in report.failures):
+        console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)
+    if not_found := [failure.count for failure in report.failures if failure.code == ModelNotFound.code]:
         console.print(
-            f"{report.failed:,} lines failed: each has an error with a code and its line number in {report.output}.",
-            highlight=False,
-        )
-    if not_found := report.failed_by_code.get(ModelNotFound.code):
-        console.print(
-            f"{not_found:,} of them name a model that is not here: to have them answered nevertheless, add "
+            f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
             "--served-model-name NAME (or '*'), and --overwrite.",
             highlight=False,
         )
@@ -208,6 +256,8 @@ def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bo
     report = interruption.report
     if not quiet:
         console.print(report_table(report))
+        if report.failures:
+            console.print(failures_table(report))
     if report.output == "-" or is_special(Path(report.output)):
         message = "Interrupted. What is no file cannot be resumed: name a file with -o next time."
     else:

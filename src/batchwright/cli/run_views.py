@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from rich.table import Table
+from rich.text import Text
 
 from batchwright.clock import Clock, MonotonicClock
 
@@ -26,6 +28,8 @@ _PHASES = {
 }
 _SECONDS_BETWEEN_LOG_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
+_MESSAGE_SHOWN = 200
+"""Characters of an error's message that are shown."""
 _SHORTEST_RATE = 1.0
 """Seconds of running after which a rate means something."""
 
@@ -63,6 +67,22 @@ class ThroughputMeter:
         return progress.generated_tokens / elapsed, left * elapsed / done_now if done_now else None
 
 
+class FirstFailure:
+    """The first failure of a run, to be told once, when it happens: it may well be that of all lines."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def of(self, progress: RunProgress) -> str | None:
+        """Return the text about it, the first time that there is one."""
+        failure = progress.first_failure
+        if self._told or failure is None:
+            return None
+        self._told = True
+        message = " ".join(failure.message.split())[:_MESSAGE_SHOWN]
+        return f"line {failure.line:,} ({failure.custom_id}) failed: {failure.code}: {message}"
+
+
 class LogProgress:
     """Progress as log lines: one at each phase, and one every ten seconds while running."""
 
@@ -70,12 +90,15 @@ class LogProgress:
         self._stream = stream
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
+        self._first_failure = FirstFailure()
         self._shown: tuple[str, str | None] = ("", None)
         self._last = 0.0
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
         rate, left = self._rates.of(progress, now)
+        if (failure := self._first_failure.of(progress)) is not None:
+            print(f"batchwright: {failure}", file=self._stream, flush=True)
         shown = progress.phase, progress.waiting
         if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
@@ -86,7 +109,7 @@ class LogProgress:
 def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
     if not progress.total:
         return ""
-    parts = [f"{progress.done:,} of {progress.total:,} lines done"]
+    parts = [f"{progress.done:,} of {counted(progress.total, 'line')} done"]
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
     if progress.resumed:
@@ -116,6 +139,7 @@ class TerminalProgress:
 
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
+        self._first_failure = FirstFailure()
         self._last = -_SECONDS_BETWEEN_DRAWINGS
         self._phase = ""
         standing = TextColumn("{task.fields[standing]}")
@@ -126,6 +150,8 @@ class TerminalProgress:
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
         rate, left = self._rates.of(progress, now)
+        if (failure := self._first_failure.of(progress)) is not None:
+            self.bar.console.print(Text(failure))
         if progress.phase == self._phase and now - self._last < _SECONDS_BETWEEN_DRAWINGS:
             return
         self._phase, self._last = progress.phase, now
@@ -141,7 +167,7 @@ class TerminalProgress:
 def report_table(report: RunReport) -> Table:
     """Return what a run did, one figure per line; those of the engine only if it computed something."""
     end = "Interrupted" if report.interrupted else "Done"
-    lines = f"{report.done:,} of {report.total:,} lines"
+    lines = f"{report.done:,} of {counted(report.total, 'line')}"
     title = f"{end}: {lines}, {report.failed:,} failed, {report.resumed:,} by earlier runs"
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.min_width = len(title)
@@ -156,6 +182,45 @@ def report_table(report: RunReport) -> Table:
         memory += f", {_size(report.peak_gpu_bytes)} on the GPU"
     table.add_row("peak memory", memory)
     return table
+
+
+def failures_table(report: RunReport) -> Table:
+    """Return the failed lines by code, with an example of each."""
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), title="Failed lines, with an example of each code", title_justify="left"
+    )
+    table.add_column("lines", justify="right")
+    table.add_column("code", no_wrap=True)
+    table.add_column("example", justify="right", no_wrap=True)
+    table.add_column()
+    for failure in report.failures:
+        message = " ".join(failure.message.split())
+        shown = message if len(message) <= _MESSAGE_SHOWN else message[:_MESSAGE_SHOWN] + "…"
+        table.add_row(f"{failure.count:,}", Text(failure.code), f"line {failure.line:,}", Text(shown))
+    return table
+
+
+def show_plan(console: Console, report: RunReport) -> None:
+    """Print what a dry run found."""
+    about = "" if any(request.text is not None for request in report.first_requests) else "about "
+    console.print(
+        f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail; "
+        f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
+        highlight=False,
+    )
+    for request in report.first_requests:
+        name = f"line {request.line:,} ({request.custom_id})"
+        console.print(
+            Text(f"\n{name}: {request.endpoint}, {about}{counted(request.prompt_tokens, 'prompt token')}", style="bold")
+        )
+        console.print(Text(json.dumps(dict(request.body), ensure_ascii=False)))
+        if request.text is not None:
+            console.print(Text(request.text.rstrip("\n"), style="dim"))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as `1 line` and `1,200 lines`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _token_rows(report: RunReport) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from batchwright.version import __version__
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
+    from batchwright.engine.tokenizer import Tokenizer
     from batchwright.inference.endpoint import EndpointInference
     from batchwright.inference.engine_inference import GeneratingEngine
 
@@ -51,6 +52,21 @@ def load_models(
         ) from error
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Load only the tokenizer of a generating model. Takes seconds; raises as `load_models`."""
+    folder = resolve(model)
+    try:
+        from transformers import AutoConfig
+
+        from batchwright.engine.tokenizer import Tokenizer
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"counting tokens needs {error.name}; install it: pip install 'batchwright[engine]'"
+        ) from error
+    config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    return Tokenizer(folder, config.vocab_size, context=getattr(config, "max_position_embeddings", None))
 
 
 def system_fingerprint(engine: Engine) -> str | None:

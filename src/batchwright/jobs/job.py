@@ -1,197 +1,62 @@
-"""Jobs on disk: their specification, the input, the output, and the state beside it."""
+"""Jobs on disk: the input, the output, and the state beside it."""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from batchwright.clock import Clock
-from batchwright.durable_files import followed, is_special, sync
-from batchwright.errors import InputError, ResumeRefused
-from batchwright.jobs.lines import ID_FIELDS, LineParser, PromptTemplate
-from batchwright.jobs.resume import Finished, JobIdentity, StateFile, scan, write_in_order
-from batchwright.jobs.sources import InputFormat, Source, Spool, format_of, open_source, sha256_of
+from batchwright.durable_files import followed, replacing, sync
+from batchwright.errors import InputError, InvalidRequest, ResumeRefused
+from batchwright.jobs.answer_tables import write_table
+from batchwright.jobs.compression import COMPRESSED, compressing, reading
+from batchwright.jobs.failures import RETRYABLE
+from batchwright.jobs.lines import BadLine, LineParser, check_body
+from batchwright.jobs.resume import (
+    Finished,
+    InputFile,
+    JobIdentity,
+    JobState,
+    ResultsByNumber,
+    StateFile,
+    leave_out,
+    nothing_succeeded,
+    scan,
+)
+from batchwright.jobs.sink import Sink
+from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, sha256_of
+from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed
+from batchwright.jobs.table_sources import TextRowSource, open_source
+from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
-from batchwright.request import SamplingParams
-from batchwright.wire.requests import OPENAI_DEFAULTS
 
-STREAM = "-"
-TABLES = ("csv", "tsv", "parquet")
-_SECONDS_BETWEEN_SYNCS = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """The specification of a job, as the caller gave it."""
-
-    input: str
-    """A path, or `-` for standard input."""
-    output: str
-    """A path, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
-    model: str | None
-    """Name of the model; None: the endpoint's default."""
-    embedding_model: str | None = None
-    backend: str | None = None
-    """Address of an endpoint that computes; None: models in this process."""
-    served_model_names: tuple[str, ...] = ()
-    """Further names under which lines may ask for the models."""
-    defaults: SamplingParams | Mapping[str, Any] = field(default_factory=SamplingParams)
-    """See `Call.defaults`."""
-    input_format: str | None = None
-    prompt_template: str | None = None
-    chat: bool = False
-    system: str | None = None
-    ordered: bool = False
-    overwrite: bool = False
-    max_line_bytes: int = 2**20
-    engine_parameters: dict[str, Any] = field(default_factory=dict)
-    """Options of the engine that affect results."""
-    model_files: str | None = None
-    """See `JobIdentity`."""
-
-    @property
-    def to_stream(self) -> bool:
-        return self.output == STREAM or is_special(Path(self.output))
-
-    @property
-    def from_stream(self) -> bool:
-        """Whether the input can be read only once: standard input, a pipe."""
-        return self.input == STREAM or Path(self.input).is_fifo() or Path(self.input).is_char_device()
-
-    def resolved_format(self) -> InputFormat:
-        """The format of the input; that of a stream is JSON Lines by default. Raises `InputError`."""
-        if self.from_stream and self.input_format is None:
-            return "jsonl"
-        return format_of(Path(self.input), self.input_format)
-
-    def parameters(self) -> dict[str, Any]:
-        """Everything that the results depend on besides the input, as JSON values by name."""
-        given = {} if isinstance(self.defaults, SamplingParams) else self.defaults
-        defaults = self.defaults if isinstance(self.defaults, SamplingParams) else replace(OPENAI_DEFAULTS, **given)
-        chosen = {
-            # The others are told by their values.
-            "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
-            "backend": self.backend,
-            "embedding_model": _resolved(self.embedding_model),
-            "served_model_names": sorted(self.served_model_names) or None,
-        }
-        return {
-            **{name: value for name, value in chosen.items() if value is not None},
-            "model": _resolved(self.model),
-            "input_format": self.resolved_format(),
-            "prompt_template": self.prompt_template,
-            "chat": self.chat,
-            "system": self.system,
-            "ordered": self.ordered,
-            "max_line_bytes": self.max_line_bytes,
-            **self.engine_parameters,
-            **json.loads(json.dumps(asdict(defaults))),
-        }
-
-    def check(self) -> None:
-        """Check everything that needs no look into files. Raises `InputError`."""
-        self._check_input()
-        self._check_output()
-        if self.prompt_template is not None and self.resolved_format() not in TABLES:
-            raise InputError(f"--prompt-template is for tables ({', '.join(TABLES)}), not for {self.resolved_format()}")
-        if self.from_stream and self.resolved_format() == "parquet":
-            raise InputError("Parquet cannot be read from a stream: save it to a file first")
-        if self.system is not None and not self.chat:
-            raise InputError("--system needs --chat: it is put before prompts that are made into chats")
-        if self.ordered and self.to_stream:
-            raise InputError("--ordered needs an output file: results are put in order when all are there")
-        if self.max_line_bytes < 1:
-            raise InputError(f"max_line_bytes={self.max_line_bytes}: must be ≥ 1")
-
-    def _check_input(self) -> None:
-        if self.input == STREAM and sys.stdin is None:
-            raise InputError("standard input is closed: name an input file")
-        if self.from_stream:
-            return
-        path = Path(self.input)
-        if path.is_dir():
-            raise InputError(f"input {path} is a folder: name a file")
-        if not path.exists():
-            raise InputError(f"input {path} does not exist")
-
-    def _check_output(self) -> None:
-        if self.output == STREAM and sys.stdout is None:
-            raise InputError("standard output is closed: name an output file")
-        if self.to_stream:
-            return
-        path = followed(Path(self.output))
-        if path.is_dir():
-            raise InputError(f"output {path} is a folder: name a file")
-        if not path.absolute().parent.is_dir():
-            raise InputError(f"output {path}: its folder does not exist; make it first")
-        if not self.from_stream and path.exists() and path.samefile(self.input):
-            raise InputError(f"output {path} is the input itself: name another file")
+_SUFFIXES = (".partial", ".results.jsonl")
+"""Ends of the names of files beside the output that hold results: of lines, and of a table."""
+_RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
+    None: lambda error: False,
+    "passing": lambda error: bool(error.get(RETRYABLE)),
+    "all": lambda error: True,
+}
 
 
-def _resolved(model: str | None) -> str | None:
-    """The absolute path of a model that is a file or folder; any other name as it is."""
-    return model if model is None or not Path(model).exists() else str(Path(model).resolve())
-
-
-class Sink:
-    """Output that appends whole lines to a file descriptor. A context manager.
-
-    Each line is written at once, so that it survives the death of this process; about once a second, and at the end,
-    the lines in a file are also made to survive a loss of power.
-    """
-
-    def __init__(self, descriptor: int, name: str, clock: Clock, *, owned: bool = False, durable: bool = False) -> None:
-        """`owned`: whether it is closed with the sink; `durable`: whether it is a file. `name` is for errors."""
-        self._name = name
-        self._descriptor = descriptor
-        self._clock = clock
-        self._owned = owned
-        self._durable = durable
-        self._synced_at = clock.now()
-
-    @classmethod
-    def append_to(cls, path: Path, size: int, clock: Clock) -> Sink:
-        """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.ftruncate(descriptor, size)
-        return cls(descriptor, str(path), clock, owned=True, durable=True)
-
-    def write(self, line: bytes) -> None:
-        """Append a line. Raises OSError, such as for a full disk; half a line left then is removed on resume."""
-        rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self._name) from error
-        now = self._clock.now()
-        if self._durable and now - self._synced_at >= _SECONDS_BETWEEN_SYNCS:
-            os.fsync(self._descriptor)
-            self._synced_at = now
-
-    def __enter__(self) -> Sink:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            if self._durable:
-                os.fsync(self._descriptor)
-        finally:
-            if self._owned:
-                os.close(self._descriptor)
+def state_path(output: Path) -> Path:
+    """The path of the state file of the job that writes `output`."""
+    return output.with_name(output.name + ".batchwright.json")
 
 
 class Job:
     """A job that was checked, fingerprinted and compared with the content of its output. A context manager.
 
-    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.partial` (results in the order in which
-    they finished, while an ordered job runs), `OUTPUT.input` (the content of a stream, until the job is complete).
-    Before `begin`, no file of an earlier run is changed, and no file of this run is left behind.
+    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.input` (the content of a stream, until the
+    job is complete), and results as they finish, wherever OUTPUT is only written at the end: `OUTPUT.results.jsonl` for
+    a table, which stays, and `OUTPUT.partial` for lines in order or compressed. Before `begin`, no file of an earlier
+    run is changed, and no file of this run is left behind.
     """
 
     def __init__(self, spec: JobSpec, clock: Clock) -> None:
@@ -199,11 +64,15 @@ class Job:
         spec.check()
         self.spec = spec
         self._clock = clock
+        self._form = spec.form
         self._output = followed(Path(spec.output))
-        self._partial = self._output.with_name(self._output.name + ".partial")
-        self._working = self._partial if spec.ordered else self._output
+        self._at_once = self._form.is_plain and not spec.ordered and not spec.writes_rows
+        of_lines, of_rows = _SUFFIXES
+        self._working = self._output if self._at_once else self._beside(of_rows if spec.writes_rows else of_lines)
+        """File that results are appended to."""
+        self._again = _RETRIED[spec.retry_failed]
         self._spool: Spool | None = None
-        self._state: StateFile | None = None
+        self._state_file: StateFile | None = None
         self._begun = False
         self._fresh = True
         try:
@@ -214,49 +83,92 @@ class Job:
 
     def _prepare(self) -> None:
         if not self.spec.to_stream:
-            self._state = StateFile(self._output.with_name(self._output.name + ".batchwright.json"))
+            self._state_file = StateFile(state_path(self._output))
         if self.spec.from_stream:
-            kept = None if self.spec.to_stream else self._output.with_name(self._output.name + ".input")
-            self._spool = Spool(self.spec.input, kept)
-        sha256 = self._spool.sha256 if self._spool is not None else sha256_of(Path(self.spec.input))
-        self._identity = JobIdentity(sha256, self.spec.input, self.spec.parameters(), self.spec.model_files)
-        self.key = self._identity.key
-        """Key of this job in the ids of its results."""
-        self._fresh = not self._resumes()
-        self._input = self._spool.path if self._spool is not None else Path(self.spec.input)
-        self._opened = self._input.stat()
-        self.parser, self.source = _reader(self.spec, self._input)
+            kept = None if self.spec.to_stream else self._beside(".input")
+            self._spool = Spool(self.spec.inputs[0], kept)
+        self._opened = [path.stat() for path in self._paths]
+        files = tuple(
+            InputFile(name, seen.st_size, sha256_of(path))
+            for name, path, seen in zip(self.spec.inputs, self._paths, self._opened, strict=True)
+        )
+        identity = JobIdentity(files, self.spec.parameters(), self.spec.model_files, self.spec.limit)
+        self._state = JobState(identity.key, identity)
+        self._fresh = not self._resumes(identity)
+        self._read_anew()
+        if self.spec.writes_rows:
+            self.spec.columns.kept(_rows(self.spec, self._paths).columns or ())
         self.total = self.source.count()
         """Number of lines of the input, without blank lines."""
         self.ids = IdTable(self.total)
-        self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids)
+        self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""
 
-    def _resumes(self) -> bool:
+    def _beside(self, suffix: str) -> Path:
+        return self._output.with_name(self._output.name + suffix)
+
+    @property
+    def key(self) -> str:
+        """Key of this job in the ids of its results."""
+        return self._state.key
+
+    @property
+    def _paths(self) -> tuple[Path, ...]:
+        return self.spec.paths if self._spool is None else (self._spool.path,)
+
+    def _read_anew(self) -> None:
+        self.parser, self.source = _reader(self.spec, self._paths)
+        if self.spec.limit is not None or self.spec.sample is not None:
+            self.source = SelectedSource(
+                self.source, limit=self.spec.limit, sample=self.spec.sample, seed=self.spec.sample_seed
+            )
+
+    def _resumes(self, identity: JobIdentity) -> bool:
         """Whether there are results of this job. Raises `ResumeRefused` for results of anything else."""
-        if self._state is None or self.spec.overwrite:
+        if self._state_file is None or self.spec.overwrite:
             return False
-        present = [path for path in (self._output, self._partial) if path.exists() and path.stat().st_size]
+        present = [path for path in (self._output, self._working) if path.exists() and path.stat().st_size]
         if not present:
             return False
-        saved = self._state.read()
+        saved = self._state_file.read()
         if saved is None:
             raise ResumeRefused(
                 f"{present[0]} exists and does not belong to a batchwright job: "
                 "name another output, or replace it with --overwrite"
             )
-        changes = self._identity.changes(saved)
+        changes = identity.changes(saved.identity, self._has_grown(identity, saved.identity))
         if changes:
+            # Results of another job that are all errors are of no use to anybody.
+            if self._held.exists() and nothing_succeeded(self._held, saved.key):
+                return False
             raise ResumeRefused(
                 f"{present[0]} holds results of a run that differs in {'; '.join(changes)}. To go on, run it as it "
                 "was; to keep it, name another output; to lose its results and start over, add --overwrite"
             )
+        self._state = replace(saved, identity=identity)
+        if self.spec.writes_rows and self._output.exists() and not self._held.exists():
+            raise ResumeRefused(
+                f"{self._held} is missing, which holds the results that {self._output} was made of: restore it, name "
+                "another output, or start over with --overwrite"
+            )
         return self._held.exists()
+
+    def _has_grown(self, now: JobIdentity, then: JobIdentity) -> bool:
+        """Whether the input is what it was, with lines appended to the last file, or further files."""
+        if self.spec.sample is not None or len(now.files) < len(then.files):
+            return False
+        last = len(then.files) - 1
+        same = all(now.files[index].sha256 == file.sha256 for index, file in enumerate(then.files[:last]))
+        path, before = self._paths[last], then.files[last]
+        if not same or now.files[last].sha256 == before.sha256:
+            return same
+        lines = self.spec.resolved_format() in ("jsonl", "txt", "csv", "tsv") and path.suffix not in COMPRESSED
+        return lines and 0 < before.size < now.files[last].size and begins_with(path, before.size, before.sha256)
 
     @property
     def _held(self) -> Path:
-        """File with the results of earlier runs: the output once those of an ordered job are complete."""
-        return self._working if self._working.exists() else self._output
+        """File with the results of earlier runs."""
+        return self._working if self._working.exists() or self.spec.writes_rows else self._output
 
     def endpoints(self) -> set[str]:
         """The endpoints of the lines, found without checking them; at most two."""
@@ -267,6 +179,17 @@ class Job:
                 break
         return found
 
+    def has_valid_line(self) -> bool:
+        """Whether there is a valid line that earlier runs did not finish."""
+        for record in self.source.records():
+            if record.number not in self.finished:
+                line = self.parser.parse(record)
+                if not isinstance(line, BadLine):
+                    with suppress(InvalidRequest):
+                        check_body(line.endpoint, line.body, self.spec.defaults)
+                        return True
+        return False
+
     @property
     def complete(self) -> bool:
         """Whether all lines are finished."""
@@ -276,40 +199,80 @@ class Job:
         """Start writing after the results of earlier runs, or in place of results to overwrite. Raises OSError."""
         self._begun = True
         if self._spool is not None:
-            self._input = self._spool.keep()
-            self.parser, self.source = _reader(self.spec, self._input)
-        if self._state is None:
+            self._spool.keep()
+            self._read_anew()
+        if self._state_file is None:
             if self.spec.output == STREAM:
                 return Sink(sys.stdout.fileno(), "standard output", self._clock)
             return Sink(os.open(self._output, os.O_WRONLY | os.O_CLOEXEC), self.spec.output, self._clock, owned=True)
         if self._fresh:
-            (self._output if self.spec.ordered else self._partial).unlink(missing_ok=True)
-        elif self._held != self._working:
-            self._held.replace(self._working)
+            for path in (self._output, *map(self._beside, _SUFFIXES)):
+                if path != self._working:
+                    path.unlink(missing_ok=True)
+        else:
+            self._bring_back()
+            if self.finished.left_out:
+                self.finished.size = leave_out(self._working, self.key, self._again)
         sink = Sink.append_to(self._working, self.finished.size, self._clock)
-        if self._fresh:
-            self._state.write(self._identity)
+        self._state_file.write(self._state)
         sync(self._output.absolute().parent)
         return sink
 
+    def _bring_back(self) -> None:
+        """Make the results in an output that is complete the file that results are appended to."""
+        if self._held == self._working:
+            return
+        if self._form.compression:
+            with reading(self._held) as source, replacing(self._working) as target:
+                shutil.copyfileobj(source, target)
+        else:
+            self._held.replace(self._working)
+
     def end(self) -> None:
-        """Complete the output, when every line is finished: put an ordered one in order. Raises OSError."""
-        if self.spec.ordered and self._working.exists():
-            write_in_order(self._working, self._output, self.key)
+        """Complete the output, when every line is finished. Raises OSError."""
+        if self.spec.writes_rows:
+            self._make_table()
+        elif not self._at_once and self._working.exists():
+            with (
+                ResultsByNumber(self._working, self.key) as results,
+                self._working.open("rb") as source,
+                replacing(self._output) as file,
+                compressing(file, self._form.compression) as target,
+            ):
+                for line in results if self.spec.ordered else source:
+                    target.write(line)
             self._working.unlink()
         if self._spool is not None:
             # An earlier run may have kept one, and been killed before removing it: this replaces and removes it.
             self._spool.keep()
             self._spool.remove()
 
+    def _make_table(self) -> None:
+        """Write the table of answers, unless it is there and was made of the same results."""
+        assert self._state_file is not None
+        columns = self.spec.columns
+        made_of: dict[str, Any] = {
+            "keep": None if columns.keep is None else [*columns.keep],
+            "answer": columns.answer,
+            "size": self._working.stat().st_size,
+        }
+        if self._output.exists() and made_of == self._state.table:
+            return
+        rows = _rows(self.spec, self._paths)
+        with ResultsByNumber(self._working, self.key) as results, replacing(self._output) as file:
+            write_table(rows, results, file, self._form, columns)
+        self._state = replace(self._state, table=made_of)
+        self._state_file.write(self._state)
+
     def check_unchanged(self) -> None:
         """Raise `InputError` if the input was written to since it was fingerprinted."""
-        now = self._input.stat()
-        if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
-            raise InputError(
-                f"{self._input} changed while it was being read, so results may be of either content: "
-                "start over with --overwrite"
-            )
+        for path, before in zip(self._paths, self._opened, strict=True):
+            now = path.stat()
+            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                raise InputError(
+                    f"{path} changed while it was being read, so results may be of either content: "
+                    "start over with --overwrite"
+                )
 
     @property
     def kept_input(self) -> Path | None:
@@ -320,9 +283,9 @@ class Job:
         """Release the output. Safe to call twice."""
         if self._spool is not None and (self.spec.to_stream or not self._begun):
             self._spool.remove()
-        if self._state is not None:
-            self._state.close()
-            self._state = None
+        if self._state_file is not None:
+            self._state_file.close()
+            self._state_file = None
 
     def __enter__(self) -> Job:
         return self
@@ -331,19 +294,35 @@ class Job:
         self.close()
 
 
-def _reader(spec: JobSpec, path: Path) -> tuple[LineParser, Source]:
+def _reader(spec: JobSpec, paths: Sequence[Path]) -> tuple[LineParser, Source]:
     """The parser of the records of an input, and their source. Raises `InputError`."""
     input_format = spec.resolved_format()
-    template = wanted = None
-    if input_format in TABLES:
-        template = PromptTemplate.parse("{prompt}" if spec.prompt_template is None else spec.prompt_template)
-        wanted = {*template.columns, *ID_FIELDS}
-    source = open_source(path, input_format, max_line_bytes=spec.max_line_bytes, wanted=wanted)
-    if template is not None and source.columns is not None:
-        if spec.prompt_template is None and "prompt" not in source.columns:
+    templates, wanted = None, None
+    if spec.is_table:
+        default = "{prompt}" if spec.messages_template is None else None
+        prompt = spec.prompt_template if spec.prompt_template is not None else default
+        templates = Templates.of(prompt, spec.system_template, spec.messages_template)
+        wanted = {*templates.columns, *([spec.id_column] if spec.id_column is not None else [])}
+    source = open_source(
+        paths, input_format, max_line_bytes=spec.max_line_bytes, wanted=wanted, rows=templates is not None
+    )
+    if templates is not None and source.columns is not None:
+        if spec.prompt_template is spec.messages_template is None and "prompt" not in source.columns:
             raise InputError(
-                f"{spec.input} has no column 'prompt': say how a row becomes a prompt with --prompt-template "
+                f"{spec.inputs[0]} has no column 'prompt': say how a row becomes a prompt with --prompt-template "
                 f"'… {{column}} …'; its columns are {', '.join(map(repr, source.columns))}"
             )
-        template.check(source.columns)
-    return LineParser(input_format, template, spec.chat, spec.system, spec.max_line_bytes), source
+        templates.check(source.columns)
+        if spec.id_column is not None and spec.id_column not in source.columns:
+            raise InputError(
+                f"--id-column {spec.id_column!r}: the input has the columns {', '.join(map(repr, source.columns))}"
+            )
+    parser = LineParser(input_format, templates, spec.id_column, spec.chat, spec.system, spec.max_line_bytes)
+    return parser, source
+
+
+def _rows(spec: JobSpec, paths: Sequence[Path]) -> Source:
+    """The rows of the input, for a table of answers. Raises `InputError`."""
+    input_format = spec.resolved_format()
+    source = open_source(paths, input_format, max_line_bytes=spec.max_line_bytes, wanted=spec.columns.keep, rows=True)
+    return source if source.columns is not None else TextRowSource(source)

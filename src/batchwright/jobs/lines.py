@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from string import Formatter
 from typing import Any
 
 import msgspec
 
-from batchwright.errors import InputError, InvalidRequest
+from batchwright.errors import InvalidRequest
 from batchwright.jobs.sources import InputFormat, Record
+from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
+from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.fields import known_fields
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import (
+    CHAT_URL,
+    COMPLETION_URL,
+    EMBEDDINGS_URL,
+    read_embeddings,
+    read_generation,
+)
 
 
 class _Url(msgspec.Struct):
@@ -42,6 +50,15 @@ class Line:
     """Body of the request, which is only checked when it is computed."""
 
 
+def check_body(
+    endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
+) -> Sequence[Prompt]:
+    """The prompts in a body, after a check of all of it; arguments as in `Call`. Raises `InvalidRequest`."""
+    if endpoint == EMBEDDINGS_URL:
+        return read_embeddings(body).inputs
+    return read_generation(body, chat=endpoint == CHAT_URL, defaults=defaults).prompts
+
+
 @dataclass(frozen=True, slots=True)
 class BadLine:
     """A record that is no valid line."""
@@ -53,75 +70,14 @@ class BadLine:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptTemplate:
-    """Text with columns of a table as `{column}`, and braces as `{{` and `}}`."""
-
-    parts: tuple[tuple[str, str | None], ...]
-    """Pairs of literal text and the column that follows it; None if no column follows."""
-
-    @classmethod
-    def parse(cls, text: str) -> PromptTemplate:
-        """The template `text`. Raises `InputError` if it is not well formed or names no column."""
-        try:
-            parsed = [*Formatter().parse(text)]
-        except ValueError as error:
-            raise InputError(
-                f"prompt template {text!r}: {error}; write a column as {{column}} and a brace as {{{{ or }}}}"
-            ) from error
-        for _, column, spec, conversion in parsed:
-            if column == "":
-                raise InputError(f"prompt template {text!r}: {{}} names no column; write {{column}}")
-            if spec or conversion:
-                raise InputError(f"prompt template {text!r}: {{{column}…}} has a format; write only {{{column}}}")
-        template = cls(tuple((literal, column) for literal, column, _, _ in parsed))
-        if not template.columns:
-            raise InputError(f"prompt template {text!r} names no column, so all prompts would be the same")
-        return template
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that the template reads, each once."""
-        return tuple(dict.fromkeys(column for _, column in self.parts if column is not None))
-
-    def check(self, available: Sequence[str]) -> None:
-        """Raise `InputError` if the template reads columns that are not in `available`."""
-        missing = [column for column in self.columns if column not in available]
-        if missing:
-            raise InputError(
-                f"prompt template: no column {', '.join(map(repr, missing))} in the input; "
-                f"it has {', '.join(map(repr, available))}"
-            )
-
-    def render(self, row: Mapping[str, object]) -> str:
-        """The prompt for one row. Raises `InvalidRequest` if a column that the template reads has no value in it."""
-        return "".join(
-            literal if column is None else literal + _text(column, row[column]) for literal, column in self.parts
-        )
-
-
-def _text(column: str, value: object) -> str:
-    """The value of a column as text. Raises `InvalidRequest` if it has none, or it is not UTF-8."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        raise InvalidRequest(f"column {column!r} has no value in this row", param=column, code="missing_field")
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"column {column!r} holds bytes that are not UTF-8", param=column, code="invalid_encoding"
-            ) from error
-    return str(value)
-
-
-@dataclass(frozen=True, slots=True)
 class LineParser:
     """A parser of the records of one format."""
 
     input_format: InputFormat
-    template: PromptTemplate | None = None
-    """Template that makes a prompt of a row; None unless the input is a table."""
+    templates: Templates | None = None
+    """Templates that make a request of a row; None unless the input is a table."""
+    id_column: str | None = None
+    """Column with the ids of rows; None: rows have none of their own."""
     chat: bool = False
     """Whether a prompt that is plain text becomes the user message of a chat."""
     system: str | None = None
@@ -137,8 +93,9 @@ class LineParser:
                 raise content
             if isinstance(content, Mapping):
                 # The id first: it names the line even if the template cannot be filled in.
-                custom_id = _own_id({name: content[name] for name in ID_FIELDS if content.get(name, "") != ""})
-                return self._prompt_line(record.number, custom_id, {"prompt": self._rendered(content)})
+                if self.id_column is not None and content.get(self.id_column) not in (None, ""):
+                    custom_id = _own_id(self.id_column, content[self.id_column])
+                return self._prompt_line(record.number, custom_id, self._rendered(content))
             if self.input_format == "txt":
                 return self._prompt_line(record.number, None, {"prompt": content.decode()})
             fields = decode_line(content)
@@ -147,7 +104,8 @@ class LineParser:
                 custom_id = _readable_id(fields.get("custom_id"))
                 line = check_batch_line(fields)
                 return Line(record.number, line.custom_id, line.endpoint, line.body)
-            custom_id = _own_id(fields)
+            given = next((name for name in ID_FIELDS if fields.get(name) is not None), None)
+            custom_id = None if given is None else _own_id(given, fields[given])
             return self._prompt_line(record.number, custom_id, known_fields(fields, _OWN_FIELDS))
         except UnicodeDecodeError as error:
             message = f"the line is not UTF-8 (byte {error.start + 1})"
@@ -157,23 +115,25 @@ class LineParser:
 
     def endpoint_of(self, record: Record) -> str:
         """The endpoint of a record, found without checking the record."""
-        if isinstance(record.content, bytes) and self.input_format == "jsonl":
+        if isinstance(record.content, bytes) and self.input_format in ("jsonl", "json"):
             with suppress(ValueError):
                 line = _decode_url(record.content)
                 if line.url == EMBEDDINGS_URL and bytes(line.body):
                     return EMBEDDINGS_URL
         return COMPLETION_URL
 
-    def _rendered(self, row: Mapping[str, object]) -> str:
-        if self.template is None:
+    def _rendered(self, row: Mapping[str, object]) -> dict[str, Any]:
+        if self.templates is None:
             raise InvalidRequest("a row of a table needs a prompt template")
-        prompt = self.template.render(row)
-        if len(prompt.encode()) > self.max_line_bytes:
+        fields = self.templates.render(row)
+        prompt = fields.get("prompt")
+        text = prompt if isinstance(prompt, str) else json.dumps(fields, ensure_ascii=False)
+        if len(text.encode(errors="replace")) > self.max_line_bytes:
             raise InvalidRequest(
                 f"the prompt has more than {self.max_line_bytes:,} bytes: shorten it, or raise --max-line-bytes",
                 code="line_too_long",
             )
-        return prompt
+        return fields
 
     def _prompt_line(self, number: int, custom_id: str | None, body: dict[str, Any]) -> Line:
         """A line that is no OpenAI batch line, whose fields are those of the body."""
@@ -200,16 +160,11 @@ def _readable_id(custom_id: object) -> str | None:
     return None
 
 
-def _own_id(fields: Mapping[str, object]) -> str | None:
-    """The id of a line that is no batch line, which may be a whole number; None if it has none."""
-    for name in ID_FIELDS:
-        value = fields.get(name)
-        if value is None:
-            continue
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{name} must be a text or a whole number", param=name, code="invalid_type")
-        check_custom_id(name, value)
-        return value
-    return None
+def _own_id(name: str, value: object) -> str:
+    """The id in the field `name` of a line that is no batch line, which may be a whole number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a text or a whole number", param=name, code="invalid_type")
+    check_custom_id(name, value)
+    return value

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import InputError
-from batchwright.inference.inference import Inference
-from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.errors import EngineClosed, InputError
+from batchwright.inference.inference import Call, Inference
+from batchwright.inference.loading import (
+    load_models,
+    load_tokenizer,
+    local_inference,
+    open_endpoint,
+    system_fingerprint,
+)
 from batchwright.inference.routing import StandIn
+from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.wire.requests import EMBEDDINGS_URL
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
+    from batchwright.engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,10 @@ class ModelChoice:
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
         return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config))
 
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
+        return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
+
     @asynccontextmanager
     async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
@@ -86,6 +98,23 @@ class ModelChoice:
     def renamed(self, inference: Inference) -> Inference:
         """`inference` under its own names and `served_model_names`."""
         return StandIn(inference, self.served_model_names) if self.served_model_names else inference
+
+
+class NoModel(Inference):
+    """An inference without a model, for a job none of whose lines is valid: it says what is wrong with each."""
+
+    models = ()
+    wants = 1
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        check_body(call.endpoint, call.body, call.defaults)
+        raise EngineClosed("no model is loaded")
+
+    def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        raise EngineClosed("no model is loaded")
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)

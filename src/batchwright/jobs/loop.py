@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,12 +13,21 @@ from typing import Any, NamedTuple
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, EndpointError, RunFailed
 from batchwright.inference.inference import Call, Inference, why_not_ready
-from batchwright.jobs.job import Job, Sink
+from batchwright.jobs.failures import RETRYABLE, Failures
+from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
+from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
-from batchwright.lines.batch_line import encode_answer, encode_failure, line_error, request_id, token_count
+from batchwright.lines.batch_line import (
+    encode_answer,
+    encode_failure,
+    is_timeout,
+    line_error,
+    request_id,
+    token_count,
+)
 from batchwright.lines.line_executor import LineExecutor, Outcome
-from batchwright.lines.line_retries import RetryPolicy, nobody_computes
+from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
@@ -35,8 +44,7 @@ class Tally:
     failed: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    codes: Counter[str] = field(default_factory=Counter)
-    """Numbers of failed lines, by the code of their error."""
+    failures: Failures = field(default_factory=Failures)
 
 
 class _Line(NamedTuple):
@@ -229,7 +237,8 @@ class JobLoop:
         self._moved.set()
 
     def _fail(self, number: int, custom_id: str, error: Exception) -> None:
-        failure = line_error(error)
-        self._sink.write(encode_failure(self._job.key, number, custom_id, {**failure, "line": number}) + b"\n")
+        again = passing(error) or is_timeout(error)
+        failure = {**line_error(error), "line": number, RETRYABLE: again}
+        self._sink.write(encode_failure(self._job.key, number, custom_id, failure) + b"\n")
         self.tally.failed += 1
-        self.tally.codes[failure["code"]] += 1
+        self.tally.failures.add(number, custom_id, failure)

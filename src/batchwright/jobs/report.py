@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batchwright.durable_files import replacing
+from batchwright.jobs.dry_run import PlannedRequest
+from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
 
 if TYPE_CHECKING:
@@ -39,8 +41,10 @@ class RunReport:
     """Lines with a response in the output, those of earlier runs included."""
     failed: int = 0
     """Lines with an error in the output, those of earlier runs included."""
-    failed_by_code: dict[str, int] = field(default_factory=dict)
-    """Lines with an error in this run, by error code."""
+    failures: list[Failure] = field(default_factory=list)
+    """Those lines by the code of their error, the most frequent first, with an example of each."""
+    first_requests: list[PlannedRequest] = field(default_factory=list)
+    """Of a dry run: the first requests that would be computed."""
     resumed: int = 0
     """Lines that earlier runs finished."""
     interrupted: bool = False

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import msgspec
 
 from batchwright.durable_files import replacing
 from batchwright.errors import InputError, ResumeRefused
+from batchwright.jobs.compression import reading
+from batchwright.jobs.failures import Failures
 from batchwright.lines.batch_line import output_id
 from batchwright.lines.custom_ids import IdTable
 
@@ -23,35 +25,63 @@ _FORM = 1
 
 
 @dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of the input. `name` is for messages only: the same content under another name is the same input."""
+
+    name: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobIdentity:
     """Everything that the results of a job depend on. Runs with equal identities belong to one job."""
 
-    input_sha256: str
-    input_name: str
-    """Name of the input, for messages only: the same content under another name is the same input."""
+    files: tuple[InputFile, ...]
     parameters: Mapping[str, Any]
     """JSON values by name, sampling defaults included."""
     model_files: str | None = None
     """Fingerprint that tells the model from another one of the same name or path; None if there is none."""
+    limit: int | None = None
+    """Number of records at the start of the input that are computed; None: all. A later run may raise it."""
 
     @property
     def key(self) -> str:
-        """Eight hexadecimal digits that distinguish the job from others."""
-        text = json.dumps([self.input_sha256, self.parameters], sort_keys=True)
+        """Eight hexadecimal digits that distinguish a new job from others."""
+        sums = [file.sha256 for file in self.files]
+        text = json.dumps([sums[0] if len(sums) == 1 else sums, self.parameters], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    def changes(self, saved: JobIdentity) -> list[str]:
-        """Descriptions of the differences from `saved`."""
+    def changes(self, saved: JobIdentity, grown: bool) -> list[str]:
+        """Descriptions of the differences from `saved`.
+
+        `grown`: whether the input is that of `saved` with something appended, which is no difference.
+        """
         found = []
-        if self.input_sha256 != saved.input_sha256:
-            found.append(f"the content of the input (then {saved.input_name}, now {self.input_name})")
+        if [file.sha256 for file in self.files] != [file.sha256 for file in saved.files] and not grown:
+            then, now = (", ".join(file.name for file in each.files) for each in (saved, self))
+            found.append(f"the content of the input (then {then}, now {now})")
+        if self.limit is not None and (saved.limit is None or saved.limit > self.limit):
+            found.append(f"limit (then {json.dumps(saved.limit)}, now {self.limit})")
         for name in sorted({*self.parameters, *saved.parameters}):
-            now, then = self.parameters.get(name), saved.parameters.get(name)
-            if now != then:
-                found.append(f"{name} (then {json.dumps(then)}, now {json.dumps(now)})")
+            now_set, then_set = self.parameters.get(name), saved.parameters.get(name)
+            if now_set != then_set:
+                found.append(f"{name} (then {json.dumps(then_set)}, now {json.dumps(now_set)})")
         if None not in (self.model_files, saved.model_files) and self.model_files != saved.model_files:
             found.append("the files of the model")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Content of a state file."""
+
+    key: str
+    """Key in the ids of the results: that of the identity when the job was new."""
+    identity: JobIdentity
+    table: Mapping[str, Any] = field(default_factory=dict)
+    """What the table of answers was last made of: its columns, and the number of bytes of results."""
 
 
 class StateFile:
@@ -84,8 +114,8 @@ class StateFile:
                 return descriptor
             os.close(descriptor)
 
-    def read(self) -> JobIdentity | None:
-        """The identity that was saved; None if there is none, or only part of one."""
+    def read(self) -> JobState | None:
+        """The state that was saved; None if there is none, or only part of one."""
         try:
             content = json.loads(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
             if content["form"] != _FORM:
@@ -93,22 +123,36 @@ class StateFile:
                     f"{self.path} was written by another version of batchwright: finish the job with that, "
                     "or start over with --overwrite"
                 )
-            name, sha256 = content["input"]["name"], content["input"]["sha256"]
-            return JobIdentity(sha256, name, content["parameters"], content.get("model_files"))
-        except (ValueError, KeyError, TypeError):
+            first = content["input"]
+            # A state without `files` is of a version that did not continue grown inputs: its size is not known.
+            files = content.get("files", [{"name": first["name"], "size": -1, "sha256": first["sha256"]}])
+            identity = JobIdentity(
+                tuple(InputFile(file["name"], file["size"], file["sha256"]) for file in files),
+                content["parameters"],
+                content.get("model_files"),
+                content.get("limit"),
+            )
+            return JobState(content["job"], identity, content.get("table", {}))
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def write(self, identity: JobIdentity) -> None:
-        """Save `identity`, durably. Raises OSError."""
+    def write(self, state: JobState) -> None:
+        """Save `state`, durably. Raises OSError."""
+        identity = state.identity
         content = {
             "form": _FORM,
-            "job": identity.key,
-            "input": {"name": identity.input_name, "sha256": identity.input_sha256},
+            "job": state.key,
+            "input": {"name": identity.files[0].name, "sha256": identity.files[0].sha256},
+            "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in identity.files],
             "parameters": identity.parameters,
             "model_files": identity.model_files,
+            "limit": identity.limit,
+            "table": state.table,
         }
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(content, indent=2).encode() + b"\n", 0)
+        text = json.dumps(content, indent=2).encode() + b"\n"
+        # One write over what was there: a run that is killed at any moment leaves the old state or the new one.
+        os.pwrite(self._descriptor, text.ljust(os.fstat(self._descriptor).st_size), 0)
+        os.ftruncate(self._descriptor, len(text))
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -137,6 +181,9 @@ class Finished:
         self.failed = 0
         self.size = 0
         """Number of bytes of the output in whole lines; half a line may follow."""
+        self.failures = Failures()
+        self.left_out = 0
+        """Number of failed lines that are to be tried again, which do not count as finished."""
 
     def __contains__(self, number: int) -> bool:
         byte = number >> 3
@@ -154,27 +201,48 @@ class Finished:
         self.succeeded += not failed
 
 
-def scan(path: Path, key: str, ids: IdTable) -> Finished:
+def scan(
+    path: Path, key: str, ids: IdTable, again: Callable[[Mapping[str, Any]], bool] = lambda error: False
+) -> Finished:
     """The finished lines of the job `key` in `path`, whose ids are claimed in `ids`.
 
-    Ignores half a line at the end, which a killed run leaves. Raises `ResumeRefused` for anything else that the job did
-    not write.
+    Leaves out failed lines for whose error `again` is true, and half a line at the end, which a killed run leaves.
+    Raises `ResumeRefused` for anything else that the job did not write.
     """
     finished = Finished()
-    for position, (number, line, size) in enumerate(_written(path, key), start=1):
+    for position, (number, line, raw) in enumerate(_written(path, key), start=1):
+        finished.size += len(raw)
+        if line.error is not None and again(line.error):
+            finished.left_out += 1
+            continue
         # A run never writes an id twice.
         if number in finished or ids.claim(line.custom_id, number) is not None:
             raise _foreign(path, position)
         finished.add(number, failed=line.error is not None)
-        finished.size += size
+        if line.error is not None:
+            finished.failures.add(number, line.custom_id, line.error)
     return finished
 
 
-def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, int]]:
-    """The number, the content and the size in bytes of each whole line of `path`."""
+def leave_out(path: Path, key: str, again: Callable[[Mapping[str, Any]], bool]) -> int:
+    """Remove the failed lines for whose error `again` is true from `path`. Returns its size. Raises OSError."""
+    with replacing(path) as file:
+        for _, line, raw in _written(path, key):
+            if line.error is None or not again(line.error):
+                file.write(raw)
+    return path.stat().st_size
+
+
+def nothing_succeeded(path: Path, key: str) -> bool:
+    """Whether `path` holds results of the job `key`, all of them errors. Raises `ResumeRefused` as `scan` does."""
+    return all(line.error is not None for _, line, _ in _written(path, key))
+
+
+def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, bytes]]:
+    """The number, the content and the bytes of each whole line of `path`."""
     decoder = msgspec.json.Decoder(_WrittenLine)
     prefix = output_id(key, 0)[:-1]
-    with path.open("rb") as file:
+    with reading(path) as file:
         for position, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):
                 return
@@ -185,7 +253,7 @@ def _written(path: Path, key: str) -> Iterator[tuple[int, _WrittenLine, int]]:
             number = line.id.removeprefix(prefix)
             if not line.id.startswith(prefix) or not number.isascii() or not number.isdigit():
                 raise _foreign(path, position)
-            yield int(number), line, len(raw)
+            yield int(number), line, raw
 
 
 def _foreign(path: Path, position: int) -> ResumeRefused:
@@ -195,21 +263,35 @@ def _foreign(path: Path, position: int) -> ResumeRefused:
     )
 
 
-def write_in_order(unordered: Path, ordered: Path, key: str) -> None:
-    """Write the lines of `unordered` into `ordered` by line number: to a file beside it, which is renamed over it.
+class ResultsByNumber:
+    """The result lines in a file, found by the numbers of their lines. Takes 8 bytes of memory for each."""
 
-    Uses 8 bytes of memory for each line. Raises OSError.
-    """
-    # For each line number, the offset of its line plus one; 0 if there is none.
-    offsets = array("q")
-    position = 0
-    for number, _, size in _written(unordered, key):
-        if number >= len(offsets):
-            offsets.extend(bytes(max(number + 1 - len(offsets), len(offsets) // 2)))
-        offsets[number] = position + 1
-        position += size
-    with unordered.open("rb") as source, replacing(ordered) as target:
-        for offset in offsets:
-            if offset:
-                source.seek(offset - 1)
-                target.write(source.readline())
+    def __init__(self, path: Path, key: str) -> None:
+        """Reads the file once. Raises OSError."""
+        self._offsets = array("q")
+        """For each line number, the offset of its result plus one; 0 if there is none."""
+        position = 0
+        for number, _, raw in _written(path, key):
+            if number >= len(self._offsets):
+                self._offsets.extend(bytes(max(number + 1 - len(self._offsets), len(self._offsets) // 2)))
+            self._offsets[number] = position + 1
+            position += len(raw)
+        self._file = path.open("rb")
+
+    def get(self, number: int) -> bytes | None:
+        """The result of a line; None if it has none."""
+        offset = self._offsets[number] if number < len(self._offsets) else 0
+        if not offset:
+            return None
+        self._file.seek(offset - 1)
+        return self._file.readline()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """All results by line number."""
+        return (line for number in range(len(self._offsets)) if (line := self.get(number)) is not None)
+
+    def __enter__(self) -> ResultsByNumber:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()

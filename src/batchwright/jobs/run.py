@@ -17,10 +17,15 @@ from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
 from batchwright.inference.inference import Inference
-from batchwright.jobs.job import STREAM, Job, JobSpec
-from batchwright.jobs.loading import LoadedModels, ModelChoice
+from batchwright.jobs.answer_tables import TableColumns
+from batchwright.jobs.dry_run import plan
+from batchwright.jobs.failures import Failure
+from batchwright.jobs.frames import as_files
+from batchwright.jobs.job import Job
+from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
+from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -54,6 +59,8 @@ class RunProgress:
     generated_tokens: int = 0
     waiting: str | None = None
     """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
+    first_failure: Failure | None = None
+    """The line that failed first in this run; None if none did."""
 
     @property
     def done(self) -> int:
@@ -71,8 +78,8 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 def run(
-    input: str | os.PathLike[str],  # noqa: A002 - the name that users expect
-    output: str | os.PathLike[str],
+    input: str | os.PathLike[str] | Sequence[Any] | Any,  # noqa: A002 - the name that users expect
+    output: str | os.PathLike[str] | None = None,
     *,
     model: str | Engine | None = None,
     embedding_model: str | None = None,
@@ -83,8 +90,18 @@ def run(
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
+    system_template: str | None = None,
+    messages_template: str | None = None,
     chat: bool = False,
     system: str | None = None,
+    id_column: str | None = None,
+    keep: Sequence[str] | None = None,
+    output_column: str = "answer",
+    limit: int | None = None,
+    sample: int | None = None,
+    sample_seed: int = 0,
+    retry_failed: RetryFailed | bool = False,
+    dry_run: bool = False,
     ordered: bool = False,
     overwrite: bool = False,
     max_line_bytes: int = 2**20,
@@ -97,16 +114,22 @@ def run(
 ) -> RunReport:
     """Answer every line of `input` into `output`, and return a report.
 
-    Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages": […]}`
-    (`.jsonl`), plain prompts (`.txt`), or rows that `prompt_template` turns into prompts (`.csv`, `.tsv`, `.parquet`);
-    `.gz` of the text forms too. `-` is standard input or output. Results are written in the form of OpenAI's batch
-    output as they finish, or by the order of the input when `ordered`. A line that cannot be answered becomes a line
-    with an error.
+    `input` is a path, several, a pattern such as `data/*.csv`, or a data frame. Lines are OpenAI batch lines for chats,
+    completions and embeddings, `{"prompt": …}` or `{"messages": […]}` (`.jsonl`, or one array in `.json`), or plain
+    prompts (`.txt`). Rows of a table (`.csv`, `.tsv`, `.parquet`, and with a template any JSON objects) are turned into
+    requests by templates. The text forms may be compressed (`.gz`, `.zst`). `-` is standard input or output.
+
+    The name of `output` says what it contains. For a table, and in `.csv`, `.tsv` and `.parquet`, that is a table made
+    when all lines are finished: the columns of the input, the answer, its finish reason, the error and the numbers of
+    tokens. Otherwise results are written in the form of OpenAI's batch output as they finish, or by the order of the
+    input when `ordered` (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`). A line that cannot be answered becomes a line with an
+    error.
 
     A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
     line is handed to the model: one that is not finished by then becomes a line with the error `request_timeout`.
 
-    Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished.
+    Stopped at any moment and called again with the same arguments, it goes on after the lines that are finished. Lines
+    that were appended to the input since are computed then.
 
     - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
@@ -117,6 +140,15 @@ def run(
       that is not there fails.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
+    - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
+      it; by default the prompt is the column `prompt`. `messages_template`: a Jinja template of the whole chat as JSON.
+      A cell that is empty or null is empty text; a row with nothing in any column of the templates fails.
+    - `id_column`: the column with the custom ids of rows.
+    - `keep`: columns of the input that a table as output keeps, instead of all; `output_column`: that of the answers.
+    - `limit`: computes only the first lines; `sample`: only so many, drawn with `sample_seed`.
+    - `retry_failed`: tries failed lines of earlier runs again: those whose error may pass (True), or `"all"`.
+    - `dry_run`: computes and writes nothing. The report then has the lines that would fail, the tokens of all prompts
+      and the first requests as they would be sent; `output` may be left out.
     - `chat`: makes plain prompts the user message of a chat, after `system` if that is given.
     - `overwrite`: starts over, in place of whatever `output` holds.
     - `max_line_bytes`: a longer line is an error line.
@@ -150,29 +182,43 @@ def run(
         concurrency=backend_concurrency,
         served_model_names=tuple(served_model_names),
     )
+    if output is None and not dry_run:
+        raise InputError("no output: name a file, such as answers.csv")
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
-    spec = JobSpec(
-        input=os.fspath(input),
-        output=os.fspath(output),
-        model=name,
-        embedding_model=choice.embedding_model,
-        backend=backend,
-        served_model_names=choice.served_model_names,
-        defaults=defaults if isinstance(defaults, SamplingParams) else sampling_defaults(backend, defaults or {}),
-        input_format=input_format,
-        prompt_template=prompt_template,
-        chat=chat,
-        system=system,
-        ordered=ordered,
-        overwrite=overwrite,
-        max_line_bytes=max_line_bytes,
-        engine_parameters=_parameters(config),
-        model_files=_model_files(choice) if given is None and inference is None else None,
-    )
-    report_path = None if report is None else Path(report)
-    _check_report(report_path, spec)
-    show = progress or (lambda _: None)
-    return _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path).carry_out()
+    with as_files(input) as names:
+        spec = JobSpec(
+            inputs=expanded(names),
+            output=STREAM if output is None else os.fspath(output),
+            model=name,
+            embedding_model=choice.embedding_model,
+            backend=backend,
+            served_model_names=choice.served_model_names,
+            defaults=defaults if isinstance(defaults, SamplingParams) else sampling_defaults(backend, defaults or {}),
+            input_format=input_format,
+            prompt_template=prompt_template,
+            system_template=system_template,
+            messages_template=messages_template,
+            chat=chat,
+            system=system,
+            id_column=id_column,
+            limit=limit,
+            sample=sample,
+            sample_seed=sample_seed,
+            columns=TableColumns(None if keep is None else tuple(keep), output_column),
+            retry_failed="passing" if retry_failed is True else retry_failed or None,
+            ordered=ordered,
+            overwrite=overwrite,
+            max_line_bytes=max_line_bytes,
+            engine_parameters=_parameters(config),
+            model_files=_model_files(choice) if given is None and inference is None else None,
+        )
+        if report is not None:
+            require_local("report", os.fspath(report))
+        report_path = None if report is None else Path(report)
+        _check_report(report_path, spec)
+        show = progress or (lambda _: None)
+        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path)
+        return job_run.plan() if dry_run else job_run.carry_out()
 
 
 def sampling_defaults(backend: str | None, given: Mapping[str, Any]) -> SamplingParams | Mapping[str, Any]:
@@ -217,7 +263,7 @@ def _check_report(path: Path | None, spec: JobSpec) -> None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"report {path}: must be a file in a folder that exists")
-    others = [Path(name).resolve() for name in (spec.input, spec.output) if name != STREAM]
+    others = [Path(name).resolve() for name in (*spec.inputs, spec.output) if name != STREAM]
     if path.resolve() in others and not is_special(path):
         raise InputError(f"report {path} is the input or the output: name another file")
 
@@ -252,8 +298,33 @@ class _Run:
             job.end()
             return self._report(job)
 
+    def plan(self) -> RunReport:
+        """The report of a run that computes nothing."""
+        self.spec.check()
+        # A stream as output keeps no state.
+        spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
+        with Job(spec, self.clock) as job:
+            planned = plan(job, self.spec.defaults, self._tokenizer())
+            report = RunReport(
+                output=self.spec.output,
+                model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
+                total=job.total,
+                failed=job.total - planned.valid,
+                failures=list(planned.failures),
+                prompt_tokens=planned.prompt_tokens,
+                first_requests=planned.first,
+            )
+        if self.report_path is not None:
+            report.save(self.report_path)
+        return report
+
+    def _tokenizer(self) -> Any | None:
+        """The tokenizer of the model that generates; None if there is none on this machine."""
+        if self.given_engine is not None:
+            return self.given_engine.core.tokenizer
+        return None if self.given_inference is not None else self.choice.tokenizer()
+
     def _work(self, job: Job) -> RunReport:
-        self._show("loading" if self.choice.backend is None else "connecting", job)
         before = self.clock.now()
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
@@ -269,6 +340,11 @@ class _Run:
             return LoadedModels(self.given_engine, None, owned=False)
         if self.given_inference is not None:
             return LoadedModels(None, None)
+        # An endpoint knows best what it takes.
+        if self.choice.backend is None and not job.has_valid_line():
+            self.given_inference = NoModel()
+            return LoadedModels(None, None)
+        self._show("loading" if self.choice.backend is None else "connecting", job)
         loaded = self.choice.load(job.endpoints() if self.choice.embedding_model is not None else ())
         self._engine = loaded.engine
         return loaded
@@ -317,7 +393,7 @@ class _Run:
             succeeded=job.finished.succeeded + self._tally.succeeded,
             failed=job.finished.failed + self._tally.failed,
             resumed=len(job.finished),
-            failed_by_code=dict(self._tally.codes.most_common()),
+            failures=list(job.finished.failures + self._tally.failures),
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
@@ -339,6 +415,7 @@ class _Run:
                 resumed=len(job.finished),
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
+                first_failure=self._tally.failures.first,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
             )

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
+import json
+import random
 import sys
 import tempfile
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias, cast, get_args
 
+import msgspec
+
 from batchwright.errors import InputError, InvalidRequest
+from batchwright.jobs.compression import reading, without_compression
 from batchwright.lines.batch_line import line_too_long, split_lines
 
-InputFormat: TypeAlias = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
+InputFormat: TypeAlias = Literal["jsonl", "json", "txt", "csv", "tsv", "parquet"]
 
 _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".txt": "txt",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
-_ROWS_AT_A_TIME = 256
 _CHUNK = 2**20
+_SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class Record:
     """One line of text, or one row of a table."""
 
     number: int
-    """Number of the line, from 1, blank lines included (of the first line of a row); in Parquet, of the row."""
+    """Number of the line, from 1, blank lines included (of the first line of a row); in Parquet, of the row; in a JSON
+    array, of the element. Further files of the same job go on counting."""
     content: bytes | Mapping[str, object] | InvalidRequest
     """A line without its end, a row by column, or the reason why it could not be read."""
 
@@ -46,7 +51,7 @@ class Source(Protocol):
     """An input that can be read any number of times."""
 
     columns: tuple[str, ...] | None = None
-    """Columns of a table; None for an input of lines."""
+    """Columns of a table, in order; None for an input of lines."""
 
     def records(self) -> Iterator[Record]:
         """The records that are not blank, by rising number. Raises `InputError` if the file is damaged."""
@@ -62,7 +67,7 @@ def format_of(path: Path, given: str | None) -> InputFormat:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
         return cast("InputFormat", given)
-    found = _FORMAT_OF_SUFFIX.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+    found = _FORMAT_OF_SUFFIX.get(Path(without_compression(path.name.lower())).suffix)
     if found is None:
         raise InputError(
             f"{path}: its extension does not tell its format; rename it to one of "
@@ -71,21 +76,11 @@ def format_of(path: Path, given: str | None) -> InputFormat:
     return found
 
 
-def open_source(
-    path: Path, input_format: InputFormat, *, max_line_bytes: int, wanted: Collection[str] | None = None
-) -> Source:
-    """The source of the records of `path`. Raises `InputError` if it cannot be read as `input_format`.
-
-    `wanted`: the columns of a table that will be used, so that others need not be read; None: all.
-    """
-    if input_format == "parquet":
-        return ParquetSource(path, wanted)
-    with _reading(path) as file:
+def check_encoding(path: Path) -> None:
+    """Raise `InputError` if the text in `path` is UTF-16."""
+    with reading(path) as file:
         if file.read(2) in _UTF16_BOMS:
             raise InputError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path.name}")
-    if input_format in ("csv", "tsv"):
-        return CsvSource(path, delimiter="," if input_format == "csv" else "\t", max_line_bytes=max_line_bytes)
-    return LineSource(path, max_line_bytes=max_line_bytes)
 
 
 class LineSource(Source):
@@ -96,177 +91,151 @@ class LineSource(Source):
         self._max_line_bytes = max_line_bytes
 
     def records(self) -> Iterator[Record]:
-        for number, line in _lines(self._path, self._max_line_bytes):
+        for number, line in lines_of(self._path, self._max_line_bytes):
             if line is None:
                 yield Record(number, line_too_long(self._max_line_bytes))
             elif line.strip():
                 yield Record(number, line)
 
 
-class CsvSource(Source):
-    """A source with one record for each row of a table with a header, quoted as RFC 4180 says."""
+class JsonArraySource(Source):
+    """A source with one record for each element of a file that is one JSON array."""
 
-    columns: tuple[str, ...]
-
-    def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
+    def __init__(self, path: Path, *, max_line_bytes: int) -> None:
         self._path = path
-        self._delimiter = delimiter
         self._max_line_bytes = max_line_bytes
-        self.columns = self._header()
-
-    def _header(self) -> tuple[str, ...]:
-        for _, row in self._rows():
-            if isinstance(row, InvalidRequest):
-                raise InputError(f"{self._path}: its header cannot be read: {row}")
-            if len(set(row)) < len(row):
-                raise InputError(f"{self._path}: its header has a column twice: {', '.join(map(repr, row))}")
-            return tuple(row)
-        raise InputError(f"{self._path} is empty: its first line must name the columns")
 
     def records(self) -> Iterator[Record]:
-        rows = self._rows()
-        next(rows, None)
-        for number, row in rows:
-            if isinstance(row, InvalidRequest):
-                yield Record(number, row)
-            elif len(row) != len(self.columns):
-                fault = f"the row has {len(row)} fields where the header has {len(self.columns)}: is a quote missing?"
-                yield Record(number, InvalidRequest(fault, code="invalid_row"))
-            else:
-                yield Record(number, dict(zip(self.columns, row, strict=True)))
-
-    def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
-        lines = _CsvLines(_lines(self._path, self._max_line_bytes), self._max_line_bytes)
-        # Strict: a quote in the wrong place is an error of its row: it must not silently change a prompt.
-        reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
-        while True:
-            number = lines.number + 1
-            lines.undecodable = False
-            # The limit is global in the csv module; it also ends a quote that is never closed. After an error the
-            # reader goes on with the next line.
-            before = csv.field_size_limit(self._max_line_bytes)
-            row: list[str] | InvalidRequest | None
+        for number, element in enumerate(self._elements(), start=1):
             try:
-                row = next(reader, None)
-            except InvalidRequest as error:
-                row = error
-            except csv.Error as error:
-                row = InvalidRequest(f"the row is not CSV: {error}", code="invalid_row")
-            finally:
-                csv.field_size_limit(before)
-            if row is None:
-                return
-            if lines.undecodable:
-                row = InvalidRequest("the row is not UTF-8", code="invalid_encoding")
-            if row:
-                yield number, row
+                line = msgspec.json.encode(element)
+            except (ValueError, OverflowError, TypeError) as error:  # half of a surrogate pair, a huge number
+                yield Record(
+                    number, InvalidRequest(f"this element is not plain JSON: {error}", code="invalid_json_line")
+                )
+                continue
+            long = len(line) > self._max_line_bytes
+            yield Record(number, line_too_long(self._max_line_bytes) if long else line)
+
+    def _elements(self) -> Iterator[object]:
+        decode = json.JSONDecoder().raw_decode
+        with reading(self._path) as file:
+            text = _TextWindow(file, self._path)
+            if text.next_sign() != "[":
+                raise InputError(
+                    f"{self._path} is not a JSON array: write one request on each line and name the file .jsonl, or "
+                    "put them into [ … ]"
+                )
+            text.skip(1)
+            while (sign := text.next_sign()) != "]":
+                if sign == ",":
+                    text.skip(1)
+                    continue
+                yield text.take(decode)
 
 
-class _CsvLines:
-    """Iterator of text lines for the csv module, which, unlike a generator, goes on after it raised."""
+class _TextWindow:
+    """The part of a text file that is being decoded."""
 
-    def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
-        self._lines = lines
-        self._max_line_bytes = max_line_bytes
-        self.number = 0
-        self.undecodable = False
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        import codecs
 
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        self.number, line = next(self._lines)
-        if line is None:
-            raise line_too_long(self._max_line_bytes)
-        try:
-            return line.decode() + "\n"
-        except UnicodeDecodeError:
-            self.undecodable = True
-            return line.decode(errors="replace") + "\n"
-
-
-class ParquetSource(Source):
-    """A source with one record for each row of a Parquet file. Needs the extra `parquet`."""
-
-    def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
+        self._file = file
         self._path = path
-        with self._file() as file:
-            self.columns = tuple(cast("list[str]", file.schema_arrow.names))
-            self._count = cast("int", file.metadata.num_rows)
-        self._read = [column for column in self.columns if wanted is None or column in wanted]
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text = ""
+        self._at = 0
+        self._ended = False
+
+    def next_sign(self) -> str:
+        """The next character that is no space, which is not skipped. Raises `InputError` at the end of the file."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._read_on():
+                raise InputError(f"{self._path} is damaged: its JSON array has no end")
+
+    def skip(self, count: int) -> None:
+        """Skip characters that were read."""
+        self._at += count
+
+    def take(self, decode: Any) -> object:
+        """The JSON value that begins here, which is skipped. Raises `InputError` if it is none."""
+        while True:
+            try:
+                value, end = decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                reason: Exception = error
+            else:
+                # A number may go on in what is not read yet.
+                if end < len(self._text) or not self._read_on():
+                    self._at = end
+                    return cast("object", value)
+                continue
+            if not self._read_on():
+                raise InputError(f"{self._path} is not valid JSON: {reason}") from reason
+
+    def _read_on(self) -> bool:
+        """Append what comes next in the file; False at its end."""
+        if self._ended:
+            return False
+        read = self._file.read(max(_CHUNK, len(self._text) - self._at))
+        try:
+            self._text = self._text[self._at :] + self._decoder.decode(read, final=not read)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self._path} is not UTF-8") from error
+        self._at = 0
+        self._ended = not read
+        return bool(read)
+
+
+class ChainedSource(Source):
+    """The records of several sources, one after the other, which go on counting."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        self.columns = sources[0].columns
 
     def records(self) -> Iterator[Record]:
-        number = 0
-        with self._file() as file:
-            batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=self._read)
-            while (batch := self._next(batches)) is not None:
-                for row in _rows_of(batch):
-                    number += 1
-                    yield Record(number, row)
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        import pyarrow as pa
-
-        try:
-            return next(batches, None)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self._path} is damaged: {error}") from error
+        offset = 0
+        for source in self.sources:
+            last = 0
+            for record in source.records():
+                last = record.number
+                yield Record(offset + last, record.content)
+            offset += last
 
     def count(self) -> int:
-        return self._count
-
-    def _file(self) -> Any:
-        try:
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise InputError(
-                f"{self._path}: Parquet needs pyarrow; install it: pip install 'batchwright[parquet]'"
-            ) from error
-        try:
-            return pq.ParquetFile(self._path)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self._path} cannot be read as Parquet: {error}") from error
+        return sum(source.count() for source in self.sources)
 
 
-def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
-    try:
-        return cast("list[Mapping[str, object]]", batch.to_pylist())
-    except (ValueError, OverflowError):
-        # A single value is at fault, and all other rows can still be read.
-        return (_row(batch, index) for index in range(batch.num_rows))
+class SelectedSource(Source):
+    """Some of the records of a source: the first `limit`, or `sample` of them drawn with `seed`, or both."""
+
+    def __init__(self, source: Source, *, limit: int | None, sample: int | None, seed: int) -> None:
+        """`limit` is that of the records before `sample` are drawn."""
+        self._source = source
+        self.columns = source.columns
+        total = source.count()
+        self._within = total if limit is None else min(limit, total)
+        self._drawn: frozenset[int] | None = None
+        if sample is not None and sample < self._within:
+            self._drawn = frozenset(random.Random(seed).sample(range(self._within), sample))
+
+    def records(self) -> Iterator[Record]:
+        first = islice(self._source.records(), self._within)
+        drawn = self._drawn
+        return first if drawn is None else (record for index, record in enumerate(first) if index in drawn)
+
+    def count(self) -> int:
+        return self._within if self._drawn is None else len(self._drawn)
 
 
-def _row(batch: Any, index: int) -> Mapping[str, object] | InvalidRequest:
-    row: dict[str, object] = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            row[name] = column[index].as_py()
-        except UnicodeDecodeError:
-            return InvalidRequest(f"column {name!r} holds text that is not UTF-8", param=name, code="invalid_encoding")
-        except (ValueError, OverflowError) as error:
-            return InvalidRequest(f"column {name!r} holds a value that cannot be read: {error}", param=name)
-    return row
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(path, "rb") as file:
-                yield cast("IO[bytes]", file)
-        else:
-            with path.open("rb") as plain:
-                yield plain
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
+def lines_of(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines without their ends; None for a line of more than `limit` bytes, which is never held whole."""
-    with _reading(path) as file:
+    with reading(path) as file:
         for number, _, content in split_lines(file, limit):
             yield number, content
 
@@ -278,6 +247,19 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from error
+
+
+def begins_with(path: Path, size: int, sha256: str) -> bool:
+    """Whether the first `size` bytes of a file have this SHA-256, and are whole lines."""
+    digest = hashlib.sha256()
+    last = b""
+    left = size
+    with path.open("rb") as file:
+        while left and (read := file.read(min(left, _CHUNK))):
+            digest.update(read)
+            left -= len(read)
+            last = read[-1:]
+        return digest.hexdigest() == sha256 and (last == b"\n" or file.read(1) in (b"\n", b"\r"))
 
 
 class Spool:

@@ -1,0 +1,193 @@
+"""Tables of answers: the rows of the input beside what was answered, made from the results when all are there."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, BinaryIO
+
+import msgspec
+
+from batchwright.errors import InputError
+from batchwright.jobs.answers import Answer, read_answer
+from batchwright.jobs.compression import compressing, pyarrow_for
+from batchwright.jobs.output_forms import OutputForm
+from batchwright.jobs.resume import ResultsByNumber
+from batchwright.jobs.sources import ChainedSource, Source
+from batchwright.jobs.table_sources import JsonRowSource, ParquetSource
+
+FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error", "prompt_tokens", "completion_tokens"
+_ROWS_IN_A_GROUP = 8192
+"""Rows of a table that are in memory at a time, which is one row group of Parquet."""
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The columns of a table of answers."""
+
+    keep: tuple[str, ...] | None = None
+    """Columns of the input that are kept, in this order; None: all."""
+    answer: str = "answer"
+    """Name of the column of answers."""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Names of the columns that are added."""
+        return (self.answer, FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS)
+
+    def kept(self, available: Sequence[str]) -> tuple[str, ...]:
+        """The columns of the input that are kept. Raises `InputError` for one that is not there, or in the way."""
+        kept = tuple(available) if self.keep is None else self.keep
+        missing = [name for name in kept if name not in available]
+        if missing:
+            raise InputError(
+                f"keep: the input has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, available))}"
+            )
+        if self.answer in kept:
+            raise InputError(
+                f"the input itself has a column {self.answer!r}: name that of the answers with --output-column NAME, "
+                "or say with --keep which columns of the input to keep"
+            )
+        if clash := [name for name in kept if name in self.added]:
+            raise InputError(
+                f"the input has columns that the output adds: {', '.join(map(repr, clash))}; say with --keep which "
+                "columns of the input to keep"
+            )
+        if len(set(self.added)) < len(self.added):
+            raise InputError(f"output column {self.answer!r}: another column of the output has this name")
+        return kept
+
+    def row(self, kept: Sequence[str], row: object, answer: Answer) -> dict[str, object]:
+        """A row of the table, by column."""
+        values = row if isinstance(row, Mapping) else {}
+        return {**{name: values.get(name) for name in kept}, **dict(zip(self.added, answer, strict=True))}
+
+
+def write_table(
+    source: Source, results: ResultsByNumber, file: BinaryIO, form: OutputForm, columns: TableColumns
+) -> None:
+    """Write the rows of `source` that have a result, with their answers, in the order of the input. Raises OSError."""
+    kept = columns.kept(source.columns or ())
+    if form.content == "parquet":
+        _write_parquet(source, results, file, columns, kept)
+        return
+    with compressing(file, form.compression) as target:
+        if form.content == "jsonl":
+            for row, answer in _joined(source, results):
+                target.write(_encode(columns.row(kept, row, answer)) + b"\n")
+            return
+        text = io.TextIOWrapper(target, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, delimiter="\t" if form.content == "tsv" else ",", lineterminator="\n")
+        writer.writerow([*kept, *columns.added])
+        for row, answer in _joined(source, results):
+            writer.writerow([_cell(value) for value in columns.row(kept, row, answer).values()])
+        text.detach()
+
+
+def _joined(source: Source, results: ResultsByNumber) -> Iterator[tuple[object, Answer]]:
+    for record in source.records():
+        if (result := results.get(record.number)) is not None:
+            yield record.content, read_answer(result)[1]
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, (dict, list)):
+        return _encode(value).decode()
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value
+
+
+def _write_parquet(
+    source: Source, results: ResultsByNumber, file: BinaryIO, columns: TableColumns, kept: Sequence[str]
+) -> None:
+    pa = pyarrow_for("Parquet")
+    import pyarrow.parquet as pq
+
+    kinds = {kind for kind, _ in map(read_answer, results) if kind is not None}
+    kind = kinds.pop() if len(kinds) == 1 else "other"
+    answers = {"text": pa.string(), "texts": pa.list_(pa.string()), "vector": pa.list_(pa.float32())}
+    types = [answers.get(kind, pa.string()), pa.string(), pa.string(), pa.int64(), pa.int64()]
+    files = _parquet_files(source)
+    schema = _inferred_schema(pa, source, kept) if files is None else _schema_of(files, kept)
+    for name, data_type in zip(columns.added, types, strict=True):
+        schema = schema.append(pa.field(name, data_type))
+    groups = _converted(pa, source, results, kept, schema) if files is None else _copied(pa, files, results, kept)
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for arrays, group in groups:
+            said = [each if kind in answers else each._replace(answer=_json(each.answer)) for each in group]
+            added = [
+                pa.array(values, data_type) for values, data_type in zip(zip(*said, strict=True), types, strict=True)
+            ]
+            writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
+
+
+def _parquet_files(source: Source) -> list[ParquetSource] | None:
+    """The files of a source if they are Parquet, whose columns can be copied as they are."""
+    sources = source.sources if isinstance(source, ChainedSource) else [source]
+    files = [each for each in sources if isinstance(each, ParquetSource)]
+    return files if len(files) == len(sources) else None
+
+
+def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
+    """The Arrow schema of the kept columns, which all files must have. Raises `InputError`."""
+    first = files[0].schema(kept)
+    for file in files[1:]:
+        if not file.schema(kept).equals(first):
+            raise InputError(
+                f"{file.path} and {files[0].path} have columns of different types: convert one of them, or say with "
+                "--keep which columns to keep"
+            )
+    return first
+
+
+def _copied(
+    pa: Any, files: Sequence[ParquetSource], results: ResultsByNumber, kept: Sequence[str]
+) -> Iterator[tuple[list[Any], list[Answer]]]:
+    number = 0
+    for file in files:
+        for batch in file.batches(kept, _ROWS_IN_A_GROUP):
+            found = [(row, results.get(number + row + 1)) for row in range(batch.num_rows)]
+            number += batch.num_rows
+            rows = [row for row, result in found if result is not None]
+            if rows:
+                chosen = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+                yield chosen.columns, [read_answer(result)[1] for _, result in found if result is not None]
+
+
+def _inferred_schema(pa: Any, source: Source, kept: Sequence[str]) -> Any:
+    """A schema by the types of JSON values; text for mixed ones, for lists and objects (as JSON), and in CSV."""
+    simple = {
+        frozenset({bool}): pa.bool_(),
+        frozenset({int}): pa.int64(),
+        frozenset({float}): pa.float64(),
+        frozenset({int, float}): pa.float64(),
+    }
+    found = source.types if isinstance(source, JsonRowSource) else {}
+    types = {name: frozenset(found.get(name, set()) - {type(None)}) for name in kept}
+    return pa.schema([(name, simple.get(types[name], pa.string())) for name in kept])
+
+
+def _converted(
+    pa: Any, source: Source, results: ResultsByNumber, kept: Sequence[str], schema: Any
+) -> Iterator[tuple[list[Any], list[Answer]]]:
+    joined = _joined(source, results)
+    while group := [*islice(joined, _ROWS_IN_A_GROUP)]:
+        rows = [row if isinstance(row, Mapping) else {} for row, _ in group]
+        arrays = []
+        for index, name in enumerate(kept):
+            values = [row.get(name) for row in rows]
+            data_type = schema.types[index]
+            arrays.append(
+                pa.array([_json(value) for value in values] if data_type == pa.string() else values, data_type)
+            )
+        yield arrays, [answer for _, answer in group]
+
+
+def _json(value: object) -> str | None:
+    """A value as text: text as it is, anything else as JSON."""
+    return value if value is None or isinstance(value, str) else _encode(value).decode()

@@ -1,0 +1,77 @@
+"""Answers in the result lines of a job, as the few values that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+AnswerKind: TypeAlias = Literal["text", "texts", "vector", "other"]
+
+
+class Answer(NamedTuple):
+    """The columns that a table of answers adds to a row."""
+
+    answer: object
+    """Text; a list of texts when several were asked for; the vector of an embedding. None after an error."""
+    finish_reason: str | None
+    """Why the first text ended."""
+    error: str | None
+    """Code and message of the error; None after an answer."""
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class _Result(msgspec.Struct):
+    response: Any
+    error: Any
+
+
+_decode = msgspec.json.Decoder(_Result).decode
+
+
+def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> tuple[AnswerKind | None, Answer]:
+    """The columns for the `response` and the `error` of a result line, and the kind of the answer, None if none."""
+    body = response.get("body") if response is not None else None
+    if not isinstance(body, dict) or error is not None:
+        told = error or {"code": "no_response", "message": "the result has no response"}
+        return None, Answer(None, None, f"{told.get('code')}: {told.get('message')}", None, None)
+    kind, answer, reason = _said(body)
+    usage = body.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return kind, Answer(
+        answer, reason, None, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+    )
+
+
+def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
+    choices, vectors = body.get("choices"), body.get("data")
+    if isinstance(choices, list) and choices and all(isinstance(choice, dict) for choice in choices):
+        texts = [_content(choice) for choice in choices]
+        reason = choices[0].get("finish_reason")
+        reason = reason if isinstance(reason, str) else None
+        if not all(isinstance(text, str) for text in texts):
+            return "other", texts[0] if len(texts) == 1 else texts, reason
+        return ("text", texts[0], reason) if len(texts) == 1 else ("texts", texts, reason)
+    if isinstance(vectors, list) and vectors and all(isinstance(vector, dict) for vector in vectors):
+        found = [vector.get("embedding") for vector in vectors]
+        if len(found) == 1 and isinstance(found[0], list):
+            return "vector", found[0], None
+        return "other", found[0] if len(found) == 1 else found, None
+    return "other", body, None
+
+
+def _content(choice: Mapping[str, Any]) -> object:
+    message = choice.get("message")
+    return message.get("content") if isinstance(message, dict) else choice.get("text")
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else None
+
+
+def read_answer(result: bytes) -> tuple[AnswerKind | None, Answer]:
+    """The columns for a result line, and the kind of the answer; None if there is none."""
+    line = _decode(result)
+    return answer_of(line.response, line.error)

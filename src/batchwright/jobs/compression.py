@@ -1,0 +1,70 @@
+"""Compressed files, told by their extensions: gzip (`.gz`) and Zstandard (`.zst`, which needs pyarrow)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from batchwright.errors import InputError
+
+COMPRESSED = (".gz", ".zst")
+"""Extensions of compressed files."""
+
+
+def without_compression(name: str) -> str:
+    """The name of a file without the extension that tells its compression."""
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def pyarrow_for(subject: str) -> Any:
+    """The module pyarrow. Raises `InputError`, which says that `subject` needs it, if it is not installed."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise InputError(
+            f"{subject} needs pyarrow; install it: pip install pyarrow (or batchwright's extra: parquet)"
+        ) from error
+    return pa
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[IO[bytes]]:
+    """Read the uncompressed content of `path`. Raises `InputError` for a file that is damaged or cannot be read."""
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".gz":
+            with gzip.open(path, "rb") as file:
+                yield cast("IO[bytes]", file)
+        elif suffix == ".zst":
+            pa = pyarrow_for(f"{path}: Zstandard")
+            with io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")) as stream:
+                yield stream
+        else:
+            with path.open("rb") as plain:
+                yield plain
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+@contextmanager
+def compressing(file: BinaryIO, suffix: str) -> Iterator[BinaryIO]:
+    """Write to `file` what is compressed as `suffix`, one of `COMPRESSED`, says; as it is for any other suffix."""
+    if suffix == ".gz":
+        # Without a time, the same content makes the same file.
+        with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
+            yield cast("BinaryIO", packed)
+    elif suffix == ".zst":
+        pa = pyarrow_for("Zstandard")
+        # It closes the file that it writes to.
+        with os.fdopen(os.dup(file.fileno()), "wb") as copy, pa.CompressedOutputStream(copy, "zstd") as packed:
+            yield packed
+    else:
+        yield file

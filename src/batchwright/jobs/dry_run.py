@@ -1,0 +1,86 @@
+"""What a job would compute: its first requests as they would be sent, and the tokens of all prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchwright.errors import BatchwrightError, InvalidRequest
+from batchwright.jobs.failures import Failures
+from batchwright.jobs.job import Job
+from batchwright.jobs.lines import BadLine, check_body
+from batchwright.lines.batch_line import line_error
+from batchwright.request import Prompt, SamplingParams
+
+_SHOWN = 3
+_BYTES_OF_A_TOKEN = 4
+"""Bytes of English text that are about one token, for models whose tokenizer is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A request that a run would compute."""
+
+    line: int
+    custom_id: str
+    endpoint: str
+    body: Mapping[str, Any]
+    prompt_tokens: int
+    """Tokens of all its prompts; an estimate if the model is elsewhere."""
+    text: str | None
+    """The first prompt as the model gets it, chat template included; None if the model is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The requests of a job."""
+
+    valid: int
+    failures: Failures
+    prompt_tokens: int
+    longest: int
+    """Tokens of the longest prompt."""
+    first: list[PlannedRequest]
+
+
+def plan(job: Job, defaults: SamplingParams | Mapping[str, Any], tokenizer: Any | None) -> Plan:
+    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates."""
+    failures = Failures()
+    first: list[PlannedRequest] = []
+    valid = tokens = longest = 0
+    for record in job.source.records():
+        line = job.parser.parse(record)
+        custom_id, duplicate = job.ids.assign(line.number, line.custom_id)
+        error: Exception | None = line.error if isinstance(line, BadLine) else duplicate
+        if error is None and not isinstance(line, BadLine):
+            try:
+                prompts = check_body(line.endpoint, line.body, defaults)
+                counts = [_count(prompt, tokenizer) for prompt in prompts]
+            except BatchwrightError as raised:
+                error = raised
+            else:
+                valid += 1
+                tokens += sum(counts)
+                longest = max(longest, *counts)
+                if len(first) < _SHOWN:
+                    text = None if tokenizer is None else tokenizer.decode(tokenizer.encode(prompts[0]))
+                    first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))
+        if error is not None:
+            failures.add(line.number, custom_id, line_error(error))
+    return Plan(valid, failures, tokens, longest, first)
+
+
+def _count(prompt: Prompt, tokenizer: Any | None) -> int:
+    if tokenizer is not None:
+        encode: Callable[[Prompt], list[int]] = tokenizer.encode
+        try:
+            return len(encode(prompt))
+        except BatchwrightError:
+            raise
+        except Exception as error:  # a tokenizer is foreign code
+            raise InvalidRequest(f"the tokenizer refuses the prompt: {error}", param="prompt") from error
+    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    text = prompt if isinstance(prompt, str) else "".join(str(message.get("content")) for message in prompt)  # type: ignore[union-attr]
+    return -(-len(text.encode(errors="replace")) // _BYTES_OF_A_TOKEN)

@@ -1,0 +1,61 @@
+"""The failed lines of a job, counted by the code of their error, with an example of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+RETRYABLE = "retryable"
+"""Name in the error of a result: whether the same line may well succeed later."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """The lines that failed with one code."""
+
+    code: str
+    count: int
+    line: int
+    """Number of the example, the first that was seen."""
+    custom_id: str
+    """Id of the example."""
+    message: str
+    """Message of the example."""
+    retryable: int = 0
+    """Number of those lines that may well succeed later."""
+
+
+class Failures:
+    """Failed lines by code."""
+
+    def __init__(self) -> None:
+        self._by_code: dict[str, Failure] = {}
+
+    def __iter__(self) -> Iterator[Failure]:
+        """The most frequent first."""
+        return iter(sorted(self._by_code.values(), key=lambda failure: -failure.count))
+
+    @property
+    def first(self) -> Failure | None:
+        """The example that was seen first; None if no line failed."""
+        return next(iter(self._by_code.values()), None)
+
+    def add(self, line: int, custom_id: str, error: Mapping[str, Any]) -> None:
+        """Count a failed line."""
+        code = str(error.get("code"))
+        failure = self._by_code.setdefault(code, Failure(code, 0, line, custom_id, str(error.get("message"))))
+        failure.count += 1
+        failure.retryable += bool(error.get(RETRYABLE))
+
+    def __add__(self, later: Failures) -> Failures:
+        """The failed lines of both; examples are those of the first that has one."""
+        total = Failures()
+        for each in (self, later):
+            for code, failure in each._by_code.items():
+                found = total._by_code.setdefault(
+                    code, Failure(code, 0, failure.line, failure.custom_id, failure.message)
+                )
+                found.count += failure.count
+                found.retryable += failure.retryable
+        return total

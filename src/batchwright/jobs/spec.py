@@ -1,0 +1,228 @@
+"""The specification of a job, and the checks of it that need no look into files."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from batchwright.durable_files import followed, is_special
+from batchwright.errors import InputError, shown
+from batchwright.jobs.answer_tables import TableColumns
+from batchwright.jobs.compression import pyarrow_for
+from batchwright.jobs.output_forms import OutputForm, output_form_of
+from batchwright.jobs.sources import InputFormat, format_of
+from batchwright.request import SamplingParams
+from batchwright.wire.requests import OPENAI_DEFAULTS
+
+STREAM = "-"
+TABLES = ("csv", "tsv", "parquet")
+
+RetryFailed: TypeAlias = Literal["passing", "all"]
+"""Failed lines that are tried again: those whose error may pass, or all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """The specification of a job, as the caller gave it."""
+
+    inputs: tuple[str, ...]
+    """Paths, one of which may be `-` for standard input if it is the only one."""
+    output: str
+    """A path, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
+    model: str | None
+    """Name of the model; None: the endpoint's default."""
+    embedding_model: str | None = None
+    backend: str | None = None
+    """Address of an endpoint that computes; None: models in this process."""
+    served_model_names: tuple[str, ...] = ()
+    """Further names under which lines may ask for the models."""
+    defaults: SamplingParams | Mapping[str, Any] = field(default_factory=SamplingParams)
+    """See `Call.defaults`."""
+    input_format: str | None = None
+    prompt_template: str | None = None
+    system_template: str | None = None
+    messages_template: str | None = None
+    chat: bool = False
+    system: str | None = None
+    id_column: str | None = None
+    """Column with the ids of the rows of a table."""
+    limit: int | None = None
+    sample: int | None = None
+    sample_seed: int = 0
+    columns: TableColumns = field(default_factory=TableColumns)
+    """Columns of the output if it is a table."""
+    retry_failed: RetryFailed | None = None
+    ordered: bool = False
+    overwrite: bool = False
+    max_line_bytes: int = 2**20
+    engine_parameters: dict[str, Any] = field(default_factory=dict)
+    """Options of the engine that affect results."""
+    model_files: str | None = None
+    """See `JobIdentity`."""
+
+    @property
+    def to_stream(self) -> bool:
+        return self.output == STREAM or is_special(Path(self.output))
+
+    @property
+    def from_stream(self) -> bool:
+        """Whether the input can be read only once: standard input, a pipe."""
+        return any(map(_is_stream, self.inputs))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.inputs))
+
+    @property
+    def form(self) -> OutputForm:
+        """The form of the output. Raises `InputError`."""
+        return OutputForm() if self.to_stream else output_form_of(Path(self.output))
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the input is a table, so that the output is one too."""
+        templates = (self.prompt_template, self.system_template, self.messages_template)
+        return self.resolved_format() in TABLES or templates != (None, None, None)
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether the output is a table of answers, made of the results when all are there."""
+        return not self.to_stream and (self.is_table or self.form.is_table)
+
+    def resolved_format(self) -> InputFormat:
+        """The format of the input; that of a stream is JSON Lines by default. Raises `InputError`."""
+        if self.from_stream and self.input_format is None:
+            return "jsonl"
+        formats = {path: format_of(path, self.input_format) for path in self.paths}
+        first = self.paths[0]
+        for path, found in formats.items():
+            if found != formats[first]:
+                raise InputError(f"{path} is {found} and {first} is {formats[first]}: give files of one format")
+        return formats[first]
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything that the results depend on besides the input, as JSON values by name."""
+        given = {} if isinstance(self.defaults, SamplingParams) else self.defaults
+        defaults = self.defaults if isinstance(self.defaults, SamplingParams) else replace(OPENAI_DEFAULTS, **given)
+        chosen = {
+            # The others are told by their values.
+            "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
+            "backend": self.backend,
+            "embedding_model": _resolved(self.embedding_model),
+            "served_model_names": sorted(self.served_model_names) or None,
+            "system_template": self.system_template,
+            "messages_template": self.messages_template,
+            "id_column": self.id_column,
+            "sample": self.sample,
+            "sample_seed": self.sample_seed if self.sample is not None else None,
+            "output": "rows" if self.writes_rows else None,
+        }
+        return {
+            **{name: value for name, value in chosen.items() if value is not None},
+            "model": _resolved(self.model),
+            "input_format": self.resolved_format(),
+            "prompt_template": self.prompt_template,
+            "chat": self.chat,
+            "system": self.system,
+            "ordered": self.ordered,
+            "max_line_bytes": self.max_line_bytes,
+            **self.engine_parameters,
+            **json.loads(json.dumps(asdict(defaults))),
+        }
+
+    def check(self) -> None:
+        """Check everything that needs no look into files. Raises `InputError`."""
+        self._check_input()
+        self._check_output()
+        input_format = self.resolved_format()
+        if input_format == "txt" and self.is_table:
+            raise InputError("templates are for rows with columns, not for txt: give a CSV, Parquet or JSON file")
+        if self.from_stream and input_format in ("parquet", "json"):
+            raise InputError(f"{input_format} cannot be read from a stream: save it to a file first")
+        if self.system is not None and not self.chat:
+            raise InputError("--system needs --chat: it is put before prompts that are made into chats")
+        if self.retry_failed not in (None, "passing", "all"):
+            raise InputError(f"retry_failed={shown(self.retry_failed)}: must be 'passing' or 'all'")
+        if self.system is not None and self.system_template is not None:
+            raise InputError("--system and --system-template are both the system message: give one")
+        if self.ordered and self.to_stream:
+            raise InputError("--ordered needs an output file: results are put in order when all are there")
+        if self.columns != TableColumns() and not self.writes_rows:
+            raise InputError("--keep and --output-column are for outputs that are tables: a table as input makes one")
+        if self.id_column is not None and not self.is_table:
+            raise InputError(f"--id-column {self.id_column!r} is for tables: lines have their ids in custom_id or id")
+        if self.retry_failed is not None and (self.to_stream or self.overwrite):
+            other = "--overwrite starts over" if self.overwrite else "a stream keeps no results"
+            raise InputError(f"--retry-failed goes on with an output, and {other}: leave one of them out")
+        for name, number in (("limit", self.limit), ("sample", self.sample), ("max_line_bytes", self.max_line_bytes)):
+            if number is not None and number < 1:
+                raise InputError(f"{name}={number}: must be ≥ 1")
+
+    def _check_input(self) -> None:
+        if not self.inputs:
+            raise InputError("no input: name a file")
+        if STREAM in self.inputs and sys.stdin is None:
+            raise InputError("standard input is closed: name an input file")
+        if self.from_stream:
+            if len(self.inputs) > 1:
+                raise InputError(f"inputs {', '.join(self.inputs)}: a stream must be the only one")
+            return
+        for path in self.paths:
+            if path.is_dir():
+                raise InputError(f"input {path} is a folder: name a file, or all of them: '{path}/*.jsonl'")
+            if not path.exists():
+                raise InputError(f"input {path} does not exist")
+
+    def _check_output(self) -> None:
+        require_local("output", self.output)
+        if self.output == STREAM and sys.stdout is None:
+            raise InputError("standard output is closed: name an output file")
+        if self.to_stream:
+            return
+        path = followed(Path(self.output))
+        if path.is_dir():
+            raise InputError(f"output {path} is a folder: name a file")
+        if not path.absolute().parent.is_dir():
+            raise InputError(f"output {path}: its folder does not exist; make it first")
+        if not self.from_stream and path.exists() and any(map(path.samefile, self.inputs)):
+            raise InputError(f"output {path} is the input itself: name another file")
+        if (self.form.content == "parquet" or self.form.compression == ".zst") and self.output:
+            pyarrow_for(f"output {path}")
+
+
+def expanded(inputs: Sequence[str]) -> tuple[str, ...]:
+    """The files that `inputs` name, with patterns such as `data/*.csv` in order. Raises `InputError` for no match."""
+    found: list[str] = []
+    for name in inputs:
+        require_local("input", name)
+        if name == STREAM or Path(name).exists() or not glob.has_magic(name):
+            found.append(name)
+            continue
+        matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of any folder
+        if not matches:
+            raise InputError(f"input {name}: no file matches it")
+        found += matches
+    return tuple(dict.fromkeys(found))
+
+
+def require_local(role: str, name: str) -> None:
+    """Raise `InputError` for an address such as `s3://…` as the name of a file."""
+    if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", name):
+        raise InputError(
+            f"{role} {name}: {scheme[1]}:// is not supported, only files on this machine: copy it here, or mount it"
+        )
+
+
+def _is_stream(name: str) -> bool:
+    return name == STREAM or Path(name).is_fifo() or Path(name).is_char_device()
+
+
+def _resolved(model: str | None) -> str | None:
+    """The absolute path of a model that is a file or folder; any other name as it is."""
+    return model if model is None or not Path(model).exists() else str(Path(model).resolve())

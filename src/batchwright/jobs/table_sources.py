@@ -1,0 +1,261 @@
+"""Tables as streams of rows: CSV, Parquet, and JSON objects whose fields are the columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from batchwright.errors import InputError, InvalidRequest
+from batchwright.jobs.compression import pyarrow_for
+from batchwright.jobs.sources import (
+    ChainedSource,
+    InputFormat,
+    JsonArraySource,
+    LineSource,
+    Record,
+    Source,
+    check_encoding,
+    lines_of,
+)
+from batchwright.lines.batch_line import decode_line, line_too_long
+
+_ROWS_AT_A_TIME = 256
+
+
+def open_source(
+    paths: Sequence[Path],
+    input_format: InputFormat,
+    *,
+    max_line_bytes: int,
+    wanted: Collection[str] | None = None,
+    rows: bool = False,
+) -> Source:
+    """The source of the records of `paths`, one file after the other. Raises `InputError` if one cannot be read so.
+
+    `wanted`: the columns of a table that will be used, so that others need not be read; None: all. `rows`: whether JSON
+    objects are rows of a table, and not requests.
+    """
+    sources = [_source_of(path, input_format, max_line_bytes, wanted) for path in paths]
+    for path, source in zip(paths, sources, strict=True):
+        if source.columns != sources[0].columns:
+            raise InputError(
+                f"{path} has the columns {', '.join(map(repr, source.columns or ()))}, and {paths[0]} has "
+                f"{', '.join(map(repr, sources[0].columns or ()))}: give files with the same columns"
+            )
+    source = sources[0] if len(sources) == 1 else ChainedSource(sources)
+    return JsonRowSource(source) if rows and input_format in ("jsonl", "json") else source
+
+
+def _source_of(path: Path, input_format: InputFormat, max_line_bytes: int, wanted: Collection[str] | None) -> Source:
+    if input_format == "parquet":
+        return ParquetSource(path, wanted)
+    check_encoding(path)
+    if input_format in ("csv", "tsv"):
+        return CsvSource(path, delimiter="," if input_format == "csv" else "\t", max_line_bytes=max_line_bytes)
+    if input_format == "json":
+        return JsonArraySource(path, max_line_bytes=max_line_bytes)
+    return LineSource(path, max_line_bytes=max_line_bytes)
+
+
+class JsonRowSource(Source):
+    """A source with one record for each JSON object, whose fields are the columns."""
+
+    def __init__(self, objects: Source) -> None:
+        """Reads `objects` once, for the names of the columns: all fields that there are, as they first appear."""
+        self._objects = objects
+        self._count = 0
+        self.types: dict[str, set[type]] = {}
+        """Types of the values of each column. A whole number that is too large for 64 bits is an `object`."""
+        for record in self.records():
+            self._count += 1
+            if isinstance(record.content, Mapping):
+                for name, value in record.content.items():
+                    small = type(value) is not int or -(2**63) <= value < 2**63
+                    self.types.setdefault(name, set()).add(type(value) if small else object)
+        self.columns = tuple(self.types)
+
+    def records(self) -> Iterator[Record]:
+        for record in self._objects.records():
+            content = record.content
+            if isinstance(content, bytes):
+                try:
+                    content = decode_line(content)
+                except InvalidRequest as error:
+                    content = error
+            yield Record(record.number, content)
+
+    def count(self) -> int:
+        return self._count
+
+
+class TextRowSource(Source):
+    """A source with one record for each line of text, as the column `prompt`."""
+
+    columns = ("prompt",)
+
+    def __init__(self, lines: Source) -> None:
+        self._lines = lines
+
+    def records(self) -> Iterator[Record]:
+        for record in self._lines.records():
+            content = record.content
+            yield Record(
+                record.number, {"prompt": content.decode(errors="replace")} if isinstance(content, bytes) else content
+            )
+
+
+class CsvSource(Source):
+    """A source with one record for each row of a table with a header, quoted as RFC 4180 says."""
+
+    columns: tuple[str, ...]
+
+    def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
+        self._path = path
+        self._delimiter = delimiter
+        self._max_line_bytes = max_line_bytes
+        self.columns = self._header()
+
+    def _header(self) -> tuple[str, ...]:
+        for _, row in self._rows():
+            if isinstance(row, InvalidRequest):
+                raise InputError(f"{self._path}: its header cannot be read: {row}")
+            if len(set(row)) < len(row):
+                raise InputError(f"{self._path}: its header has a column twice: {', '.join(map(repr, row))}")
+            return tuple(row)
+        raise InputError(f"{self._path} is empty: its first line must name the columns")
+
+    def records(self) -> Iterator[Record]:
+        rows = self._rows()
+        next(rows, None)
+        for number, row in rows:
+            if isinstance(row, InvalidRequest):
+                yield Record(number, row)
+            elif len(row) != len(self.columns):
+                fault = f"the row has {len(row)} fields where the header has {len(self.columns)}: is a quote missing?"
+                yield Record(number, InvalidRequest(fault, code="invalid_row"))
+            else:
+                yield Record(number, dict(zip(self.columns, row, strict=True)))
+
+    def _rows(self) -> Iterator[tuple[int, list[str] | InvalidRequest]]:
+        lines = _CsvLines(lines_of(self._path, self._max_line_bytes), self._max_line_bytes)
+        # Strict: a quote in the wrong place is an error of its row: it must not silently change a prompt.
+        reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        while True:
+            number = lines.number + 1
+            lines.undecodable = False
+            # The limit is global in the csv module; it also ends a quote that is never closed. After an error the
+            # reader goes on with the next line.
+            before = csv.field_size_limit(self._max_line_bytes)
+            row: list[str] | InvalidRequest | None
+            try:
+                row = next(reader, None)
+            except InvalidRequest as error:
+                row = error
+            except csv.Error as error:
+                row = InvalidRequest(f"the row is not CSV: {error}", code="invalid_row")
+            finally:
+                csv.field_size_limit(before)
+            if row is None:
+                return
+            if lines.undecodable:
+                row = InvalidRequest("the row is not UTF-8", code="invalid_encoding")
+            if row:
+                yield number, row
+
+
+class _CsvLines:
+    """Iterator of text lines for the csv module, which, unlike a generator, goes on after it raised."""
+
+    def __init__(self, lines: Iterator[tuple[int, bytes | None]], max_line_bytes: int) -> None:
+        self._lines = lines
+        self._max_line_bytes = max_line_bytes
+        self.number = 0
+        self.undecodable = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.number, line = next(self._lines)
+        if line is None:
+            raise line_too_long(self._max_line_bytes)
+        try:
+            return line.decode() + "\n"
+        except UnicodeDecodeError:
+            self.undecodable = True
+            return line.decode(errors="replace") + "\n"
+
+
+class ParquetSource(Source):
+    """A source with one record for each row of a Parquet file. Needs the extra `parquet`."""
+
+    def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
+        self.path = path
+        with self._file() as file:
+            self.columns = tuple(cast("list[str]", file.schema_arrow.names))
+            self._count = cast("int", file.metadata.num_rows)
+        self._read = [column for column in self.columns if wanted is None or column in wanted]
+
+    def records(self) -> Iterator[Record]:
+        number = 0
+        for batch in self.batches(self._read, _ROWS_AT_A_TIME):
+            for row in _rows_of(batch):
+                number += 1
+                yield Record(number, row)
+
+    def _next(self, batches: Iterator[Any]) -> Any:
+        import pyarrow as pa
+
+        try:
+            return next(batches, None)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.path} is damaged: {error}") from error
+
+    def count(self) -> int:
+        return self._count
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """Arrow record batches of up to `rows` rows with these columns, in this order. Raises `InputError`."""
+        with self._file() as file:
+            batches = file.iter_batches(batch_size=rows, columns=[*columns])
+            while (batch := self._next(batches)) is not None:
+                yield batch.select([*columns])
+
+    def schema(self, columns: Sequence[str]) -> Any:
+        """The Arrow schema of these columns."""
+        with self._file() as file:
+            pa, whole = pyarrow_for("Parquet"), file.schema_arrow
+            # The metadata of datasets on the Hugging Face hub names all columns, and refuses any other.
+            metadata = {key: value for key, value in (whole.metadata or {}).items() if key != b"huggingface"}
+            return pa.schema([whole.field(name) for name in columns], metadata=metadata)
+
+    def _file(self) -> Any:
+        pa = pyarrow_for(f"{self.path}: Parquet")
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.path} cannot be read as Parquet: {error}") from error
+
+
+def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
+    try:
+        return cast("list[Mapping[str, object]]", batch.to_pylist())
+    except (ValueError, OverflowError):
+        # A single value is at fault, and all other rows can still be read.
+        return (_row(batch, index) for index in range(batch.num_rows))
+
+
+def _row(batch: Any, index: int) -> Mapping[str, object] | InvalidRequest:
+    row: dict[str, object] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            row[name] = column[index].as_py()
+        except UnicodeDecodeError:
+            return InvalidRequest(f"column {name!r} holds text that is not UTF-8", param=name, code="invalid_encoding")
+        except (ValueError, OverflowError) as error:
+            return InvalidRequest(f"column {name!r} holds a value that cannot be read: {error}", param=name)
+    return row
