@@ -8,23 +8,35 @@ from types import FunctionType
 import pytest
 from rich.console import Console
 
-from batchwright.cli.run_views import LogProgress, TerminalProgress, duration, progress_view, report_table
+from batchwright.cli.run_views import (
+    LogProgress,
+    TerminalProgress,
+    counted,
+    duration,
+    failures_table,
+    progress_view,
+    report_table,
+)
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
+from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import RunProgress
 
 
 def running(done: int, tokens: int) -> RunProgress:
-    return RunProgress("running", 1000, done - 1, 1, resumed=100, running=8, generated_tokens=tokens)
+    return RunProgress(
+        "running", None, 1000, done - 1, 1, resumed=100, running=8, generated_tokens=tokens,
+        seconds_left=80.0, fraction=(done - 100) / 900,
+    )  # fmt: skip
 
 
 def test_log_lines_at_each_phase_and_every_ten_seconds() -> None:
     stream, clock = io.StringIO(), ManualClock()
     log = LogProgress(stream, clock)
     log(RunProgress("reading"))
-    log(RunProgress("loading", 1000, 99, 1, resumed=100))
+    log(RunProgress("loading", None, 1000, 99, 1, resumed=100))
     for second in range(21):
         log(running(100 + 9 * second, 500 * second))
         clock.advance(1.0)
@@ -32,25 +44,57 @@ def test_log_lines_at_each_phase_and_every_ten_seconds() -> None:
     assert stream.getvalue().splitlines() == [
         "batchwright: reading the input",
         f"batchwright: loading the model: 100 of 1,000 lines done, {others}",
-        f"batchwright: running: 100 of 1,000 lines done, {others}",
-        f"batchwright: running: 190 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:30 left",
+        f"batchwright: running: 100 of 1,000 lines done, {others}, 1:20 left",
+        f"batchwright: running: 190 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:20 left",
         f"batchwright: running: 280 of 1,000 lines done, {others}, 8 being computed, 500 tokens/s, 1:20 left",
     ]
 
 
-def test_a_terminal_gets_one_live_line() -> None:
+@pytest.mark.parametrize("width", [62, 80, 200])
+def test_a_terminal_gets_a_bar_and_all_figures(width: int) -> None:
     stream, clock = io.StringIO(), ManualClock()
-    console = Console(file=stream, force_terminal=True, width=150)
+    console = Console(file=stream, force_terminal=True, width=width, color_system=None)
     show = TerminalProgress(console, clock)
     with show.bar:
         show(RunProgress("reading"))
+        show(RunProgress("loading", "compiling kernels: 1 of 4", 1000))
+        assert "compiling kernels: 1 of 4" in shown_by(show)
         show(running(100, 0))
         clock.advance(10.0)
         show(running(200, 5000))
-    assert (
-        "200 of 1,000 lines done, 1 failed, 100 by earlier runs, 8 being computed, 500 tokens/s, 1:20 left"
-        in stream.getvalue()
-    )
+        assert "200 of 1,000 lines done, 1 failed, 100 by earlier runs, 8 being computed, 500 tokens/s, 1:20 left" in (
+            shown_by(show)
+        )
+        assert "running" in shown_by(show)
+        assert "20%" in shown_by(show)
+
+
+def shown_by(view: TerminalProgress) -> str:
+    """Return all that the view shows, in one line."""
+    width = view.bar.console.width
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(view.bar.get_renderable())
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return " ".join(" ".join(lines).split())
+
+
+def test_the_first_failure_is_told_once() -> None:
+    stream = io.StringIO()
+    log = LogProgress(stream, ManualClock())
+    failed = RunProgress("running", total=3, failed=1, first_failure=Failure("bad", 1, 2, "x", "no\ngood"))
+    log(failed)
+    log(failed)
+    assert stream.getvalue().count("batchwright: line 2 (x) failed: bad: no good\n") == 1
+
+
+def test_failures_are_shown_by_code() -> None:
+    failures = [Failure("b", 1200, 7, "seven", "m" * 500), Failure("a", 1, 2, "two", "[red]no[/]")]
+    written = io.StringIO()
+    Console(file=written, width=100).print(failures_table(RunReport(output="o", model="m", total=1, failures=failures)))
+    assert "1,200  b      line 7  mmm" in written.getvalue()
+    assert "[red]no[/]" in written.getvalue()
+    assert [counted(number, "line") for number in (0, 1, 1200)] == ["0 lines", "1 line", "1,200 lines"]
 
 
 @pytest.mark.parametrize(("terminal", "quiet", "kind"), [

@@ -165,7 +165,7 @@ def test_a_complete_job_loads_no_model(
     output = tmp_path / "out.jsonl"
     loaded: list[str] = []
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
+    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
         loaded.append(model)
         return fake(), None
 
@@ -183,7 +183,7 @@ def test_a_model_that_cannot_be_loaded_leaves_everything_as_it_was(
 ) -> None:
     output = tmp_path / "out.jsonl"
 
-    def load(model: str, embedding_model: str | None, config: EngineConfig) -> tuple[Engine, None]:
+    def load(model: str, embedding_model: str | None, config: EngineConfig, progress: object) -> tuple[Engine, None]:
         raise ModelNotFound(model)
 
     monkeypatch.setattr(loading, "load_models", load)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import msgspec
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from batchwright.inference.loading import prepare_kernels
 from batchwright.models import ModelStatus, inventory, resolve
 from batchwright.models.cache import Progress
 
@@ -37,9 +38,11 @@ def list_models(
 
 @app.command("pull")
 def pull_model(name: Name) -> None:
-    """Fetch a model, convert it where needed, and print the path of its folder."""
+    """Fetch a model, convert it and compile the kernels where needed, and print the path of its folder."""
     with _progress() as progress:
         path = resolve(name, progress=progress)
+        with suppress(ModuleNotFoundError):  # of the extra `engine`, without which nothing is computed here
+            prepare_kernels(progress)
     typer.echo(path)
 
 

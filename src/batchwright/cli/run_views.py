@@ -48,23 +48,19 @@ def progress_view(console: Console, *, quiet: bool) -> Iterator[Callable[[RunPro
 
 
 class ThroughputMeter:
-    """Speed and remaining time of a run, without the lines that earlier runs answered."""
+    """Speed of a run, without the lines that earlier runs answered."""
 
     def __init__(self) -> None:
         self._started: float | None = None
 
-    def of(self, progress: RunProgress, now: float) -> tuple[float, float | None]:
-        """Return generated tokens per second and seconds left; 0 and None while they cannot be told."""
+    def of(self, progress: RunProgress, now: float) -> float:
+        """Return generated tokens per second; 0 while they cannot be told."""
         if progress.phase != "running":
-            return 0.0, None
+            return 0.0
         if self._started is None:
             self._started = now
         elapsed = now - self._started
-        if elapsed < _SHORTEST_RATE:
-            return 0.0, None
-        done_now = progress.done - progress.resumed
-        left = progress.total - progress.done
-        return progress.generated_tokens / elapsed, left * elapsed / done_now if done_now else None
+        return progress.generated_tokens / elapsed if elapsed >= _SHORTEST_RATE else 0.0
 
 
 class FirstFailure:
@@ -91,24 +87,26 @@ class LogProgress:
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
         self._first_failure = FirstFailure()
-        self._shown: tuple[str, str | None] = ("", None)
+        self._shown: tuple[str, str | None, str | None] = ("", None, None)
         self._last = 0.0
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
-        rate, left = self._rates.of(progress, now)
+        rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             print(f"batchwright: {failure}", file=self._stream, flush=True)
-        shown = progress.phase, progress.waiting
+        shown = progress.phase, progress.detail, progress.waiting
         if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
         self._shown, self._last = shown, now
-        print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate, left)}", file=self._stream, flush=True)
+        print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate)}", file=self._stream, flush=True)
 
 
-def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
+def _standing(progress: RunProgress, rate: float) -> str:
     if not progress.total:
         return ""
+    if progress.detail is not None:
+        return f": {progress.detail}"
     parts = [f"{progress.done:,} of {counted(progress.total, 'line')} done"]
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
@@ -117,8 +115,8 @@ def _standing(progress: RunProgress, rate: float, left: float | None) -> str:
     if rate:
         parts.append(f"{progress.running:,} being computed")
         parts.append(f"{rate:,.0f} tokens/s")
-    if left is not None:
-        parts.append(f"{duration(left)} left")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
     if progress.waiting is not None:
         parts.append(f"waiting: {progress.waiting}")
     return ": " + ", ".join(parts)
@@ -132,36 +130,52 @@ def duration(seconds: float) -> str:
 
 
 class TerminalProgress:
-    """Progress as one live line, drawn a few times a second within `with view.bar`."""
+    """Progress as a bar with a line of figures below it, drawn a few times a second within `with view.bar`."""
 
     def __init__(self, console: Console, clock: Clock | None = None) -> None:
+        from rich.console import Group
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
         self._first_failure = FirstFailure()
         self._last = -_SECONDS_BETWEEN_DRAWINGS
-        self._phase = ""
-        standing = TextColumn("{task.fields[standing]}")
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), standing
-        self.bar = Progress(*columns, console=console, transient=True)
-        self._task = self.bar.add_task("", total=None, standing="")
+        self._drawn: tuple[str, str | None] = ("", None)
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[share]}")
+        self._progress = Progress(*columns, console=console)
+        self._standing = Text("", style="dim")
+        # Figures that do not fit into one line go on in the next, however narrow the terminal is.
+        self.bar = Live(Group(self._progress, self._standing), console=console, transient=True, refresh_per_second=8)
+        self._task = self._progress.add_task("", total=None, share="")
 
     def __call__(self, progress: RunProgress) -> None:
         now = self._clock.now()
-        rate, left = self._rates.of(progress, now)
+        rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             self.bar.console.print(Text(failure))
-        if progress.phase == self._phase and now - self._last < _SECONDS_BETWEEN_DRAWINGS:
+        drawn = progress.phase, progress.detail
+        if drawn == self._drawn and now - self._last < _SECONDS_BETWEEN_DRAWINGS:
             return
-        self._phase, self._last = progress.phase, now
-        self.bar.update(
+        self._drawn, self._last = drawn, now
+        is_running = progress.phase == "running"
+        fraction = self._fraction(progress)
+        self._progress.update(
             self._task,
             description=_PHASES[progress.phase],
-            total=progress.total or None,
-            completed=progress.done,
-            standing=_standing(progress, rate, left).removeprefix(": "),
+            total=1.0 if is_running else None,
+            completed=fraction if is_running else 0.0,
+            share=f"{fraction:.0%}" if is_running else "",
         )
+        self._standing.plain = _standing(progress, rate).removeprefix(": ")
+
+    @staticmethod
+    def _fraction(progress: RunProgress) -> float:
+        """The share of the bar that is full: by lines of earlier runs, and by the work of this one."""
+        before = progress.resumed / progress.total if progress.total else 0.0
+        if progress.fraction is None:
+            return progress.done / progress.total if progress.total else 0.0
+        return before + (1.0 - before) * progress.fraction
 
 
 def report_table(report: RunReport) -> Table:

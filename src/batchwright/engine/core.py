@@ -71,6 +71,13 @@ class EngineCore:
         """Number of sequences that have not ended."""
         return len(self._generations)
 
+    def unfinished_work(self) -> tuple[list[tuple[int, int]], int]:
+        """Return the tokens of each unfinished answer with its limit, and the prompt tokens not computed yet."""
+        sequences = [generation.sequence for generation in self._generations.values()]
+        prompt_left = sum(max(0, sequence.num_prompt - sequence.num_computed) for sequence in sequences)
+        answers = [(len(each.tokens) - each.num_prompt, each.max_total - each.num_prompt) for each in sequences]
+        return answers, prompt_left
+
     def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
         """Queue a request. With `stream`, every step returns an event with its new text.
 

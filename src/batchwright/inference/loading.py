@@ -13,6 +13,7 @@ from batchwright.errors import BatchwrightError, InputError, MissingExtra
 from batchwright.inference.inference import Route
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
+from batchwright.models.cache import Progress
 from batchwright.version import __version__
 
 if TYPE_CHECKING:
@@ -27,17 +28,25 @@ _OTHER_DESCRIPTORS = 64
 
 
 def load_models(
-    model: str | None, embedding_model: str | None, config: EngineConfig
+    model: str | None,
+    embedding_model: str | None,
+    config: EngineConfig,
+    progress: Progress = lambda text: None,
 ) -> tuple[Engine | None, Encoder | None]:
     """Load a generating model, an embedding model, or both. Takes seconds, since it imports torch.
+
+    `progress` is called with a line of text at each step that may take long.
 
     Raises `InputError` for an option that does not fit the model or the machine, `MissingExtra`, and the errors of
     loading a model.
     """
     # Importing torch takes seconds, so a wrong name is reported before.
     for name in filter(None, (model, embedding_model)):
-        resolve(name)
+        resolve(name, progress=progress)
     try:
+        if model is not None and config.device in (None, "cpu"):
+            prepare_kernels(progress)
+        progress("reading the weights")
         from batchwright.encoder.encoder import Encoder
         from batchwright.engine.engine import Engine
 
@@ -52,6 +61,13 @@ def load_models(
         ) from error
     except ValueError as error:
         raise InputError(str(error)) from error
+
+
+def prepare_kernels(progress: Progress) -> None:
+    """Compile the engine's kernels if they are not in the cache. Raises ModuleNotFoundError without torch."""
+    from batchwright.engine.native.build import prepare_library
+
+    prepare_library(progress=progress)
 
 
 def load_tokenizer(model: str) -> Tokenizer:

@@ -98,8 +98,8 @@ class Job:
         self._read_anew()
         if self.spec.writes_rows:
             self.spec.columns.kept(_rows(self.spec, self._paths).columns or ())
-        self.total = self.source.count()
-        """Number of lines of the input, without blank lines."""
+        self.total, self.weight = self.source.measure()
+        """Number of lines of the input, without blank lines, and the sum of their weights."""
         self.ids = IdTable(self.total)
         self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""

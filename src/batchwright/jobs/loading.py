@@ -20,6 +20,7 @@ from batchwright.inference.loading import (
 from batchwright.inference.routing import StandIn
 from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
+from batchwright.models.cache import Progress
 from batchwright.wire.requests import EMBEDDINGS_URL
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ class ModelChoice:
             model = DEFAULT_MODEL
         return cls(model=model, embedding_model=embedding_model, backend=backend, **rest)  # type: ignore[arg-type]
 
-    def load(self, endpoints: Collection[str]) -> LoadedModels:
+    def load(self, endpoints: Collection[str], progress: Progress = lambda text: None) -> LoadedModels:
         """Load the models that lines for `endpoints` need. Takes seconds; raises what `load_models` raises."""
         if self.backend is not None:
             return LoadedModels(None, None)
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
-        return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config))
+        return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config, progress))
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
+_LONGEST_COUNTED = 2**17
+"""Tokens of an answer from which on it counts as having just so many."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
@@ -45,6 +47,33 @@ class Tally:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     failures: Failures = field(default_factory=Failures)
+    lines_read: int = 0
+    """Lines that were taken up; those that earlier runs finished do not count."""
+    weight_read: int = 0
+    """Sum of their weights, see `Record.weight`."""
+    limits: Counter[int] = field(default_factory=Counter)
+    """Numbers of lines that succeeded, by the most tokens that they ask for."""
+    ended: list[int] = field(default_factory=list)
+    """Numbers of answers that ended by themselves, by their tokens (the index)."""
+    cut: list[int] = field(default_factory=list)
+    """Numbers of answers that ended by their limit, in the same way."""
+
+    def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
+        """Count a line with its answer, each text of which could have had `limit` tokens."""
+        self.limits[limit] += 1
+        self.succeeded += 1
+        self.prompt_tokens += token_count(answer, "prompt_tokens")
+        generated = token_count(answer, "completion_tokens")
+        self.generated_tokens += generated
+        choices = answer.get("choices")
+        if isinstance(choices, list) and choices:
+            each = min(generated // len(choices), _LONGEST_COUNTED)
+            for choice in choices:
+                is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
+                counts = self.cut if is_cut else self.ended
+                if each >= len(counts):
+                    counts.extend([0] * (each + 1 - len(counts)))
+                counts[each] += 1
 
 
 class _Line(NamedTuple):
@@ -78,6 +107,7 @@ class JobLoop:
         self._sink = sink
         self._clock = clock
         self._defaults = defaults
+        self._limit = min(getattr(defaults, "max_tokens", _LONGEST_COUNTED), _LONGEST_COUNTED)
         self._on_progress = on_progress
         self._retries = retries or RetryPolicy()
         self._records: Iterator[Record] = job.source.records()
@@ -186,6 +216,8 @@ class JobLoop:
                 return None
             if record.number in self._job.finished:
                 return None
+            self.tally.lines_read += 1
+            self.tally.weight_read += record.weight
             line = self._job.parser.parse(record)
             custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
             if isinstance(line, BadLine):
@@ -210,9 +242,7 @@ class JobLoop:
         try:
             if isinstance(outcome, dict):
                 self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
-                self.tally.succeeded += 1
-                self.tally.prompt_tokens += token_count(outcome, "prompt_tokens")
-                self.tally.generated_tokens += token_count(outcome, "completion_tokens")
+                self.tally.succeed(outcome, self._limit_of(line))
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
             elif outcome is not None and nobody_computes(outcome):
@@ -227,6 +257,11 @@ class JobLoop:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)
+
+    def _limit_of(self, line: _Line) -> int:
+        """The most tokens of an answer to a line."""
+        given = line.body.get("max_completion_tokens") or line.body.get("max_tokens")
+        return min(given, _LONGEST_COUNTED) if type(given) is int and given > 0 else self._limit
 
     def _is_refused_key(self, error: EndpointError) -> bool:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""

@@ -25,6 +25,7 @@ from batchwright.jobs.job import Job
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
+from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
 from batchwright.request import SamplingParams
@@ -48,6 +49,8 @@ class RunProgress:
     """The progress of a run."""
 
     phase: Phase
+    detail: str | None = None
+    """What is done in a phase that takes long the first time."""
     total: int = 0
     succeeded: int = 0
     """Lines with a response, those of earlier runs included, as in `failed`."""
@@ -61,6 +64,10 @@ class RunProgress:
     """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
     first_failure: Failure | None = None
     """The line that failed first in this run; None if none did."""
+    seconds_left: float | None = None
+    """Forecast of the time until all lines are finished; None while too little is known."""
+    fraction: float | None = None
+    """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
 
     @property
     def done(self) -> int:
@@ -345,7 +352,8 @@ class _Run:
             self.given_inference = NoModel()
             return LoadedModels(None, None)
         self._show("loading" if self.choice.backend is None else "connecting", job)
-        loaded = self.choice.load(job.endpoints() if self.choice.embedding_model is not None else ())
+        endpoints = job.endpoints() if self.choice.embedding_model is not None else ()
+        loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text))
         self._engine = loaded.engine
         return loaded
 
@@ -354,6 +362,7 @@ class _Run:
         async with given or self.choice.opened(loaded) as inference:
             started, model_before = self.clock.now(), self._stats.model_seconds
             sink = job.begin()
+            self._forecast = RunForecast(job, self._engine, self.clock)
             try:
                 with sink:
                     self._loop = JobLoop(
@@ -402,13 +411,17 @@ class _Run:
             report.save(self.report_path)
         return report
 
-    def _show(self, phase: Phase, job: Job) -> None:
+    def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
+        forecast = None
+        if self._loop is not None and phase == "running":
+            forecast = self._forecast.of(self._tally, len(self._loop))
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
         self.progress(
             RunProgress(
                 phase,
+                detail,
                 total=job.total,
                 succeeded=job.finished.succeeded + self._tally.succeeded,
                 failed=job.finished.failed + self._tally.failed,
@@ -416,6 +429,8 @@ class _Run:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
+                seconds_left=None if forecast is None else forecast.seconds_left,
+                fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
             )

@@ -46,6 +46,11 @@ class Record:
     content: bytes | Mapping[str, object] | InvalidRequest
     """A line without its end, a row by column, or the reason why it could not be read."""
 
+    @property
+    def weight(self) -> int:
+        """Bytes of a line; 1 for a row."""
+        return len(self.content) if isinstance(self.content, bytes) else 1
+
 
 class Source(Protocol):
     """An input that can be read any number of times."""
@@ -59,6 +64,14 @@ class Source(Protocol):
     def count(self) -> int:
         """Number of records that are not blank."""
         return sum(1 for _ in self.records())
+
+    def measure(self) -> tuple[int, int]:
+        """Number of the records, and the sum of their weights, which tell long prompts from short ones."""
+        count = weight = 0
+        for record in self.records():
+            count += 1
+            weight += record.weight
+        return count, weight
 
 
 def format_of(path: Path, given: str | None) -> InputFormat:

@@ -89,6 +89,9 @@ class JsonRowSource(Source):
     def count(self) -> int:
         return self._count
 
+    def measure(self) -> tuple[int, int]:
+        return self._count, self._count
+
 
 class TextRowSource(Source):
     """A source with one record for each line of text, as the column `prompt`."""
@@ -215,6 +218,9 @@ class ParquetSource(Source):
 
     def count(self) -> int:
         return self._count
+
+    def measure(self) -> tuple[int, int]:
+        return self._count, self._count
 
     def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Arrow record batches of up to `rows` rows with these columns, in this order. Raises `InputError`."""

@@ -13,10 +13,12 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 
 from batchwright.models import cache_dir
+from batchwright.models.cache import Progress
 
 _HERE = Path(__file__).parent
 SOURCES = tuple(_HERE / name for name in ("attention.cpp", "decoder.cpp", "elementwise.cpp", "sampling.cpp"))
@@ -25,13 +27,20 @@ _HEADERS = tuple(sorted(_HERE.glob("*.h")))
 """Headers that any source may include."""
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 
+_COMPILING = "compiling kernels for this processor, once:"
+
 
 class BuildError(Exception):
     """The kernels could not be compiled; the message says why."""
 
 
-def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> Path:
-    """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`."""
+def library_path(
+    name: str = "kernels", sources: tuple[Path, ...] = SOURCES, progress: Progress = lambda text: None
+) -> Path:
+    """Return the library of compiled `sources`, compiled now if it is not in the cache. Raises `BuildError`.
+
+    `progress` is called with a line of text while it is compiled.
+    """
     if platform.system() != "Linux":
         raise BuildError(f"compiled kernels are for Linux, this is {platform.system()}")
     chosen = os.environ.get("CXX")
@@ -43,19 +52,30 @@ def library_path(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> 
     folder = cache_dir() / "native"
     library = folder / f"{name}-{_key(compiler, target, sources)}.so"
     if not library.exists():
-        _compile(compiler, target, sources, library)
+        _compile(compiler, target, sources, library, progress)
     return library
 
 
 def load_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES) -> ctypes.CDLL | str:
     """Load the library of compiled `sources`, or return why there is none. `BATCHWRIGHT_NATIVE=0` turns it off."""
-    if os.environ.get("BATCHWRIGHT_NATIVE") == "0":
+    if _turned_off():
         return "turned off by BATCHWRIGHT_NATIVE=0"
     try:
         # torch has loaded its OpenMP runtime by now; the library shares it, and with it its threads.
         return ctypes.CDLL(str(library_path(name, sources)))
     except (BuildError, OSError) as error:
         return str(error)
+
+
+def prepare_library(name: str = "kernels", sources: tuple[Path, ...] = SOURCES, *, progress: Progress) -> None:
+    """Compile `sources` if `load_library` would do it now. An error is left to that."""
+    with suppress(BuildError):
+        if not _turned_off():
+            library_path(name, sources, progress)
+
+
+def _turned_off() -> bool:
+    return os.environ.get("BATCHWRIGHT_NATIVE") == "0"
 
 
 def _key(compiler: str, target: str, sources: tuple[Path, ...]) -> str:
@@ -78,7 +98,7 @@ def _processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Path) -> None:
+def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Path, progress: Progress) -> None:
     """Compile each source on its own, as many at a time as there are processors, and link `library`."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +110,11 @@ def _compile(compiler: str, target: str, sources: tuple[Path, ...], library: Pat
         objects = [str(Path(name) / f"{source.stem}.o") for source in sources]
         commands = [[*flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(_run, commands))
+            compiled = [pool.submit(_run, command) for command in commands]
+            progress(f"{_COMPILING} 0 of {len(commands)}")
+            for done, each in enumerate(as_completed(compiled), start=1):
+                each.result()
+                progress(f"{_COMPILING} {done} of {len(commands)}")
         whole = Path(name) / library.name
         _run([*flags, "-shared", *objects, "-o", str(whole)])
         whole.replace(library)

@@ -1,0 +1,84 @@
+"""Forecast of the end of a run, from what its engine or its endpoint has computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from batchwright.clock import Clock
+from batchwright.decayed_rate import DecayedRate
+from batchwright.jobs.job import Job
+from batchwright.jobs.loop import Tally
+from batchwright.lines.forecast import Forecast, Forecaster, WorkSoFar
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine import Engine
+
+_MADE_EVERY = 0.5
+"""Seconds for which a forecast is used."""
+_MEMORY = 120.0
+"""Seconds over which the rate of an endpoint is taken."""
+
+
+class RunForecast:
+    """The forecast of one run. With an engine it is made of tokens, otherwise of lines."""
+
+    def __init__(self, job: Job, engine: Engine | None, clock: Clock) -> None:
+        self._job = job
+        self._clock = clock
+        self._engine = engine if engine is not None and hasattr(engine.core, "unfinished_work") else None
+        self._lines_total = job.total - len(job.finished)
+        self._weight_total = job.weight * self._lines_total / max(1, job.total)
+        self._forecaster = Forecaster()
+        self._rate = DecayedRate(_MEMORY)
+        self._counted = 0
+        self._made_at = clock.now()
+        self._forecast: Forecast | None = None
+        if self._engine is not None:
+            stats = self._engine.stats
+            self._before = stats.steps, stats.prefill_tokens, stats.generated_tokens
+
+    def of(self, tally: Tally, running: int) -> Forecast | None:
+        """The forecast now, with `running` lines being computed; None while too little is known."""
+        now = self._clock.now()
+        if now - self._made_at >= _MADE_EVERY:
+            elapsed, self._made_at = now - self._made_at, now
+            if self._engine is None:
+                self._forecast = self._by_lines(tally, running, elapsed)
+            else:
+                self._forecast = self._forecaster.observe(self._work(self._engine, tally, now))
+        return self._forecast
+
+    def _work(self, engine: Engine, tally: Tally, now: float) -> WorkSoFar:
+        steps, prompt_tokens, generated_tokens = self._before
+        running, prompt_left = engine.core.unfinished_work()
+        return WorkSoFar(
+            at=now,
+            weight_read=tally.weight_read,
+            weight_total=self._weight_total,
+            lines_read=tally.lines_read,
+            lines_total=self._lines_total,
+            steps=engine.stats.steps - steps,
+            prompt_tokens=engine.stats.prefill_tokens - prompt_tokens,
+            generated_tokens=engine.stats.generated_tokens - generated_tokens,
+            ended=tally.ended,
+            cut=tally.cut,
+            limits=tally.limits + Counter(limit for _, limit in running),
+            running=running,
+            prompt_tokens_left=prompt_left,
+            places=engine.stats.max_num_seqs,
+        )
+
+    def _by_lines(self, tally: Tally, running: int, elapsed: float) -> Forecast | None:
+        """A forecast by the rate of lines that were computed; those that fail at once are no measure of it."""
+        computed = tally.succeeded
+        self._rate.elapse(elapsed)
+        self._rate.add(computed - self._counted)
+        self._counted = computed
+        if not self._rate.events or not self._rate.seconds:
+            return None
+        done = computed + tally.failed
+        share = computed / done
+        unread = max(0, self._lines_total - tally.lines_read) * share
+        left = unread + running / 2
+        return Forecast(left * self._rate.seconds / self._rate.events, computed / (computed + unread + running))

@@ -1,0 +1,197 @@
+"""Forecast of when a job will be done, from the tokens that it has computed and those that it still needs. Pure.
+
+Answers end when they end, so the work that is left is not known. Their lengths are estimated by the product-limit
+estimator (Kaplan and Meier, 1958), which learns from unfinished answers as well: those that ended first are the short
+ones, and an average of them alone would promise too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from batchwright.fitting import FadedFit
+
+_FITTED = 64
+"""Measurements of seconds that are remembered."""
+_FIRST_ENDED = 3
+"""Answers that must have ended before lengths are estimated, unless no line is left to start."""
+
+_Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
+_Counts: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+class AnswerLengths:
+    """Estimated distribution of the numbers of tokens that answers would have without limits, and have with them."""
+
+    def __init__(
+        self, ended: Sequence[int], cut: Sequence[int], running: Sequence[tuple[int, int]], limits: Mapping[int, int]
+    ) -> None:
+        """`ended` and `cut`: how many answers ended by themselves, and by their limit, with each number of tokens (by
+        index). `running`: tokens of each unfinished answer so far, and its limit. `limits`: how many lines have each
+        limit.
+        """
+        self._limits = limits
+        cap = max((*limits, *(limit for _, limit in running), len(ended), len(cut), 1))
+        self._tokens, self._running_limits = _columns(running)
+        top = max(len(ended), len(cut), int(self._tokens.max(initial=0)) + 1)
+        ends, seen = np.zeros(top + 1), np.bincount(self._tokens, minlength=top + 1).astype(float)
+        ends[: len(ended)] = ended
+        seen[: len(cut)] += cut
+        seen += ends
+        at_risk = np.cumsum(seen[::-1])[::-1]
+        survival = np.cumprod(1.0 - np.divide(ends, at_risk, out=np.zeros_like(ends), where=at_risk > 0))
+        # Beyond the longest that was seen, answers end at the mean rate. Before any ended, most reach their limit.
+        rate = (float(ends.sum()) + 0.5) / (float(np.dot(np.arange(top + 1), seen)) + 0.5 * cap)
+        last = survival[-1] if survival[-1] > 0 else 0.5 / max(1.0, float(at_risk[0]))
+        tail = last * np.exp(-rate * np.arange(1, max(0, cap - top) + 1))
+        self._survival: _Array = np.concatenate([np.maximum(survival, last), tail, [0.0]])
+        """Probability that an answer has more than so many tokens, by index."""
+        self._sums: _Array = np.concatenate([[0.0], np.cumsum(self._survival)])
+        """Sum of the probabilities before an index: the expected tokens of an answer with such a limit."""
+
+    @property
+    def mean(self) -> float:
+        """Expected tokens of an answer that has not begun."""
+        return self._mean_of(self._sums)
+
+    @property
+    def left(self) -> float:
+        """Expected tokens that the unfinished answers still get, in all."""
+        more = self._sums[self._running_limits] - self._sums[np.minimum(self._tokens, self._running_limits)]
+        return float(np.sum(more / self._survival[self._tokens]))
+
+    @property
+    def longest_left(self) -> float:
+        """Median of the most tokens that any of the unfinished answers still gets."""
+
+        def all_end_within(more: int) -> float:
+            after = self._tokens + more
+            goes_on = self._survival[np.minimum(after, len(self._survival) - 1)] / self._survival[self._tokens]
+            return float(np.prod(np.where(after >= self._running_limits, 1.0, 1.0 - np.minimum(1.0, goes_on))))
+
+        return _first(len(self._survival), all_end_within)
+
+    def longest_residual(self, answers: int) -> float:
+        """Median of the most tokens that so many answers still get, when they are met at any moment of their growth."""
+        whole = self._residual(0)
+        return _first(len(self._survival), lambda more: (1.0 - min(1.0, self._residual(more) / whole)) ** answers)
+
+    @property
+    def mean_residual(self) -> float:
+        """Expected tokens that an answer still gets, when it is met at any moment of its growth."""
+        # The mean of the square over twice the mean.
+        positions = np.arange(len(self._survival)) * self._survival
+        sums = np.concatenate([[0.0], np.cumsum(positions)])
+        return self._mean_of(sums) / max(1e-9, self.mean)
+
+    def _mean_of(self, by_limit: _Array) -> float:
+        limits = [*self._limits]
+        return float(np.average(by_limit[limits], weights=[*self._limits.values()])) if limits else 0.0
+
+    def _residual(self, more: int) -> float:
+        return self._mean_of(np.maximum(0.0, self._sums - self._sums[min(more, len(self._sums) - 1)]))
+
+
+def _columns(running: Sequence[tuple[int, int]]) -> tuple[_Counts, _Counts]:
+    pairs = np.asarray(running, dtype=np.int64).reshape(-1, 2)
+    return np.minimum(pairs[:, 0], pairs[:, 1]), pairs[:, 1]
+
+
+def _first(end: int, probability: Callable[[int], float]) -> float:
+    """The first number from which on a rising probability is at least one half."""
+    low, high = 0, end
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if probability(middle) < 0.5 else (low, middle)
+    return float(low)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkSoFar:
+    """What a job has computed at one moment, and what it holds."""
+
+    at: float
+    """Seconds of any clock."""
+    weight_read: float
+    """Part of the input that was taken up, in any unit; `weight_total` is all of it."""
+    weight_total: float
+    lines_read: int
+    """Lines that were taken up, those that failed at once included."""
+    lines_total: int
+    steps: int
+    prompt_tokens: int
+    """Prompt tokens computed."""
+    generated_tokens: int
+    ended: Sequence[int]
+    """Numbers of answers that ended by themselves, by their tokens (the index)."""
+    cut: Sequence[int]
+    """Numbers of answers that ended by their limit, in the same way."""
+    limits: Mapping[int, int]
+    """Numbers of the same lines, and of the unfinished answers, by their limits."""
+    running: Sequence[tuple[int, int]] = ()
+    """Tokens of each unfinished answer so far, and its limit."""
+    prompt_tokens_left: int = 0
+    """Prompt tokens of unfinished answers that are not computed yet."""
+    places: int = 1
+    """Answers that are computed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is left of a job."""
+
+    seconds_left: float
+    fraction: float
+    """Share of the tokens that are computed, 0 to 1."""
+
+
+@dataclass(slots=True)
+class Forecaster:
+    """Learns from `WorkSoFar`s how long steps and tokens take, and forecasts the end of the job."""
+
+    _cost: FadedFit = field(default_factory=lambda: FadedFit(2, _FITTED))
+    _before: WorkSoFar | None = None
+
+    def observe(self, now: WorkSoFar) -> Forecast | None:
+        """Return the forecast at this moment; None while too little is known."""
+        before = self._before
+        if before is None or now.steps > before.steps:
+            self._before = now
+            if before is not None:
+                self._learn(before, now)
+        answers = sum(now.ended) + sum(now.cut)
+        if not self._cost.observations or (answers < _FIRST_ENDED and now.lines_read < now.lines_total):
+            return None
+        lengths = AnswerLengths(now.ended, now.cut, now.running, now.limits)
+        answers_per_line = (answers + len(now.running)) / max(1, now.lines_read)
+        unread = answers_per_line * (now.lines_total - now.lines_read)
+        prompt_rate = (now.prompt_tokens + now.prompt_tokens_left) / max(1e-9, now.weight_read)
+        prompt_left = now.prompt_tokens_left + prompt_rate * max(0.0, now.weight_total - now.weight_read)
+        left = lengths.left + unread * lengths.mean
+        steps = self._steps(now, lengths, unread, left)
+        # A token costs the same in a prompt and in an answer. A batch that is always full would not tell the cost of
+        # the answers' tokens from that of the steps, but prompts do.
+        of_step, of_token = self._cost.coefficients
+        seconds = float(of_step * steps + of_token * (prompt_left + left))
+        done = now.prompt_tokens + now.generated_tokens
+        total = done + prompt_left + left
+        return Forecast(max(0.0, seconds), float(min(1.0, done / total)) if total else 1.0)
+
+    def _learn(self, before: WorkSoFar, now: WorkSoFar) -> None:
+        steps = now.steps - before.steps
+        prompt, generated = now.prompt_tokens - before.prompt_tokens, now.generated_tokens - before.generated_tokens
+        if now.at > before.at and prompt >= 0 and generated >= 0:
+            self._cost.observe((1.0, (prompt + generated) / steps), (now.at - before.at) / steps, is_larger=False)
+
+    def _steps(self, now: WorkSoFar, lengths: AnswerLengths, unread: float, left: float) -> float:
+        """Steps that are left: while places are full, as many as the tokens need, and then the longest answer's."""
+        waiting = unread + max(0, len(now.running) - now.places)
+        if waiting < 1.0:
+            return lengths.longest_left
+        places = min(now.places, int(waiting + len(now.running)))
+        at_the_end = min(left, places * lengths.mean_residual)
+        return (left - at_the_end) / places + lengths.longest_residual(places)
