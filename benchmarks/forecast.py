@@ -22,7 +22,10 @@ from batchwright.jobs.run import RunProgress
 MOMENTS = 50
 """Moments of each job that are looked at, evenly spread over its tokens."""
 NEAR = 0.15
-WORDS = "the river runs over old stones while people talk about weather and machines that count batches".split()
+WORDS = (
+    "the", "river", "runs", "over", "old", "stones", "while", "people", "talk", "about", "weather", "and", "machines",
+    "that", "count", "batches",
+)  # fmt: skip
 
 
 def text(draw: random.Random, words: int) -> str:
@@ -97,9 +100,9 @@ def main() -> None:
     if arguments.save is not None:
         arguments.save.write_text(
             "# The time left that a run shows\n\n"
-            f"`python benchmarks/forecast.py --seeds {arguments.seeds}`, on two cores. Near: share of the moments, from "
-            "20% of the generated tokens on,\nat which the predicted end was within 15% of the time that the whole job "
-            f"took. Errors are shares of that time.\n\n{table}\n"
+            f"`python benchmarks/forecast.py --seeds {arguments.seeds}`, on two cores. Near: share of the moments, "
+            "from 20% of the generated tokens on,\nat which the predicted end was within 15% of the time that the whole "
+            f"job took. Errors are shares of that time.\n\n{table}\n"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from batchwright.errors import InputError, InvalidRequest, ResumeRefused
 from batchwright.inference.inference import Call
 from batchwright.jobs import loading
-from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.run import RunInterrupted, RunProgress, run
 from batchwright.request import SamplingParams
 
 from .fakes import by_id, codes, fake
@@ -151,3 +152,45 @@ def test_an_error_that_passes_is_marked(tmp_path: Path) -> None:
     run(source, tmp_path / "out.jsonl", inference=busy)
     results = by_id(tmp_path / "out.jsonl")
     assert (results["a"]["error"]["retryable"], results["line-2"]["error"]["retryable"]) == (True, False)
+
+
+def interrupting(steps: set[int]) -> Any:
+    """A fake engine in whose steps of these numbers the user presses Ctrl-C."""
+
+    def press(step: int) -> None:
+        if step in steps:
+            signal.raise_signal(signal.SIGINT)
+
+    return fake(on_step=press)
+
+
+def test_lines_under_way_end_after_an_interrupt(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{index}"} for index in range(100)))
+    engine = interrupting({3})
+    seen: list[RunProgress] = []
+    with pytest.raises(RunInterrupted) as interrupted:
+        run(source, tmp_path / "out.jsonl", model=engine, progress=seen.append)
+    report = interrupted.value.report
+    assert report.succeeded == len(engine.submitted) < 100
+    assert (report.interrupted, engine.unfinished) == (True, 0)
+    assert "stopping" in {progress.phase for progress in seen}
+    assert run(source, tmp_path / "out.jsonl", model=fake()).resumed == report.succeeded
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{index}"} for index in range(100)))
+    engine = interrupting({3, 4})
+    with pytest.raises(RunInterrupted) as interrupted:
+        run(source, tmp_path / "out.jsonl", model=engine)
+    assert interrupted.value.report.succeeded < len(engine.submitted)
+    assert run(source, tmp_path / "out.jsonl", model=fake()).succeeded == 100
+
+
+def test_the_rate_after_an_interrupt_counts_unfinished_lines(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{index}"} for index in range(100)))
+    engine = interrupting({3, 4})
+    with pytest.raises(RunInterrupted) as interrupted:
+        engine.stats.generated_tokens = 50
+        run(source, tmp_path / "out.jsonl", model=engine)
+    report = interrupted.value.report
+    assert report.generated_tokens_per_second * report.loop_seconds == pytest.approx(engine.stats.generated_tokens - 50)

@@ -34,6 +34,8 @@ _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
 _LONGEST_COUNTED = 2**17
 """Tokens of an answer from which on it counts as having just so many."""
+_GRACE = 5.0
+"""Seconds that lines under way are given to end after an interrupt."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
@@ -118,6 +120,8 @@ class JobLoop:
         """Time since which no line can be computed; None if lines can be computed."""
         self._failure: BaseException | None = None
         """Error because of which the run cannot go on; None if it can."""
+        self.stopping = False
+        """Whether the run was interrupted, and only ends what is under way."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -143,6 +147,8 @@ class JobLoop:
     async def run(self) -> None:
         """Work until every line is finished.
 
+        Cancelled, it starts no further lines, and gives those under way a few seconds to end.
+
         Raises `InputError` if the input cannot be read on, OSError if results cannot be written, and `RunFailed` if no
         line can be computed for too long. Written results are kept, and the inference then holds none of the lines.
         """
@@ -159,8 +165,22 @@ class JobLoop:
                             await self._moved.wait()
                 self._require_going()
                 self._on_progress()
+        except asyncio.CancelledError:
+            await self._wind_down()
+            raise
         finally:
             await self._executor.close()
+
+    async def _wind_down(self) -> None:
+        self.stopping = True
+        self._executor.try_no_more()
+        until = self._clock.now() + _GRACE
+        while self._executor and self._failure is None and self._clock.now() < until:
+            self._moved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SHOWN_EVERY):
+                    await self._moved.wait()
+            self._on_progress()
 
     @property
     def _finished(self) -> bool:
@@ -195,7 +215,7 @@ class JobLoop:
 
     def _following(self) -> _Line | None:
         """The line that a task computes after it ended another; None if there is none now."""
-        if self._executor.room <= 0 or self._failure is not None:
+        if self._executor.room <= 0 or self._failure is not None or self.stopping:
             return None
         for _ in range(_LINES_IN_A_ROW):
             line = self._next()
@@ -253,7 +273,7 @@ class JobLoop:
                 )
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
-            else:
+            elif not self.stopping:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)

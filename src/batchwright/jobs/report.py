@@ -106,7 +106,7 @@ class RunReport:
             "peak_memory_bytes": peak_memory if sys.platform == "darwin" else peak_memory * 1024,
             "peak_gpu_bytes": _peak_gpu_memory(),
         }
-        return cls(**values, **rest)
+        return cls(**{**values, **rest})
 
     @property
     def done(self) -> int:

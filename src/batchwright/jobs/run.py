@@ -41,7 +41,7 @@ _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
 """Options of the engine in the identity of every job; others that change results are in it only when chosen."""
 
 
-Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "finishing"]
+Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class _Run:
                         sink,
                         clock=self.clock,
                         defaults=self.spec.defaults,
-                        on_progress=lambda: self._show("running", job),
+                        on_progress=lambda: self._show_loop(job),
                         tally=self._tally,
                     )
                     await self._loop.run()
@@ -406,10 +406,21 @@ class _Run:
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
+            **self._rate(),
         )
         if self.report_path is not None:
             report.save(self.report_path)
         return report
+
+    def _rate(self) -> dict[str, float]:
+        """The rate of the tokens that the engine generated, those of lines that were not finished included."""
+        if self._engine is None or self._loop_seconds <= 0:
+            return {}
+        generated = self._engine.stats.generated_tokens - self._generated_before
+        return {"generated_tokens_per_second": generated / self._loop_seconds}
+
+    def _show_loop(self, job: Job) -> None:
+        self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
         forecast = None
