@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -189,8 +190,25 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 def test_the_rate_after_an_interrupt_counts_unfinished_lines(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "in.jsonl", *({"prompt": f"p{index}"} for index in range(100)))
     engine = interrupting({3, 4})
+    engine.stats.generated_tokens = 50
     with pytest.raises(RunInterrupted) as interrupted:
-        engine.stats.generated_tokens = 50
         run(source, tmp_path / "out.jsonl", model=engine)
     report = interrupted.value.report
     assert report.generated_tokens_per_second * report.loop_seconds == pytest.approx(engine.stats.generated_tokens - 50)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "says"),
+    [
+        ({"temperature": 1}, TypeError, "defaults={'temperature'"),
+        ({"max_tokns": 1}, TypeError, "defaults={'max_tokens'"),
+        ({"max_num_seq": 1}, TypeError, "did you mean max_num_seqs?"),
+        ({"defaults": 5}, InvalidRequest, "defaults=5: must be SamplingParams"),
+        ({"defaults": {"temprature": 1}}, InvalidRequest, "defaults have no 'temprature'"),
+    ],
+)
+def test_keywords_that_are_none_say_what_was_meant(
+    tmp_path: Path, keywords: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=re.escape(says)):
+        run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", **keywords)

@@ -12,6 +12,7 @@ from batchwright.errors import (
     BatchwrightError,
     InputError,
     InvalidRequest,
+    MissingExtra,
     ModelNotFound,
     ResumeRefused,
     UnsupportedModel,
@@ -20,7 +21,7 @@ from batchwright.version import __version__
 
 BAD_USAGE = 2
 FAILED = 1
-_USAGE_ERRORS = (InputError, InvalidRequest, ModelNotFound, ResumeRefused, UnsupportedModel)
+_USAGE_ERRORS = (InputError, InvalidRequest, MissingExtra, ModelNotFound, ResumeRefused, UnsupportedModel)
 
 app = typer.Typer(
     name="batchwright",

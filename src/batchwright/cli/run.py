@@ -184,6 +184,8 @@ def run_command(
         except RunInterrupted as interruption:
             _show_interruption(console, interruption, quiet)
             raise typer.Exit(stop.exit_status) from None
+        except BrokenPipeError:
+            raise  # whoever reads the output has had enough, as in `… | head`: click ends quietly
         except OSError as error:
             where = f": {error.filename}" if error.filename else f", writing {output}"
             reason = f"{error.strerror or error}{where}"

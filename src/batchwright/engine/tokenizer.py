@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchwright.engine.long_texts import LongTexts
-from batchwright.errors import ContextLengthExceeded, InvalidRequest
+from batchwright.errors import ContextLengthExceeded, InvalidRequest, UnsupportedModel
 from batchwright.request import Prompt
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -28,7 +28,14 @@ class Tokenizer:
         if any((folder / name).exists() for name in _FILES):
             from transformers import AutoTokenizer
 
-            self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
+            try:
+                self._inner = AutoTokenizer.from_pretrained(folder, config=_named_by(folder), local_files_only=True)
+            except Exception as error:  # transformers and tokenizers raise all sorts of errors
+                reason = " ".join(str(error).split())[:_REASON_SHOWN]
+                raise UnsupportedModel(
+                    f"{folder}: its tokenizer (tokenizer.json and the files beside it) is missing, damaged or of an "
+                    f"unknown kind: copy or fetch the model again ({reason})"
+                ) from error
         self._texts: dict[int, str] = {}
         """Cached texts of tokens: log-probabilities need up to 21 of them for each chosen token."""
         backend = getattr(self._inner, "backend_tokenizer", None)
@@ -166,6 +173,8 @@ def _end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(ends)
 
 
+_REASON_SHOWN = 200
+"""Characters of a library's reason that are shown."""
 _INCOMPLETE = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Bytes of a UTF-8 character, so also the most tokens that one is spread over."""

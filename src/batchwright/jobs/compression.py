@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from batchwright.errors import InputError
+from batchwright.errors import InputError, MissingExtra
 
 COMPRESSED = (".gz", ".zst")
 """Extensions of compressed files."""
@@ -23,13 +23,11 @@ def without_compression(name: str) -> str:
 
 
 def pyarrow_for(subject: str) -> Any:
-    """The module pyarrow. Raises `InputError`, which says that `subject` needs it, if it is not installed."""
+    """The module pyarrow. Raises `MissingExtra`, which says that `subject` needs it, if it is not installed."""
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise InputError(
-            f"{subject} needs pyarrow; install it: pip install pyarrow (or batchwright's extra: parquet)"
-        ) from error
+        raise MissingExtra(f"{subject} needs pyarrow; install it: pip install 'batchwright[parquet]'") from error
     return pa
 
 

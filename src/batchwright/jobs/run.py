@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -39,6 +40,8 @@ _T = TypeVar("_T")
 
 _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
 """Options of the engine in the identity of every job; others that change results are in it only when chosen."""
+
+_SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
 
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -169,6 +172,7 @@ def run(
     loading the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for
     an hour, and `RunInterrupted` on KeyboardInterrupt. In each case the lines finished so far are kept.
     """
+    _check_keywords(engine_options)
     try:
         config = (engine or EngineConfig()).with_options(**engine_options)
     except ValueError as error:
@@ -228,15 +232,27 @@ def run(
         return job_run.plan() if dry_run else job_run.carry_out()
 
 
+def _check_keywords(given: Mapping[str, Any]) -> None:
+    """Raise TypeError for keywords that are no options of the engine, but parameters of sampling."""
+    options = [option.name for option in engine_options()]
+    for name in given:
+        meant = get_close_matches(name, [*_SAMPLING_NAMES, *options], 1, 0.8)
+        if name not in options and meant and meant[0] in _SAMPLING_NAMES:
+            raise TypeError(f"run() has no argument {name!r}: did you mean defaults={{{meant[0]!r}: …}}?")
+
+
 def sampling_defaults(backend: str | None, given: Mapping[str, Any]) -> SamplingParams | Mapping[str, Any]:
     """The sampling parameters of lines that do not set them: those given, and the defaults for the rest.
 
     With `backend`, the rest is left to the endpoint. Raises `InvalidRequest`.
     """
-    names = [each.name for each in fields(SamplingParams)]
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(f"defaults={shown(given)}: must be SamplingParams, or some of its fields by name")
     for name in given:
-        if name not in names:
-            raise InvalidRequest(f"defaults have no {shown(name)}: choose from {', '.join(names)}", param=name)
+        if name not in _SAMPLING_NAMES:
+            raise InvalidRequest(
+                f"defaults have no {shown(name)}: choose from {', '.join(_SAMPLING_NAMES)}", param=name
+            )
     params = replace(SamplingParams() if backend is None else OPENAI_DEFAULTS, **given)
     return params if backend is None else given
 

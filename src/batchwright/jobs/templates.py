@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from batchwright.errors import InputError, InvalidRequest, shown
+from batchwright.errors import InputError, InvalidRequest, MissingExtra, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class MessagesTemplate:
     """A Jinja template whose text is a JSON list of messages. Columns of the table are its variables."""
 
     def __init__(self, text: str) -> None:
-        """Raises `InputError` for a template that is not well formed, and where jinja2 is not installed."""
+        """Raises `InputError` for a template that is not well formed, `MissingExtra` if jinja2 is not installed."""
         try:
             from jinja2 import StrictUndefined, TemplateSyntaxError, meta
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
-            raise InputError("a messages template needs jinja2; install it: pip install jinja2") from error
+            raise MissingExtra("a messages template needs jinja2; install it: pip install jinja2") from error
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_empty_for_none)
         try:
             self.columns = tuple(sorted(meta.find_undeclared_variables(environment.parse(text))))
