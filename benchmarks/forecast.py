@@ -101,8 +101,8 @@ def main() -> None:
         arguments.save.write_text(
             "# The time left that a run shows\n\n"
             f"`python benchmarks/forecast.py --seeds {arguments.seeds}`, on two cores. Near: share of the moments,\n"
-            "from 20% of the generated tokens on, at which the predicted end was within 15% of the time that the whole job\n"
-            f"took. Errors are shares of that time.\n\n{table}\n"
+            "from 20% of the generated tokens on, at which the predicted end was within 15% of the time that the\n"
+            f"whole job took. Errors are shares of that time.\n\n{table}\n"
         )
 
 

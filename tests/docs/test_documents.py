@@ -23,6 +23,13 @@ from batchwright.models.wheels import WHEELS_VARIABLE
 ROOT = Path(__file__).resolve().parents[2]
 BATCHING = ROOT / "docs" / "batching.md"
 TEXT = BATCHING.read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "benchmarks").glob("**/*.md"),
+]
 ALONE = """
 import sys
 for name in ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "matplotlib"):
@@ -59,9 +66,44 @@ def test_examples_need_the_base_install_only() -> None:
 
 
 def test_the_example_of_the_readme_runs() -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Batching any function")[1].split("\n## ")[0]
+    section = README.split("## Batching any function")[1].split("\n## ")[0]
     example = next(block.body for block in blocks(section) if block.language == "python")
     assert output_of(example) == f"{list(range(100))}\n"
+
+
+def test_the_readme_is_short_and_its_python_is_strictly_typed(tmp_path: Path) -> None:
+    assert len(README.splitlines()) <= 220
+    for number, block in enumerate(block for block in blocks(README) if block.language == "python"):
+        (tmp_path / f"block_{number}.py").write_text(block.body)
+    options = ["--strict", "--cache-dir", str(ROOT / ".mypy_cache"), "--config-file", ""]
+    ran = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.needs_model
+@pytest.mark.parametrize("page", ["README.md", "docs/files.md"])
+def test_what_the_pages_say_about_files_works_as_pasted(page: str, tmp_path: Path, smollm2_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for block in blocks((ROOT / page).read_text(encoding="utf-8")):
+        if block.language == "bash" and " run " in block.body:
+            lines = block.body.replace(".venv/bin/batchwright", f"{sys.executable} -m batchwright")
+            command = ["bash", "-euo", "pipefail", "-c", lines]
+        elif block.language == "python" and "batchwright.run" in block.body:
+            command = [sys.executable, "-c", block.body]
+        else:
+            continue
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert ran.returncode == 0, f"{block.body}\n{ran.stdout}\n{ran.stderr}"
+    if page == "README.md":
+        assert (tmp_path / "adverts.csv").read_text().startswith("id,product,feature,answer,finish_reason,error,")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +126,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dic
             process.terminate()
 
 
-def test_the_lines_of_the_readme_work_on_a_service_as_pasted(
-    service: tuple[str, dict[str, str]], tmp_path: Path
-) -> None:
+def test_the_lines_about_the_service_work_as_pasted(service: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     """In their order, each block in a shell of its own."""
     url, environment = service
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## The service")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     printed = []
     for block in blocks(section):
         lines = block.body.replace("http://127.0.0.1:8000", url)
@@ -191,11 +231,19 @@ def test_the_page_of_settings_is_current() -> None:
 
 
 def test_pictures_are_there_and_used() -> None:
-    used = set(re.findall(r"!\[[^\]]+\]\(pictures/([\w-]+)\.svg\)", TEXT))
-    assert used == {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    pattern = r"!\[[^\]]+\]\((?:docs/)?pictures/([\w-]+)\.svg\)"
+    used, of_readme = set(re.findall(pattern, TEXT)), set(re.findall(pattern, README))
+    assert used | of_readme == {path.stem for path in (ROOT / "docs" / "pictures").glob("*.svg")}
     from pictures.catalogue import PICTURES
 
     assert used == set(PICTURES)
+
+
+def test_the_chart_of_the_readme_shows_the_committed_figures(tmp_path: Path) -> None:
+    from pictures.readme import speed
+
+    speed(tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").read_bytes() == (ROOT / "docs" / "pictures" / "speed.svg").read_bytes()
 
 
 def test_links_within_the_page_lead_somewhere() -> None:

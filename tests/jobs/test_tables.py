@@ -325,3 +325,12 @@ def test_a_stream_of_rows_gives_result_lines(tmp_path: Path, capfdbinary: pytest
     run(table(tmp_path / "in.csv", {"id": ["k"], "prompt": ["a"]}), "-", model=fake(), id_column="id")
     (tmp_path / "out").write_bytes(capfdbinary.readouterr().out)
     assert [line["custom_id"] for line in read(tmp_path / "out")] == ["k"]
+
+
+def test_answers_of_several_kinds_are_json(tmp_path: Path) -> None:
+    lines = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c", "n": 2}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(tmp_path / "in.jsonl", tmp_path / "out.parquet", model=fake(slots=1))
+    answers = [row["answer"] for row in rows_in(tmp_path / "out.parquet")]
+    assert answers[0].startswith("answer ")
+    assert len(json.loads(answers[2])) == 2

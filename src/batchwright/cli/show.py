@@ -38,7 +38,7 @@ def show_command(
     # One more than is shown, to know whether there is more.
     for result in read_results(results, most=number + 1 if number else None, failed=failed, search=search):
         if number and shown == number:
-            console.print(f"There are more: -n {10 * number}, or -n 0 for all.", style="dim")
+            console.print(f"There are more: -n {10 * number}, or -n 0 for all.", style="dim", highlight=False)
             return
         _print(console, result)
         shown += 1

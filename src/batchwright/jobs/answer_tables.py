@@ -7,12 +7,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 
 from batchwright.errors import InputError
-from batchwright.jobs.answers import Answer, read_answer
+from batchwright.jobs.answers import Answer, AnswerKind, read_answer
 from batchwright.jobs.compression import compressing, pyarrow_for
 from batchwright.jobs.output_forms import OutputForm
 from batchwright.jobs.resume import ResultsByNumber
@@ -23,6 +23,7 @@ FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error
 _ROWS_IN_A_GROUP = 8192
 """Rows of a table that are in memory at a time, which is one row group of Parquet."""
 _encode = msgspec.json.Encoder().encode
+_Found: TypeAlias = tuple[AnswerKind | None, Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +78,21 @@ def write_table(
         return
     with compressing(file, form.compression) as target:
         if form.content == "jsonl":
-            for row, answer in _joined(source, results):
+            for row, (_, answer) in _joined(source, results):
                 target.write(_encode(columns.row(kept, row, answer)) + b"\n")
             return
         text = io.TextIOWrapper(target, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, delimiter="\t" if form.content == "tsv" else ",", lineterminator="\n")
         writer.writerow([*kept, *columns.added])
-        for row, answer in _joined(source, results):
+        for row, (_, answer) in _joined(source, results):
             writer.writerow([_cell(value) for value in columns.row(kept, row, answer).values()])
         text.detach()
 
 
-def _joined(source: Source, results: ResultsByNumber) -> Iterator[tuple[object, Answer]]:
+def _joined(source: Source, results: ResultsByNumber) -> Iterator[tuple[object, _Found]]:
     for record in source.records():
         if (result := results.get(record.number)) is not None:
-            yield record.content, read_answer(result)[1]
+            yield record.content, read_answer(result)
 
 
 def _cell(value: object) -> object:
@@ -105,13 +106,28 @@ def _cell(value: object) -> object:
 def _write_parquet(
     source: Source, results: ResultsByNumber, file: BinaryIO, columns: TableColumns, kept: Sequence[str]
 ) -> None:
+    first = next((kind for kind, _ in map(read_answer, results) if kind is not None), "text")
+    try:
+        _write_groups(source, results, file, columns, kept, first)
+    except _MixedKinds:
+        file.seek(0)
+        file.truncate()
+        _write_groups(source, results, file, columns, kept, "other")
+
+
+class _MixedKinds(Exception):
+    """The answers are not all of the kind that the first one is."""
+
+
+def _write_groups(
+    source: Source, results: ResultsByNumber, file: BinaryIO, columns: TableColumns, kept: Sequence[str], kind: str
+) -> None:
+    """Write a Parquet file whose answers are all of one kind, or are JSON if it is "other". Raises `_MixedKinds`."""
     pa = pyarrow_for("Parquet")
     import pyarrow.parquet as pq
 
-    kinds = {kind for kind, _ in map(read_answer, results) if kind is not None}
-    kind = kinds.pop() if len(kinds) == 1 else "other"
-    answers = {"text": pa.string(), "texts": pa.list_(pa.string()), "vector": pa.list_(pa.float32())}
-    types = [answers.get(kind, pa.string()), pa.string(), pa.string(), pa.int64(), pa.int64()]
+    of_kind = {"text": pa.string(), "texts": pa.list_(pa.string()), "vector": pa.list_(pa.float32())}
+    types = [of_kind.get(kind, pa.string()), pa.string(), pa.string(), pa.int64(), pa.int64()]
     files = _parquet_files(source)
     schema = _inferred_schema(pa, source, kept) if files is None else _schema_of(files, kept)
     for name, data_type in zip(columns.added, types, strict=True):
@@ -119,10 +135,14 @@ def _write_parquet(
     groups = _converted(pa, source, results, kept, schema) if files is None else _copied(pa, files, results, kept)
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for arrays, group in groups:
-            said = [each if kind in answers else each._replace(answer=_json(each.answer)) for each in group]
-            added = [
-                pa.array(values, data_type) for values, data_type in zip(zip(*said, strict=True), types, strict=True)
-            ]
+            answers = []
+            for found, answer in group:
+                if kind == "other":
+                    answer = answer._replace(answer=_json(answer.answer))
+                elif found not in (kind, None):
+                    raise _MixedKinds
+                answers.append(answer)
+            added = [pa.array(values, each) for values, each in zip(zip(*answers, strict=True), types, strict=True)]
             writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
 
 
@@ -147,7 +167,7 @@ def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
 
 def _copied(
     pa: Any, files: Sequence[ParquetSource], results: ResultsByNumber, kept: Sequence[str]
-) -> Iterator[tuple[list[Any], list[Answer]]]:
+) -> Iterator[tuple[list[Any], list[_Found]]]:
     number = 0
     for file in files:
         for batch in file.batches(kept, _ROWS_IN_A_GROUP):
@@ -156,7 +176,7 @@ def _copied(
             rows = [row for row, result in found if result is not None]
             if rows:
                 chosen = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-                yield chosen.columns, [read_answer(result)[1] for _, result in found if result is not None]
+                yield chosen.columns, [read_answer(result) for _, result in found if result is not None]
 
 
 def _inferred_schema(pa: Any, source: Source, kept: Sequence[str]) -> Any:
@@ -174,7 +194,7 @@ def _inferred_schema(pa: Any, source: Source, kept: Sequence[str]) -> Any:
 
 def _converted(
     pa: Any, source: Source, results: ResultsByNumber, kept: Sequence[str], schema: Any
-) -> Iterator[tuple[list[Any], list[Answer]]]:
+) -> Iterator[tuple[list[Any], list[_Found]]]:
     joined = _joined(source, results)
     while group := [*islice(joined, _ROWS_IN_A_GROUP)]:
         rows = [row if isinstance(row, Mapping) else {} for row, _ in group]
@@ -185,7 +205,7 @@ def _converted(
             arrays.append(
                 pa.array([_json(value) for value in values] if data_type == pa.string() else values, data_type)
             )
-        yield arrays, [answer for _, answer in group]
+        yield arrays, [found for _, found in group]
 
 
 def _json(value: object) -> str | None:
