@@ -23,6 +23,40 @@ class Answer(NamedTuple):
     completion_tokens: int | None
 
 
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+class _Response(msgspec.Struct):
+    body: _Body
+
+
+class _UsualResult(msgspec.Struct):
+    """A result with an answer as nearly all are, which is read several times as fast as any other."""
+
+    response: _Response
+    error: None
+
+
+_decode_usual = msgspec.json.Decoder(_UsualResult).decode
+
+
 class _Result(msgspec.Struct):
     response: Any
     error: Any
@@ -73,5 +107,14 @@ def _count(value: object) -> int | None:
 
 def read_answer(result: bytes) -> tuple[AnswerKind | None, Answer]:
     """The columns for a result line, and the kind of the answer; None if there is none."""
+    try:
+        body = _decode_usual(result).response.body
+    except msgspec.ValidationError:
+        body = None
+    if body is not None and len(body.choices) == 1:
+        choice, usage = body.choices[0], body.usage
+        text = choice.text if choice.message is None else choice.message.content
+        if text is not None:
+            return "text", Answer(text, choice.finish_reason, None, usage.prompt_tokens, usage.completion_tokens)
     line = _decode(result)
     return answer_of(line.response, line.error)

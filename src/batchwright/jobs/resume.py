@@ -264,27 +264,28 @@ def _foreign(path: Path, position: int) -> ResumeRefused:
 
 
 class ResultsByNumber:
-    """The result lines in a file, found by the numbers of their lines. Takes 8 bytes of memory for each."""
+    """The result lines in a file, found by the numbers of their lines. Takes 12 bytes of memory for each."""
 
     def __init__(self, path: Path, key: str) -> None:
         """Reads the file once. Raises OSError."""
         self._offsets = array("q")
-        """For each line number, the offset of its result plus one; 0 if there is none."""
+        """For each line number, the offset of its result."""
+        self._sizes = array("I")
+        """For each line number, the bytes of its result; 0 if there is none."""
         position = 0
         for number, _, raw in _written(path, key):
             if number >= len(self._offsets):
-                self._offsets.extend(bytes(max(number + 1 - len(self._offsets), len(self._offsets) // 2)))
-            self._offsets[number] = position + 1
+                more = bytes(max(number + 1 - len(self._offsets), len(self._offsets) // 2))
+                self._offsets.extend(more)
+                self._sizes.extend(more)
+            self._offsets[number], self._sizes[number] = position, len(raw)
             position += len(raw)
         self._file = path.open("rb")
 
     def get(self, number: int) -> bytes | None:
         """The result of a line; None if it has none."""
-        offset = self._offsets[number] if number < len(self._offsets) else 0
-        if not offset:
-            return None
-        self._file.seek(offset - 1)
-        return self._file.readline()
+        size = self._sizes[number] if number < len(self._sizes) else 0
+        return os.pread(self._file.fileno(), size, self._offsets[number]) if size else None
 
     def __iter__(self) -> Iterator[bytes]:
         """All results by line number."""
