@@ -363,3 +363,15 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(smollm2_path: Path, d
         mixed = engine.generate([*strangers, *reversed(prompts)], [*noise, *reversed(params)])
         assert [response.token_ids for response in reversed(mixed[12:])] == alone
     assert alone[0] != alone[4]
+
+
+def test_a_bar_is_shown_on_request(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Engine(smollm2_path, dtype="float32", kv_memory="20MB") as engine:
+        quiet = engine.generate(["a", "b"], GREEDY)
+        assert capsys.readouterr().err == ""
+        shown = engine.generate(["a", "b"], GREEDY, progress=True)
+    assert [each.output for each in shown] == [each.output for each in quiet]
+    assert "2/2" in capsys.readouterr().err

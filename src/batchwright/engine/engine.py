@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -120,8 +121,10 @@ class Engine:
         self,
         prompts: Prompt | Sequence[Prompt] | Sequence[InferenceRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> list[InferenceResponse]:
-        """Compute `prompts` and return their responses in the same order.
+        """Compute `prompts` and return their responses in the same order. `progress` shows a bar on standard error.
 
         `prompts` is one prompt or several, each text, token ids or chat messages; or requests, which bring their own
         parameters. `sampling_params` is one for all or one for each. If a request fails or is refused, the `error` of
@@ -130,7 +133,12 @@ class Engine:
         """
         requests = as_requests(prompts, sampling_params)
         events = self._events(requests, stream=False)
-        responses = {event.request_id: event.response for event in events if event.response is not None}
+        responses = {}
+        with _bar(len(requests), progress) as advance:
+            for event in events:
+                if event.response is not None:
+                    responses[event.request_id] = event.response
+                    advance()
         return [responses[request.request_id] for request in requests]
 
     def stream(
@@ -185,6 +193,21 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[], object]]:
+    """A function to call for each of `total` answers, which moves a bar if it is `shown`."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda: bar.advance(task)
 
 
 def _require_generating(model: str) -> None:
