@@ -1,4 +1,4 @@
-"""How good the time left is that a run shows: jobs of three kinds, and the end that was predicted at each moment.
+"""How good the time left is that a run and the service tell: jobs of three kinds, and the end predicted at each moment.
 
     python benchmarks/forecast.py --save benchmarks/results/forecast.md
 
@@ -10,15 +10,23 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from batchwright import run
-from batchwright.jobs.run import RunProgress
+import httpx
 
+HERE = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(HERE), str(HERE / "src")]
+
+from batchwright import run  # noqa: E402 - this checkout's
+from batchwright.jobs.run import RunProgress  # noqa: E402
+from benchmarks.attacks.service import serving  # noqa: E402
+
+_GENERATED = "batchwright_engine_generated_tokens_total"
 MOMENTS = 50
 """Moments of each job that are looked at, evenly spread over its tokens."""
 NEAR = 0.15
@@ -26,6 +34,15 @@ WORDS = (
     "the", "river", "runs", "over", "old", "stones", "while", "people", "talk", "about", "weather", "and", "machines",
     "that", "count", "batches",
 )  # fmt: skip
+
+
+class Told(NamedTuple):
+    """What was told at one moment."""
+
+    at: float
+    seconds_left: float | None
+    tokens: int
+    """Tokens generated until then."""
 
 
 def text(draw: random.Random, words: int) -> str:
@@ -39,13 +56,23 @@ def chat(draw: random.Random) -> dict[str, Any]:
 
 def mixed(draw: random.Random) -> dict[str, Any]:
     words, most = draw.choice([5, 20, 60, 300, 700]), draw.choice([8, 32, 64, 256])
-    return {"prompt": text(draw, words), "max_tokens": most}
+    return {"messages": [{"role": "user", "content": text(draw, words)}], "max_tokens": most}
 
 
 def failing(draw: random.Random) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text(draw, 30)}]
     if draw.random() < 0.5:
-        return {"prompt": "fails at once", "temperature": 77}
-    return {"prompt": text(draw, 30), "max_tokens": draw.choice([32, 128])}
+        return {"messages": messages, "temperature": 77}
+    return {"messages": messages, "max_tokens": draw.choice([32, 128])}
+
+
+def write_job(path: Path, kind: Callable[[random.Random], dict[str, Any]], lines: int, seed: int) -> None:
+    """Write an OpenAI batch file."""
+    draw = random.Random(seed)
+    with path.open("w") as file:
+        for number in range(lines):
+            line = {"custom_id": f"{number}", "method": "POST", "url": "/v1/chat/completions", "body": kind(draw)}
+            file.write(json.dumps(line) + "\n")
 
 
 KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], int]] = {
@@ -53,24 +80,40 @@ KINDS: dict[str, tuple[Callable[[random.Random], dict[str, Any]], int]] = {
 }  # fmt: skip
 
 
-def measure(kind: Callable[[random.Random], dict[str, Any]], lines: int, seed: int, model: str) -> dict[str, float]:
-    """Run one job, and compare its end with what was predicted."""
-    draw = random.Random(seed)
-    told: list[tuple[float, float | None, int]] = []
+def told_by_run(source: Path, folder: Path, model: str) -> Iterator[Told]:
+    """Run the job with `batchwright.run`."""
+    told: list[Told] = []
 
     def look(progress: RunProgress) -> None:
         if progress.phase == "running":
-            told.append((time.monotonic(), progress.seconds_left, progress.generated_tokens))
+            told.append(Told(time.monotonic(), progress.seconds_left, progress.generated_tokens))
 
-    with tempfile.TemporaryDirectory() as name:
-        source = Path(name) / "in.jsonl"
-        source.write_text("".join(json.dumps(kind(draw)) + "\n" for _ in range(lines)))
-        run(source, Path(name) / "out.jsonl", model=model, max_num_seqs=64, kv_memory="1GB", progress=look)
-    began, end = told[0][0], told[-1][0]
-    whole = told[-1][2]
+    run(source, folder / "out.jsonl", model=model, max_num_seqs=64, kv_memory="1GB", progress=look)
+    return iter(told)
+
+
+def told_by_service(source: Path, folder: Path, model: str) -> Iterator[Told]:
+    """Have a server compute the job, and ask it twice a second."""
+    flags = ["--model", model, "--max-num-seqs", "64", "--kv-memory", "1GB"]
+    with serving(HERE, folder, flags, None) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        uploaded = client.post("/v1/files", files={"file": source.read_bytes()}, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": uploaded, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = client.post("/v1/batches", json=asked).raise_for_status().json()
+        while batch["status"] in ("validating", "in_progress"):
+            batch = client.get(f"/v1/batches/{batch['id']}").json()
+            figures = client.get("/metrics").text.splitlines()
+            tokens = sum(float(line.split()[-1]) for line in figures if line.startswith(_GENERATED))
+            if batch["status"] == "in_progress":
+                yield Told(time.monotonic(), batch["progress"]["eta_seconds"], int(tokens))
+            time.sleep(0.5)
+
+
+def measure(told: Sequence[Told]) -> dict[str, float]:
+    """Compare the end of a job with what was told of it."""
+    began, end, whole = told[0].at, told[-1].at, told[-1].tokens
     errors = []
     for moment in range(MOMENTS // 5, MOMENTS):
-        at, left, _ = next(each for each in told if each[2] >= whole * moment / MOMENTS)
+        at, left, _ = next(each for each in told if each.tokens >= whole * moment / MOMENTS)
         errors.append(1.0 if left is None else abs(at + left - end) / (end - began))
     return {
         "seconds": end - began,
@@ -86,20 +129,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind")
     parser.add_argument("--save", type=Path, help="a file for the table")
     arguments = parser.parse_args()
-    rows = ["| job | lines | s | near | median error | worst error |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-    for name, (kind, lines) in KINDS.items():
-        for seed in range(arguments.seeds):
-            found = measure(kind, lines, seed, arguments.model)
-            rows.append(
-                f"| {name} | {lines:,} | {found['seconds']:.0f} | {found['near']:.0%} | {found['median']:.1%} | "
-                f"{found['worst']:.1%} |"
-            )
-            print(rows[-1], flush=True)
+    rows = [
+        "| told by | job | lines | s | near | median error | worst error |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for teller, follow in {"run": told_by_run, "the service": told_by_service}.items():
+        for name, (kind, lines) in KINDS.items():
+            for seed in range(arguments.seeds):
+                with tempfile.TemporaryDirectory() as folder:
+                    source = Path(folder) / "in.jsonl"
+                    write_job(source, kind, lines, seed)
+                    found = measure([*follow(source, Path(folder), arguments.model)])
+                rows.append(
+                    f"| {teller} | {name} | {lines:,} | {found['seconds']:.0f} | {found['near']:.0%} | "
+                    f"{found['median']:.1%} | {found['worst']:.1%} |"
+                )
+                print(rows[-1], flush=True)
     table = "\n".join(rows)
     print(table)
     if arguments.save is not None:
         arguments.save.write_text(
-            "# The time left that a run shows\n\n"
+            "# The time left that a run and the service tell\n\n"
             f"`python benchmarks/forecast.py --seeds {arguments.seeds}`, on two cores. Near: share of the moments,\n"
             "from 20% of the generated tokens on, at which the predicted end was within 15% of the time that the\n"
             f"whole job took. Errors are shares of that time.\n\n{table}\n"

@@ -27,3 +27,8 @@ class DecayedRate:
         keep = math.exp(-seconds / self._memory)
         self.events *= keep
         self.seconds = self.seconds * keep + seconds
+
+    @property
+    def rate(self) -> float:
+        """Events per second; 0 before any time has passed."""
+        return self.events / self.seconds if self.seconds > 0 else 0.0

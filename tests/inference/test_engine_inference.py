@@ -21,7 +21,8 @@ from batchwright.errors import (
     ModelNotFound,
 )
 from batchwright.inference.engine_inference import EngineInference
-from batchwright.inference.inference import Call
+from batchwright.inference.inference import Call, work_of
+from batchwright.inference.routing import RoutedInference
 from batchwright.request import Traffic
 
 from .running import in_real_time, run
@@ -186,6 +187,27 @@ async def test_who_leaves_frees_the_slot_at_once(engine: AsyncEngine, inference:
     first, last = first, engine.stats.generated_tokens
     # All places were taken: the others were answered because these gave theirs up, long before their 2 x 192 tokens.
     assert last - first < 192
+
+
+@in_real_time
+async def test_the_work_of_a_job_is_known_while_it_is_computed(engine: AsyncEngine, inference: EngineInference) -> None:
+    routed = RoutedInference([inference])
+    assert await work_of(routed, "req_7") is None
+    calls = [asyncio.ensure_future(inference.answer(chat(max_tokens=48, ignore_eos=True))) for _ in range(3)]
+    while True:
+        work = await work_of(routed, "req_7")
+        if work is not None and len(work.running) == 3 and any(tokens for tokens, _ in work.running):
+            break
+        assert not all(call.done() for call in calls)
+    assert {limit for _, limit in work.running} == {48}
+    assert work.prompt_tokens + work.prompt_tokens_left > 0
+    assert (work.places, work.longest) == (1, 96)
+    other = await inference.work_of("req_8")
+    assert (other.running, other.prompt_tokens, other.prompt_tokens_left) == ([], 0, 0)
+    await asyncio.gather(*calls)
+    after = await inference.work_of("req_7")
+    assert not after.running
+    assert after.step_tokens > work.step_tokens
 
 
 def test_deadlines(inference: EngineInference) -> None:

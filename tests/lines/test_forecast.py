@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from batchwright.lines.forecast import AnswerLengths, Forecaster, WorkSoFar
+from batchwright.lines.forecast import AnswerLengths, AnswerTally, Forecaster, WorkSoFar
 
 OF_STEP, OF_TOKEN = 0.04, 0.0003
 
@@ -25,6 +25,9 @@ class Simulated:
     prompt: int = 0
     generated: int = 0
     read: int = 0
+    others: int = 0
+    """Tokens of other work so far."""
+    others_per_step: int = 0
     ended: list[int] = field(default_factory=lambda: [0] * 4096)
     cut: list[int] = field(default_factory=lambda: [0] * 4096)
     limits: Counter[int] = field(default_factory=Counter)
@@ -42,7 +45,8 @@ class Simulated:
                     prompt += line[0]
             for each in running:
                 each[0] += 1
-            self.now += OF_STEP + OF_TOKEN * (prompt + len(running))
+            self.now += OF_STEP + OF_TOKEN * (prompt + len(running) + self.others_per_step)
+            self.others += self.others_per_step
             self.prompt += prompt
             self.generated += len(running)
             self.steps += 1
@@ -63,9 +67,8 @@ class Simulated:
             steps=self.steps,
             prompt_tokens=self.prompt,
             generated_tokens=self.generated,
-            ended=_trimmed(self.ended),
-            cut=_trimmed(self.cut),
-            limits=self.limits + Counter(limit for _, limit in running),
+            step_tokens=self.prompt + self.generated + self.others,
+            answers=AnswerTally(self.limits, _trimmed(self.ended), _trimmed(self.cut)),
             running=running,
             places=self.places,
         )
@@ -87,12 +90,16 @@ def failing(draw: random.Random) -> tuple[int, int, int] | None:
     return None if draw.random() < 0.6 else chat(draw)
 
 
+@pytest.mark.parametrize("others", [0, 40], ids=["alone", "with other work"])
 @pytest.mark.parametrize(
     ("kind", "lines"), [(chat, 300), (chat, 3000), (mixed, 20), (mixed, 300), (failing, 1000), (failing, 3000)]
 )
-def test_the_end_is_foreseen(kind: Callable[[random.Random], tuple[int, int, int] | None], lines: int) -> None:
+def test_the_end_is_foreseen(
+    kind: Callable[[random.Random], tuple[int, int, int] | None], lines: int, others: int
+) -> None:
     draw = random.Random(lines)
-    engine, forecaster = Simulated([kind(draw) for _ in range(lines)]), Forecaster()
+    engine = Simulated([kind(draw) for _ in range(lines)], others_per_step=others)
+    forecaster = Forecaster()
     told = []
     for moment in engine.moments():
         forecast = forecaster.observe(moment)

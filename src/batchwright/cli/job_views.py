@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from batchwright.cli.tables import print_table, when
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from batchwright.service.batches.batch_progress import ProgressEstimate
     from batchwright.service.batches.batch_service import BatchService
     from batchwright.store.records import BatchRecord
 
@@ -24,16 +25,19 @@ _PATIENCE = 5.0
 _PROBLEMS = 10
 
 
-def print_json(*batches: BatchRecord) -> None:
+Seen: TypeAlias = "tuple[BatchRecord, ProgressEstimate]"
+"""A batch, and how far it is."""
+
+
+def print_json(*batches: Seen) -> None:
     """Print each batch as a line of JSON, in the form of the API."""
     from batchwright.service.batches.api_objects import BatchObject
-    from batchwright.service.batches.batch_progress import BatchRates
 
-    for batch in batches:
-        typer.echo(BatchObject.of(batch, BatchRates().progress(batch, 0.0)).model_dump_json())
+    for batch, progress in batches:
+        typer.echo(BatchObject.of(batch, progress).model_dump_json())
 
 
-def print_batches(batches: Sequence[BatchRecord]) -> None:
+def print_batches(batches: Sequence[Seen]) -> None:
     """Print a table with a row for each batch."""
     rows = [
         (
@@ -44,18 +48,21 @@ def print_batches(batches: Sequence[BatchRecord]) -> None:
             batch.endpoint,
             batch.model or "",
             when(batch.created_at),
+            _left(progress),
         )
-        for batch in batches
+        for batch, progress in batches
     ]
-    print_table(("id", "status", "done", "failed", "endpoint", "model", "created"), rows)
+    print_table(("id", "status", "done", "failed", "endpoint", "model", "created", "left"), rows)
 
 
-def print_batch(batch: BatchRecord) -> None:
+def print_batch(seen: Seen) -> None:
     """Print everything that is known of a batch."""
+    batch, progress = seen
     counts, usage = batch.counts, batch.usage
     rows = [
         ("status", _status(batch)),
         ("lines", f"{counts.total:,}: {counts.completed:,} succeeded, {counts.failed:,} failed"),
+        ("left", _left(progress)),
         ("tokens", f"{usage.input_tokens:,} in ({usage.cached_tokens:,} cached), {usage.output_tokens:,} out"),
         ("endpoint", batch.endpoint),
         ("model", batch.model or ""),
@@ -89,9 +96,9 @@ async def waiting(jobs: BatchService, batch: BatchRecord) -> BatchRecord:
         task = bar.add_task("", total=None, rest="")
         while True:
             batch = await jobs.batch(batch.tenant, batch.id)
-            progress = jobs.progress(batch)
+            [progress] = await jobs.foresee([batch])
             total, done = progress.total or None, progress.completed + progress.failed
-            left = "" if progress.eta_seconds is None else f"{duration(progress.eta_seconds)} left"
+            left = f"{duration(progress.eta_seconds)} left" if progress.eta_seconds else ""
             failed = f"{progress.failed:,} failed  " if progress.failed else ""
             bar.update(task, description=_status(batch), total=total, completed=done, rest=failed + left)
             if batch.status in ENDED:
@@ -101,6 +108,10 @@ async def waiting(jobs: BatchService, batch: BatchRecord) -> BatchRecord:
                 typer.echo(told, err=True)
             await asyncio.sleep(_POLL)
             waited += _POLL
+
+
+def _left(progress: ProgressEstimate) -> str:
+    return duration(progress.eta_seconds) if progress.eta_seconds else ""
 
 
 def _status(batch: BatchRecord) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import typer
 
-from batchwright.cli.job_views import print_batch, print_batches, print_json, waiting
+from batchwright.cli.job_views import Seen, print_batch, print_batches, print_json, waiting
 from batchwright.cli.serve import PASSED_ON, WORK_HELP, work_command
 from batchwright.cli.store_options import StoreFlags, open_local_files, settings_with, store_command, write_audit
 from batchwright.durable_files import replacing
@@ -68,19 +68,21 @@ def submit(
     pairs = _pairs(metadata or [])
     target = endpoint or _endpoint_of(file)
 
-    async def work(jobs: BatchService) -> BatchRecord:
+    async def work(jobs: BatchService) -> Seen:
         uploaded = await jobs.upload(TENANT, file.name, _chunks(file))
         batch = await jobs.create_batch(
             TENANT, input_file_id=uploaded.id, endpoint=target, completion_window=window, metadata=pairs
         )
-        return await waiting(jobs, batch) if wait else batch
+        batch = await waiting(jobs, batch) if wait else batch
+        return batch, (await jobs.foresee([batch]))[0]
 
-    batch = _with_jobs(flags, work, create=True)
+    seen = _with_jobs(flags, work, create=True)
+    batch = seen[0]
     write_audit(settings_with(flags), "batch.create", batch.id)
     if as_json:
-        print_json(batch)
+        print_json(seen)
     elif wait:
-        print_batch(batch)
+        print_batch(seen)
     else:
         typer.echo(batch.id)
     if wait:
@@ -94,7 +96,12 @@ def list_batches(
     as_json: JsonOption = False,
 ) -> None:
     """Show batches, the newest first."""
-    batches = _with_jobs(flags, lambda jobs: jobs.batches(TENANT, limit=limit))
+
+    async def work(jobs: BatchService) -> list[Seen]:
+        batches = await jobs.batches(TENANT, limit=limit)
+        return [*zip(batches, await jobs.foresee(batches), strict=True)]
+
+    batches = _with_jobs(flags, work)
     if as_json:
         print_json(*batches)
     else:
@@ -228,13 +235,18 @@ def _shown(
     flags: StoreFlags, ask: Callable[[BatchService], Awaitable[BatchRecord]], as_json: bool, action: str | None = None
 ) -> None:
     """Show the batch that `ask` returns. `action`: what `ask` did to it, for the audit log; None: it was only read."""
-    batch = _with_jobs(flags, ask)
+
+    async def work(jobs: BatchService) -> Seen:
+        batch = await ask(jobs)
+        return batch, (await jobs.foresee([batch]))[0]
+
+    seen = _with_jobs(flags, work)
     if action is not None:
-        write_audit(settings_with(flags), action, batch.id)
+        write_audit(settings_with(flags), action, seen[0].id)
     if as_json:
-        print_json(batch)
+        print_json(seen)
     else:
-        print_batch(batch)
+        print_batch(seen)
 
 
 def _with_jobs(flags: StoreFlags, work: Callable[[BatchService], Awaitable[_T]], *, create: bool = False) -> _T:

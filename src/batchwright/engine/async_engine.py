@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from batchwright.engine.engine import Engine
-from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, EngineClosed, GenerationError
 from batchwright.models import DEFAULT_MODEL
@@ -107,6 +107,26 @@ class AsyncEngine:
         async with contextlib.aclosing(self._events(as_request(prompt, sampling_params), stream=True)) as events:
             async for event in events:
                 yield event
+
+    async def unfinished_work(self, prefix: str) -> UnfinishedWork:
+        """Return what is left of the requests whose ids begin with `prefix`, between two steps.
+
+        Raises `EngineClosed` if the engine is closed.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[UnfinishedWork] = loop.create_future()
+
+        def answer(work: UnfinishedWork) -> None:
+            if not found.done():
+                found.set_result(work)
+
+        def look() -> None:
+            work = self._engine.core.unfinished_work(prefix)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(answer, work)
+
+        self._command(look)
+        return await found
 
     async def close(self) -> None:
         """End unfinished requests with `EngineClosed`, stop the thread, free the model. May be called again."""

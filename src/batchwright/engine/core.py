@@ -15,7 +15,7 @@ import torch
 
 from batchwright.clock import Clock
 from batchwright.engine.bodies import ModelBody
-from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.generation import Generation, RequestState
 from batchwright.engine.sampling import Sampled, sample
 from batchwright.engine.step.batch import build_batch
@@ -71,12 +71,15 @@ class EngineCore:
         """Number of sequences that have not ended."""
         return len(self._generations)
 
-    def unfinished_work(self) -> tuple[list[tuple[int, int]], int]:
-        """Return the tokens of each unfinished answer with its limit, and the prompt tokens not computed yet."""
-        sequences = [generation.sequence for generation in self._generations.values()]
-        prompt_left = sum(max(0, sequence.num_prompt - sequence.num_computed) for sequence in sequences)
+    def unfinished_work(self, prefix: str = "") -> UnfinishedWork:
+        """Return what is left of the requests whose ids begin with `prefix`."""
+        sequences = [
+            each.sequence for each in self._generations.values() if each.owner.request.request_id.startswith(prefix)
+        ]
+        computed = sum(min(each.num_prompt, each.num_computed) - each.num_cached for each in sequences)
+        left = sum(max(0, each.num_prompt - each.num_computed) for each in sequences)
         answers = [(len(each.tokens) - each.num_prompt, each.max_total - each.num_prompt) for each in sequences]
-        return answers, prompt_left
+        return UnfinishedWork(answers, max(0, computed), left)
 
     def add(self, request: InferenceRequest, *, stream: bool = False, submitted_at: float | None = None) -> None:
         """Queue a request. With `stream`, every step returns an event with its new text.

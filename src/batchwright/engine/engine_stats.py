@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from batchwright.histograms import Histogram, Recent
@@ -117,3 +118,14 @@ class EngineStats:
     @property
     def decode_tokens_per_second(self) -> float:
         return (self.decode_tokens + self.accepted_tokens) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedWork:
+    """Work on requests that have not ended."""
+
+    answers: Sequence[tuple[int, int]]
+    """Tokens of each unfinished answer so far, and its limit."""
+    prompt_tokens: int
+    """Prompt tokens computed."""
+    prompt_tokens_left: int

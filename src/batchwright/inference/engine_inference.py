@@ -8,11 +8,11 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, Protocol
 
-from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.inference.calls import InFlight, TrafficThreads, all_of, chosen_model, merged, time_left
-from batchwright.inference.inference import Call, Route
+from batchwright.inference.inference import Call, Route, WorkUnderWay
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, StreamEvent, Usage
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, GenerationBody, read_generation
 from batchwright.wire.responses import Chunks, Head, completion_body
@@ -34,6 +34,8 @@ class GeneratingEngine(Protocol):
     def stats(self) -> EngineStats: ...
 
     async def generate(self, request: InferenceRequest, /) -> InferenceResponse: ...
+
+    async def unfinished_work(self, prefix: str) -> UnfinishedWork: ...
 
     def stream(self, request: InferenceRequest, /) -> AsyncGenerator[StreamEvent]: ...
 
@@ -100,6 +102,19 @@ class EngineInference(Route):
                         usages.append(event.response.usage)
         for chunk in chunks.usage(usages):
             yield chunk
+
+    async def work_of(self, prefix: str) -> WorkUnderWay:
+        unfinished = await self.engine.unfinished_work(prefix)
+        stats = self.engine.stats
+        return WorkUnderWay(
+            steps=stats.steps,
+            step_tokens=stats.prefill_tokens + stats.generated_tokens,
+            running=unfinished.answers,
+            prompt_tokens=unfinished.prompt_tokens,
+            prompt_tokens_left=unfinished.prompt_tokens_left,
+            places=max(1, self._slots - self._held["online"]),
+            longest=self._context,
+        )
 
     async def close(self) -> None:
         if self._threads is not None:

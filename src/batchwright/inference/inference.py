@@ -91,3 +91,37 @@ class MayBeAway(Protocol):
 def why_not_ready(inference: Inference) -> str | None:
     """Return why `inference` can compute no call now; None when it can."""
     return inference.why_not_ready if isinstance(inference, MayBeAway) else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkUnderWay:
+    """What an engine has computed, and what it holds of one job."""
+
+    steps: int
+    step_tokens: int
+    """Tokens of prompts and answers that the steps computed, of all work."""
+    running: Sequence[tuple[int, int]]
+    """Tokens of each unfinished answer of the job so far, and its limit."""
+    prompt_tokens: int
+    """Prompt tokens of these answers that are computed."""
+    prompt_tokens_left: int
+    places: int
+    """Answers of the job that are computed at once."""
+    longest: int
+    """Most tokens of an answer whose request names no limit."""
+
+
+@runtime_checkable
+class KnowsWork(Protocol):
+    """An `Inference` that may know how far its calls are."""
+
+    async def work_of(self, prefix: str) -> WorkUnderWay | None:
+        """Return the work of the job the ids of whose calls begin with `prefix`; None if it is not known here.
+
+        Raises `EngineClosed` if the engine is closed.
+        """
+
+
+async def work_of(inference: Inference, prefix: str) -> WorkUnderWay | None:
+    """Return what `inference` knows of the job the ids of whose calls begin with `prefix`; None: nothing."""
+    return await inference.work_of(prefix) if isinstance(inference, KnowsWork) else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
-from batchwright.inference.inference import Call, Inference, Route, why_not_ready
+from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, why_not_ready, work_of
 from batchwright.wire.requests import EMBEDDINGS_URL, read_model
 
 ANY_MODEL = "*"
@@ -68,6 +68,10 @@ class RoutedInference(_Renaming):
         """Reason why a route can compute no call now; None when all can."""
         return next((reason for route in self.routes if (reason := why_not_ready(route))), None)
 
+    async def work_of(self, prefix: str) -> WorkUnderWay | None:
+        found = [work for route in self.routes if (work := await work_of(route, prefix)) is not None]
+        return next((work for work in found if work.running), None)
+
     async def close(self) -> None:
         for route in self.routes:
             await route.close()
@@ -122,6 +126,9 @@ class StandIn(_Renaming):
     def why_not_ready(self) -> str | None:
         """Reason why `inner` can compute no call now; None when it can."""
         return why_not_ready(self._inner)
+
+    async def work_of(self, prefix: str) -> WorkUnderWay | None:
+        return await work_of(self._inner, prefix)
 
     async def close(self) -> None:
         await self._inner.close()

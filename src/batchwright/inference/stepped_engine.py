@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 
 from batchwright.engine.engine import Engine
-from batchwright.engine.engine_stats import EngineStats
+from batchwright.engine.engine_stats import EngineStats, UnfinishedWork
 from batchwright.engine.tokenizer import Tokenizer
 from batchwright.errors import EngineClosed
 from batchwright.request import InferenceRequest, InferenceResponse, StreamEvent
@@ -63,6 +63,10 @@ class SteppedEngine:
     def stream(self, request: InferenceRequest) -> AsyncGenerator[StreamEvent]:
         """Raise NotImplementedError: no stream can be read while a step holds the event loop."""
         raise NotImplementedError("a stepped engine has no streams: use AsyncEngine")
+
+    async def unfinished_work(self, prefix: str) -> UnfinishedWork:
+        """Return what is left of the requests whose ids begin with `prefix`."""
+        return self._engine.core.unfinished_work(prefix)
 
     async def close(self) -> None:
         """Cancel all unfinished requests, and close the engine if it is owned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,14 +26,13 @@ from batchwright.lines.batch_line import (
     request_id,
     token_count,
 )
+from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
-_LONGEST_COUNTED = 2**17
-"""Tokens of an answer from which on it counts as having just so many."""
 _GRACE = 5.0
 """Seconds that lines under way are given to end after an interrupt."""
 _SHOWN_EVERY = 0.1
@@ -53,29 +52,14 @@ class Tally:
     """Lines that were taken up; those that earlier runs finished do not count."""
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
-    limits: Counter[int] = field(default_factory=Counter)
-    """Numbers of lines that succeeded, by the most tokens that they ask for."""
-    ended: list[int] = field(default_factory=list)
-    """Numbers of answers that ended by themselves, by their tokens (the index)."""
-    cut: list[int] = field(default_factory=list)
-    """Numbers of answers that ended by their limit, in the same way."""
+    answers: AnswerTally = field(default_factory=AnswerTally)
 
     def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count a line with its answer, each text of which could have had `limit` tokens."""
-        self.limits[limit] += 1
         self.succeeded += 1
         self.prompt_tokens += token_count(answer, "prompt_tokens")
-        generated = token_count(answer, "completion_tokens")
-        self.generated_tokens += generated
-        choices = answer.get("choices")
-        if isinstance(choices, list) and choices:
-            each = min(generated // len(choices), _LONGEST_COUNTED)
-            for choice in choices:
-                is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
-                counts = self.cut if is_cut else self.ended
-                if each >= len(counts):
-                    counts.extend([0] * (each + 1 - len(counts)))
-                counts[each] += 1
+        self.generated_tokens += token_count(answer, "completion_tokens")
+        self.answers.count(answer, limit)
 
 
 class _Line(NamedTuple):
@@ -109,7 +93,7 @@ class JobLoop:
         self._sink = sink
         self._clock = clock
         self._defaults = defaults
-        self._limit = min(getattr(defaults, "max_tokens", _LONGEST_COUNTED), _LONGEST_COUNTED)
+        self._limit = getattr(defaults, "max_tokens", LONGEST_COUNTED)
         self._on_progress = on_progress
         self._retries = retries or RetryPolicy()
         self._records: Iterator[Record] = job.source.records()
@@ -262,7 +246,7 @@ class JobLoop:
         try:
             if isinstance(outcome, dict):
                 self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
-                self.tally.succeed(outcome, self._limit_of(line))
+                self.tally.succeed(outcome, answer_limit(line.body, self._limit))
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
             elif outcome is not None and nobody_computes(outcome):
@@ -277,11 +261,6 @@ class JobLoop:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)
-
-    def _limit_of(self, line: _Line) -> int:
-        """The most tokens of an answer to a line."""
-        given = line.body.get("max_completion_tokens") or line.body.get("max_tokens")
-        return min(given, _LONGEST_COUNTED) if type(given) is int and given > 0 else self._limit
 
     def _is_refused_key(self, error: EndpointError) -> bool:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from batchwright.clock import Clock
@@ -51,7 +50,8 @@ class RunForecast:
 
     def _work(self, engine: Engine, tally: Tally, now: float) -> WorkSoFar:
         steps, prompt_tokens, generated_tokens = self._before
-        running, prompt_left = engine.core.unfinished_work()
+        unfinished = engine.core.unfinished_work()
+        tokens = engine.stats.prefill_tokens + engine.stats.generated_tokens
         return WorkSoFar(
             at=now,
             weight_read=tally.weight_read,
@@ -59,13 +59,12 @@ class RunForecast:
             lines_read=tally.lines_read,
             lines_total=self._lines_total,
             steps=engine.stats.steps - steps,
+            step_tokens=tokens - prompt_tokens - generated_tokens,
             prompt_tokens=engine.stats.prefill_tokens - prompt_tokens,
             generated_tokens=engine.stats.generated_tokens - generated_tokens,
-            ended=tally.ended,
-            cut=tally.cut,
-            limits=tally.limits + Counter(limit for _, limit in running),
-            running=running,
-            prompt_tokens_left=prompt_left,
+            answers=tally.answers,
+            running=unfinished.answers,
+            prompt_tokens_left=unfinished.prompt_tokens_left,
             places=engine.stats.max_num_seqs,
         )
 
@@ -75,10 +74,10 @@ class RunForecast:
         self._rate.elapse(elapsed)
         self._rate.add(computed - self._counted)
         self._counted = computed
-        if not self._rate.events or not self._rate.seconds:
+        if not self._rate.rate:
             return None
         done = computed + tally.failed
         share = computed / done
         unread = max(0, self._lines_total - tally.lines_read) * share
         left = unread + running / 2
-        return Forecast(left * self._rate.seconds / self._rate.events, computed / (computed + unread + running))
+        return Forecast(left / self._rate.rate, computed, unread + running)

@@ -23,6 +23,11 @@ def tokens_of_bytes(size: int) -> int:
     return -(-size // _PER_TOKEN)
 
 
+def bytes_of_tokens(tokens: int) -> int:
+    """Return the bytes of a text of so many estimated tokens."""
+    return tokens * _PER_TOKEN
+
+
 def sequences_of_request(endpoint: str, body: Mapping[str, Any]) -> int:
     """Return the number of texts to embed of an online request, or its prompts times their completions; at least 1."""
     return len(_prompts(endpoint, body)) * completions_of_request(endpoint, body)

@@ -170,7 +170,12 @@ def output_id(key: str, number: int) -> str:
 
 def request_id(key: str, number: int) -> str:
     """The id of the call that computes a line, the same at each try."""
-    return f"req_{key}_{number}"
+    return f"{request_prefix(key)}{number}"
+
+
+def request_prefix(key: str) -> str:
+    """The beginning of the ids of the calls of a job."""
+    return f"req_{key}_"
 
 
 def encode_answer(key: str, number: int, custom_id: str, body: Mapping[str, Any]) -> bytes:

@@ -7,18 +7,25 @@ ones, and an average of them alone would promise too much.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from batchwright.decayed_rate import DecayedRate
 from batchwright.fitting import FadedFit
+from batchwright.lines.batch_line import token_count
 
+_STEPS_REMEMBERED = 1000.0
+"""Steps over which the work of others is averaged."""
 _FITTED = 64
 """Measurements of seconds that are remembered."""
 _FIRST_ENDED = 3
 """Answers that must have ended before lengths are estimated, unless no line is left to start."""
+LONGEST_COUNTED = 2**17
+"""Tokens of an answer from which on it counts as having just so many."""
 
 _Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float64]]"
 _Counts: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -110,6 +117,38 @@ def _first(end: int, probability: Callable[[int], float]) -> float:
     return float(low)
 
 
+@dataclass(slots=True)
+class AnswerTally:
+    """Lengths of the answers of a job, and the limits of the lines that got them."""
+
+    limits: Counter[int] = field(default_factory=Counter)
+    """Numbers of lines that succeeded, by the most tokens that they ask for."""
+    ended: list[int] = field(default_factory=list)
+    """Numbers of answers that ended by themselves, by their tokens (the index)."""
+    cut: list[int] = field(default_factory=list)
+    """Numbers of answers that ended by their limit, in the same way."""
+
+    def count(self, answer: Mapping[str, Any], limit: int) -> None:
+        """Count the answers in the body of a response, each of which could have had `limit` tokens."""
+        self.limits[limit] += 1
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices:
+            return
+        each = min(token_count(answer, "completion_tokens") // len(choices), LONGEST_COUNTED)
+        for choice in choices:
+            is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
+            counts = self.cut if is_cut else self.ended
+            if each >= len(counts):
+                counts.extend([0] * (each + 1 - len(counts)))
+            counts[each] += 1
+
+
+def answer_limit(body: Mapping[str, Any], default: int) -> int:
+    """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
+    given = body.get("max_completion_tokens") or body.get("max_tokens")
+    return min(given if type(given) is int and given > 0 else default, LONGEST_COUNTED)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkSoFar:
     """What a job has computed at one moment, and what it holds."""
@@ -123,15 +162,12 @@ class WorkSoFar:
     """Lines that were taken up, those that failed at once included."""
     lines_total: int
     steps: int
+    step_tokens: int
+    """Tokens of prompts and answers that those steps computed, of other work too."""
     prompt_tokens: int
     """Prompt tokens computed."""
     generated_tokens: int
-    ended: Sequence[int]
-    """Numbers of answers that ended by themselves, by their tokens (the index)."""
-    cut: Sequence[int]
-    """Numbers of answers that ended by their limit, in the same way."""
-    limits: Mapping[int, int]
-    """Numbers of the same lines, and of the unfinished answers, by their limits."""
+    answers: AnswerTally
     running: Sequence[tuple[int, int]] = ()
     """Tokens of each unfinished answer so far, and its limit."""
     prompt_tokens_left: int = 0
@@ -145,8 +181,14 @@ class Forecast:
     """What is left of a job."""
 
     seconds_left: float
-    fraction: float
-    """Share of the tokens that are computed, 0 to 1."""
+    tokens_done: float
+    """Tokens computed, or lines where tokens are not known."""
+    tokens_left: float
+
+    @property
+    def fraction(self) -> float:
+        """Share of the work that is done, 0 to 1."""
+        return min(1.0, self.tokens_done / max(1e-9, self.tokens_done + self.tokens_left))
 
 
 @dataclass(slots=True)
@@ -154,6 +196,8 @@ class Forecaster:
     """Learns from `WorkSoFar`s how long steps and tokens take, and forecasts the end of the job."""
 
     _cost: FadedFit = field(default_factory=lambda: FadedFit(2, _FITTED))
+    _others: DecayedRate = field(default_factory=lambda: DecayedRate(_STEPS_REMEMBERED))
+    """Tokens of other work per step."""
     _before: WorkSoFar | None = None
 
     def observe(self, now: WorkSoFar) -> Forecast | None:
@@ -163,10 +207,12 @@ class Forecaster:
             self._before = now
             if before is not None:
                 self._learn(before, now)
-        answers = sum(now.ended) + sum(now.cut)
+        ended, cut = now.answers.ended, now.answers.cut
+        answers = sum(ended) + sum(cut)
         if not self._cost.observations or (answers < _FIRST_ENDED and now.lines_read < now.lines_total):
             return None
-        lengths = AnswerLengths(now.ended, now.cut, now.running, now.limits)
+        limits = now.answers.limits + Counter(limit for _, limit in now.running)
+        lengths = AnswerLengths(ended, cut, now.running, limits)
         answers_per_line = (answers + len(now.running)) / max(1, now.lines_read)
         unread = answers_per_line * (now.lines_total - now.lines_read)
         prompt_rate = (now.prompt_tokens + now.prompt_tokens_left) / max(1e-9, now.weight_read)
@@ -175,17 +221,24 @@ class Forecaster:
         steps = self._steps(now, lengths, unread, left)
         # A token costs the same in a prompt and in an answer. A batch that is always full would not tell the cost of
         # the answers' tokens from that of the steps, but prompts do.
+        others = max(0.0, self._others.rate)
         of_step, of_token = self._cost.coefficients
-        seconds = float(of_step * steps + of_token * (prompt_left + left))
+        seconds = float(of_step * steps + of_token * (prompt_left + left + others * steps))
         done = now.prompt_tokens + now.generated_tokens
-        total = done + prompt_left + left
-        return Forecast(max(0.0, seconds), float(min(1.0, done / total)) if total else 1.0)
+        return Forecast(max(0.0, seconds), float(done), float(prompt_left + left))
+
+    def interrupted(self) -> None:
+        """Note that the time until the next observation says nothing about the work."""
+        self._before = None
 
     def _learn(self, before: WorkSoFar, now: WorkSoFar) -> None:
         steps = now.steps - before.steps
         prompt, generated = now.prompt_tokens - before.prompt_tokens, now.generated_tokens - before.generated_tokens
-        if now.at > before.at and prompt >= 0 and generated >= 0:
-            self._cost.observe((1.0, (prompt + generated) / steps), (now.at - before.at) / steps, is_larger=False)
+        tokens = now.step_tokens - before.step_tokens
+        if now.at > before.at:
+            self._cost.observe((1.0, tokens / steps), (now.at - before.at) / steps, is_larger=False)
+            self._others.elapse(steps)
+            self._others.add(tokens - (prompt + generated))
 
     def _steps(self, now: WorkSoFar, lengths: AnswerLengths, unread: float, left: float) -> float:
         """Steps that are left: while places are full, as many as the tokens need, and then the longest answer's."""

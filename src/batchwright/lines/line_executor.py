@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
@@ -67,6 +67,11 @@ class LineExecutor(Generic[_Line]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    @property
+    def lines(self) -> Iterable[_Line]:
+        """Lines being computed."""
+        return self._tasks.values()
 
     @property
     def room(self) -> int:

@@ -17,6 +17,7 @@ from batchwright.service.access.audit import AuditLog
 from batchwright.service.access.online_calls import OnlineCalls
 from batchwright.service.access.online_quotas import OnlineQuotas
 from batchwright.service.access.peers import Peers
+from batchwright.service.batches.batch_forecasts import BatchForecasts
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.batches.batch_service import BatchService
 from batchwright.service.files.blobs import Blobs
@@ -184,7 +185,8 @@ async def open_services(
         opened.push_async_callback(measured.close)
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
-        rates = BatchRates()
+        forecasts = BatchForecasts(lambda: [told for _, told in peers.others])
+        rates = BatchRates(forecasts)
         options = options or WorkerOptions(
             concurrency=settings.batch_concurrency,
             lease=settings.lease,
@@ -198,7 +200,12 @@ async def open_services(
         )
         quotas = OnlineQuotas(store, limits.default_quotas, clock, unix_time, others=lambda: peers)
         live = Live(measured, clock, unix_time)
-        peers = Peers(store, quotas, lambda: worker.id, lambda: live.snapshot(worker.in_flight))
+        peers = Peers(
+            store,
+            quotas,
+            lambda: worker.id,
+            lambda: live.snapshot(worker.in_flight) | {"forecasts": forecasts.published(clock.now())},
+        )
         services = Services(
             settings=settings,
             limits=limits,

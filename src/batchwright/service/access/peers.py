@@ -1,4 +1,4 @@
-"""Exchange between the processes of one store: use of quotas, and current figures.
+"""Exchange between the processes of one store: use of quotas, current figures, and forecasts of batches.
 
 It is made once a second, and for each request with a quota while there are other processes.
 """
@@ -94,13 +94,14 @@ class Peers:
         await self._quotas.share()
         worker = self._worker()
         found = await (self._told(worker) if self._published and worker else self._store.peers())
-        # A process that is alone publishes nothing, and withdraws what it has published before.
-        if not self._published and worker and any(peer.worker != worker for peer in found):
+        # A process that is alone and foresees nothing publishes nothing, and withdraws what it has published before.
+        alone = all(peer.worker == worker for peer in found) and not self._snapshot().get("forecasts")
+        if not self._published and worker and not alone:
             found = await self._told(worker)
-        elif self._published and all(peer.worker == worker for peer in found):
+        elif self._published and alone:
             found = await self._store.publish(worker, "{}")
             self._published = ""
-        self.others = [(peer, _read(peer.snapshot)) for peer in found if peer.worker != worker]
+        self.others = [(peer, read_snapshot(peer)) for peer in found if peer.worker != worker]
         inside: Counter[str] = Counter()
         for _, told in self.others:
             inside.update(told.get("inside", {}))
@@ -116,6 +117,7 @@ class Peers:
         return found
 
 
-def _read(snapshot: str | None) -> dict[str, Any]:
-    told = {} if snapshot is None else json.loads(snapshot)
+def read_snapshot(peer: Peer) -> dict[str, Any]:
+    """Return what a process last published; nothing where another version published something else."""
+    told = {} if peer.snapshot is None else json.loads(peer.snapshot)
     return told if isinstance(told, dict) else {}

@@ -96,10 +96,10 @@ class BatchProgress(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
     fraction: float
-    """Share of its lines that are finished, 0..1."""
+    """Share of its tokens that are computed, or of its lines that are finished while its tokens are not known, 0..1."""
     lines_per_second: float | None
     eta_seconds: float | None
-    """Seconds until its last line, at this rate; null when it is not known."""
+    """Seconds until its last line, as foreseen from its tokens; null when it is not known."""
 
 
 class BatchObject(BaseModel):

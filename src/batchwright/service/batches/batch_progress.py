@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from batchwright.decayed_rate import DecayedRate
+from batchwright.service.batches.batch_forecasts import MOST_BATCHES, BatchForecasts
 from batchwright.store.records import ENDED, BatchRecord
 
 _MEMORY = 120.0
 """Seconds over which the rate is averaged."""
 _LEAST_SECONDS = 1.0
 """Least seconds of observation for a meaningful rate."""
-_MOST_BATCHES = 1000
 _T = TypeVar("_T")
 
 
@@ -24,11 +24,12 @@ class ProgressEstimate:
     completed: int
     failed: int
     fraction: float
-    """Share of lines that are finished, 0..1; 1 once the batch has ended."""
+    """Share of the tokens that are computed, or of lines that are finished while the former is not known, 0..1; 1 once
+    the batch has ended."""
     lines_per_second: float | None
     """Finished lines per second; None: not known yet."""
     eta_seconds: float | None
-    """Seconds until the last line, at this rate; None: the rate is unknown or 0, or the batch is paused."""
+    """Seconds until the last line, as foreseen; None: too little is known, or the batch is paused."""
 
 
 class BatchRate:
@@ -60,7 +61,8 @@ class BatchRate:
 class BatchRates:
     """Rates of recent batches, from their records and from what a worker in this process commits."""
 
-    def __init__(self) -> None:
+    def __init__(self, forecasts: BatchForecasts | None = None) -> None:
+        self.forecasts = forecasts or BatchForecasts()
         self._seen: dict[str, BatchRate] = {}
         self._committed: dict[str, tuple[BatchRate, int]] = {}
 
@@ -78,8 +80,14 @@ class BatchRates:
         ended = batch.status in ENDED
         runs = batch.status == "in_progress" and batch.ending is None and not batch.paused
         rate = self._rate(batch.id, done, runs, now)
+        forecast = None if ended or batch.ending is not None else self.forecasts.of(batch, now)
+        if forecast is not None:
+            return ProgressEstimate(
+                counts.total, counts.completed, counts.failed, forecast.fraction, rate,
+                forecast.seconds_left if runs else None,
+            )  # fmt: skip
         fraction = 1.0 if ended else done / counts.total if counts.total else 0.0
-        eta = 0.0 if ended or batch.ending is not None else (counts.total - done) / rate if rate else None
+        eta = 0.0 if ended or batch.ending is not None else None
         return ProgressEstimate(counts.total, counts.completed, counts.failed, fraction, rate, eta)
 
     def _rate(self, batch_id: str, done: int, runs: bool, now: float) -> float | None:
@@ -96,5 +104,5 @@ class BatchRates:
 
 
 def _drop_oldest(batches: dict[str, _T]) -> None:
-    if len(batches) > _MOST_BATCHES:
+    if len(batches) > MOST_BATCHES:
         del batches[next(iter(batches))]

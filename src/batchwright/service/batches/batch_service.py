@@ -5,7 +5,7 @@ process or in others.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
 from batchwright.limiting.estimates import tokens_of_bytes
+from batchwright.service.access.peers import read_snapshot
 from batchwright.service.batches import batch_checks, simple_batches
+from batchwright.service.batches.batch_forecasts import BatchForecasts
 from batchwright.service.batches.batch_progress import BatchRates, ProgressEstimate
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput
 from batchwright.service.files.blobs import Blobs
@@ -297,6 +299,15 @@ class BatchService:
     def progress(self, batch: BatchRecord) -> ProgressEstimate:
         """Return the progress of a batch that was read just now."""
         return self._rates.progress(batch, self._clock.now())
+
+    async def foresee(self, batches: Sequence[BatchRecord]) -> list[ProgressEstimate]:
+        """Return the progress of batches that were read just now, by what the processes of the store have published.
+
+        For programs that do not take part in the exchange of these processes.
+        """
+        told = [read_snapshot(peer) for peer in await self._store.peers()]
+        rates = BatchRates(BatchForecasts(lambda: told))
+        return [rates.progress(batch, self._clock.now()) for batch in batches]
 
     async def _require_room(self) -> None:
         """Raise `StoreUnavailable` unless disk space is left, so that new batches do not take that of running ones."""

@@ -11,7 +11,7 @@ from typing import Any
 from batchwright.clock import Clock
 from batchwright.histograms import Histogram, Recent
 from batchwright.inference.calls import closing
-from batchwright.inference.inference import Call, Inference, why_not_ready
+from batchwright.inference.inference import Call, Inference, WorkUnderWay, why_not_ready, work_of
 from batchwright.request import Traffic
 from batchwright.service.observability.figures import CallFigures
 from batchwright.service.observability.traces import Tracing
@@ -73,6 +73,9 @@ class MeasuredInference:
                 generated = _count_tokens(figures, usage, call)
                 if first is not None and generated > 1:
                     _add(figures.tpot_ms, figures.recent_tpot_ms, (last - first) * 1e3 / (generated - 1))
+
+    async def work_of(self, prefix: str) -> WorkUnderWay | None:
+        return await work_of(self.inner, prefix)
 
     async def close(self) -> None:
         await self.inner.close()

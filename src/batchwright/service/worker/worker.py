@@ -7,6 +7,7 @@ claimed lines:
 - *commit* commits all results that were gathered during the previous commit;
 - *validate* and *finish* begin and end batches;
 - *lease* renews the lease, and drops the lines of batches that have been ended;
+- *forecast* foresees the ends of the batches that it computes;
 - *maintenance* performs periodic tasks (`maintenance.py`).
 
 While the store is unavailable, operations are repeated and results wait. When the lease is lost, all claimed lines are
@@ -19,7 +20,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ from itertools import compress
 from typing import Self
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.errors import LeaseLost, StoreUnavailable
-from batchwright.inference.inference import Inference
+from batchwright.errors import EngineClosed, LeaseLost, StoreUnavailable
+from batchwright.inference.inference import Inference, work_of
+from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy
 from batchwright.policies.suspects import MAX_CRASHES
@@ -54,6 +56,8 @@ _READY_BYTES = 32 * 2**20
 """Most bytes of waiting lines, approximately."""
 _SHORT_POLL = 0.05
 """Seconds between checks whether the model wants more, while lines wait."""
+_FORESEEN = 16
+"""Batches whose end is foreseen, those with the most lines being computed."""
 _REST = 1.0
 """Seconds without claims after the inference has said that it cannot compute."""
 _LAST_COMMITS = 5.0
@@ -161,6 +165,7 @@ class Worker:
             "feed": (self._feed, lambda: _SHORT_POLL if self._claimed.waiting else poll),
             "validate": (self._validate, lambda: poll),
             "finish": (self._finish, lambda: poll),
+            "forecast": (self._foresee, lambda: poll),
             "maintenance": (self._maintain, lambda: max(0.0, self._maintenance.next_due() - self._clock.now())),
         }
         for name, (step, pause) in steps.items():
@@ -200,7 +205,7 @@ class Worker:
         """
         if not self._tasks:
             return
-        await self._end("feed", "validate", "finish", "maintenance")
+        await self._end("feed", "validate", "finish", "forecast", "maintenance")
         self._maintenance.close()
         self._claimed.give_back_waiting()
         self._executor.try_no_more()
@@ -369,6 +374,21 @@ class Worker:
             await finish(self._store, self._blobs, worker, batch, self._options.limits, self._unix_time)
         return True
 
+    async def _foresee(self) -> bool:
+        running: defaultdict[tuple[str, str], list[ClaimedLine]] = defaultdict(list)
+        for line, _ in self._executor.lines:
+            running[line.tenant, line.batch_id].append(line)
+        largest = sorted(running, key=lambda batch: len(running[batch]), reverse=True)
+        for tenant, batch_id in largest[:_FORESEEN]:
+            batch = await self._store.batch(tenant, batch_id)
+            if batch is None or batch.ending is not None:
+                continue
+            with suppress(EngineClosed):
+                work = await work_of(self._inference, request_prefix(output_lines.key_of(batch_id)))
+                lines = [line for line, _ in self._executor.lines if line.batch_id == batch_id]
+                self._rates.forecasts.observe(batch, lines, work, self._clock.now())
+        return False
+
     async def _maintain(self) -> bool:
         if await self._maintenance.perform(self._clock.now()):
             self._look_at = self._claim_at = float("-inf")
@@ -396,10 +416,12 @@ class Worker:
         return self._claimed.next() if self._room else None
 
     def _line_ended(self, item: Item, outcome: Outcome) -> None:
-        line, _ = item
+        line, content = item
         if isinstance(outcome, Exception) and hides_details(outcome):
             _log.warning("line %d of %s failed: %s", line.number, line.batch_id, outcome)
         result = output_lines.result_of(line, outcome)
+        if result is not None:
+            self._rates.forecasts.ended(line, content, outcome if isinstance(outcome, dict) else None)
         self._claimed.end(line, result)
         self._plan.ended()
         self._moved.set()
