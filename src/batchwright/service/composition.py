@@ -20,6 +20,7 @@ from batchwright.service.access.peers import Peers
 from batchwright.service.batches.batch_forecasts import BatchForecasts
 from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.batches.batch_service import BatchService
+from batchwright.service.batches.line_reader import LineReader
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.files.custody import database_of, joined, open_with_files
 from batchwright.service.limits import ServiceLimits
@@ -62,6 +63,7 @@ class Services:
     store: Store
     blobs: Blobs
     jobs: BatchService
+    lines: LineReader
     keys: ApiKeys
     sender: Sender
     inference: MeasuredInference
@@ -216,6 +218,7 @@ async def open_services(
             store=store,
             blobs=blobs,
             jobs=jobs,
+            lines=LineReader(jobs, store, blobs),
             keys=keys,
             sender=sender,
             inference=measured,

@@ -185,6 +185,9 @@ class StoredLine:
     sequence: int | None
     """Place among the finished lines of its batch, from 1, in the order of commits; None if it is not finished."""
     output: bytes | None
+    offset: int | None = None
+    """Place in the input file, in bytes, and its length there; None where these were not read."""
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from starlette.responses import Response
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.http.json_bodies import JsonRoute
-from batchwright.server.routes.parameters import After, BatchCreate, BatchId, BatchRetry, IdempotencyKey
+from batchwright.server.routes.parameters import NO_NUL, After, BatchCreate, BatchId, BatchRetry, IdempotencyKey
 from batchwright.service.batches.api_objects import BatchObject, Page
+from batchwright.service.batches.readable_lines import ErrorGroups, ReadableLines
 from batchwright.service.composition import Services
-from batchwright.store.records import BatchRecord
+from batchwright.store.records import BatchRecord, LineState
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")], route_class=JsonRoute)
 
@@ -134,6 +135,31 @@ async def batch_results(
     data = b",".join(line.output for line in page if line.output is not None)
     rest = b'],"next_after":%d,"has_more":%s}' % (last, b"true" if more else b"false")
     return Response(b'{"object":"list","data":[' + data + rest, media_type="application/json")
+
+
+@router.get("/{batch_id}/lines", dependencies=[audited("batch.lines", "batch_id")])
+async def batch_lines(
+    batch_id: BatchId,
+    services: ServicesOf,
+    tenant: Tenant,
+    after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    state: Annotated[LineState | None, Query(description="Only lines in this state.")] = None,
+    search: Annotated[
+        str, Query(max_length=256, pattern=NO_NUL, description="Only lines whose prompt, answer, id or error has it.")
+    ] = "",
+) -> ReadableLines:
+    """List lines in the order of the input, each with its prompt and its answer or error as text.
+
+    A page of a search looks at up to 5,000 lines, and may have no line although `next_after` says that there are more.
+    """
+    return await services.lines.lines(tenant, batch_id, after=after, limit=limit, state=state, search=search)
+
+
+@router.get("/{batch_id}/errors")
+async def batch_errors(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> ErrorGroups:
+    """Count the failed lines by the code of their errors, with an example of each. Looks at up to 10,000 of them."""
+    return await services.lines.errors(tenant, batch_id)
 
 
 def _shown(services: Services, batch: BatchRecord) -> BatchObject:

@@ -11,13 +11,15 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from batchwright.errors import InvalidRequest
+from batchwright.jobs.table_requests import TableOptions
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
 from batchwright.server.http.multipart import Form
 from batchwright.server.http.sse import ByteStream
-from batchwright.server.routes.parameters import After, FileId
-from batchwright.service.batches.api_objects import FileDeleted, FileObject, Page
+from batchwright.server.routes.parameters import After, FileId, TableRequests
+from batchwright.service.batches.api_objects import ConvertedTable, FileDeleted, FileObject, Page
 from batchwright.store.records import Purpose
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL
 
 router = APIRouter(tags=["Files"], dependencies=[needs("batches")])
 
@@ -105,6 +107,39 @@ async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) ->
         "x-content-type-options": "nosniff",
     }
     return ByteStream(chunks, headers)
+
+
+@router.post("/v1/files/{file_id}/requests")
+async def requests_of_table(
+    file_id: FileId,
+    body: TableRequests,
+    services: ServicesOf,
+    tenant: Tenant,
+    key: Key,
+    deed: Annotated[Deed, audited("file.requests", "file_id")],
+) -> ConvertedTable:
+    """Make the input of a batch from an uploaded table or list of prompts: CSV, TSV, Parquet, JSON, JSON Lines or text.
+
+    The extension of the file's name tells its format. Rows that have nothing in the columns of the template are left
+    out.
+    """
+    if body.system_template is not None and body.endpoint == COMPLETION_URL:
+        raise InvalidRequest(
+            f"system_template: {COMPLETION_URL} has no system messages: leave it out, or choose {CHAT_URL}",
+            param="system_template",
+        )
+    fields = body.model_dump(include={"model", "max_tokens", "temperature"}, exclude_none=True)
+    options = TableOptions(
+        name="",
+        endpoint=body.endpoint,
+        prompt_template=body.prompt_template,
+        system_template=body.system_template,
+        body=fields,
+    )
+    file, outcome = await services.jobs.requests_of_table(tenant, file_id, options, key=key)
+    deed.object = f"{file_id} as {file.id}"
+    first = outcome.first_skipped[0] if outcome.first_skipped else None
+    return ConvertedTable(file=FileObject.of(file), rows=outcome.rows, skipped=outcome.skipped, first_skipped=first)
 
 
 async def _described(form: Form) -> AsyncGenerator[bytes]:

@@ -15,7 +15,7 @@ from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
 from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
 
-_NO_NUL = r"^[^\x00]*$"
+NO_NUL = r"^[^\x00]*$"
 
 
 class SimpleBatchConvertor(StringConvertor):
@@ -63,8 +63,8 @@ def _number(value: object) -> object:
 _IsNumber = BeforeValidator(_number)
 Metadata = Annotated[
     dict[
-        Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_METADATA_KEY, pattern=_NO_NUL)],
-        Annotated[str, StringConstraints(max_length=bounds.MAX_METADATA_VALUE, pattern=_NO_NUL)],
+        Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_METADATA_KEY, pattern=NO_NUL)],
+        Annotated[str, StringConstraints(max_length=bounds.MAX_METADATA_VALUE, pattern=NO_NUL)],
     ],
     Field(max_length=bounds.MAX_METADATA),
     # pydantic's own schema would allow any value for a key with NUL.
@@ -72,12 +72,12 @@ Metadata = Annotated[
         {
             "type": "object",
             "maxProperties": bounds.MAX_METADATA,
-            "propertyNames": {"minLength": 1, "maxLength": bounds.MAX_METADATA_KEY, "pattern": _NO_NUL},
-            "additionalProperties": {"type": "string", "maxLength": bounds.MAX_METADATA_VALUE, "pattern": _NO_NUL},
+            "propertyNames": {"minLength": 1, "maxLength": bounds.MAX_METADATA_KEY, "pattern": NO_NUL},
+            "additionalProperties": {"type": "string", "maxLength": bounds.MAX_METADATA_VALUE, "pattern": NO_NUL},
         }
     ),
 ]
-Model = Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_MODEL, pattern=_NO_NUL)]
+Model = Annotated[str, StringConstraints(min_length=1, max_length=bounds.MAX_MODEL, pattern=NO_NUL)]
 Prompt = Annotated[str, StringConstraints(max_length=bounds.MAX_TEXT)]
 Window = Annotated[
     str,
@@ -114,6 +114,21 @@ class BatchCreate(BaseModel):
     completion_window: Window
     metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
+
+
+class TableRequests(BaseModel):
+    """How the rows of a table become requests."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_template: Annotated[str, StringConstraints(min_length=1, max_length=65_536, pattern=NO_NUL)] | None = None
+    """Text with columns as `{column}`. Null: the file has prompts, one on each line or in the field `prompt`."""
+    system_template: Annotated[str, StringConstraints(min_length=1, max_length=65_536, pattern=NO_NUL)] | None = None
+    """System message of each chat, in the same way."""
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
+    model: Model | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] | None = None
 
 
 class BatchRetry(BaseModel):

@@ -33,6 +33,19 @@ class FileObject(BaseModel):
         return cls.model_validate(file, from_attributes=True)
 
 
+class ConvertedTable(BaseModel):
+    """Input of a batch that was made of a table."""
+
+    object: Literal["table.requests"] = "table.requests"
+    file: FileObject
+    rows: int
+    """Number of rows that became requests."""
+    skipped: int
+    """Number of rows that were left out, since they have nothing in the columns of the template."""
+    first_skipped: int | None
+    """Number of the first of these."""
+
+
 class FileDeleted(BaseModel):
     """Answer to the deletion of a file."""
 

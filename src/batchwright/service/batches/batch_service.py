@@ -9,16 +9,21 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Se
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 from typing import Any, TypeVar
+
+import msgspec
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InvalidRequest, NotFound, QuotaExceeded, StoreUnavailable
+from batchwright.jobs.table_requests import TableOptions
 from batchwright.limiting.estimates import tokens_of_bytes
 from batchwright.service.access.peers import read_snapshot
 from batchwright.service.batches import batch_checks, simple_batches
 from batchwright.service.batches.batch_forecasts import BatchForecasts
 from batchwright.service.batches.batch_progress import BatchRates, ProgressEstimate
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput
+from batchwright.service.batches.table_conversion import Converted, TableConversion
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
@@ -124,6 +129,22 @@ class BatchService:
                 if not await self._store.known_files([file.id]):
                     await self._blobs.remove([file.id])
             raise
+
+    async def requests_of_table(
+        self, tenant: str, file_id: str, options: TableOptions, *, key: ApiKey | None = None
+    ) -> tuple[FileRecord, Converted]:
+        """Store the input of a batch that is made of an uploaded table, or of a file of prompts.
+
+        Raises what `upload` raises, `InvalidRequest` for a table that cannot be turned into requests, and `Overloaded`
+        while others are.
+        """
+        table = await self.file(tenant, file_id)
+        options = msgspec.structs.replace(options, name=table.filename, max_line_bytes=int(self._limits.max_line_bytes))
+        with await off_loop(self._blobs.open, file_id) as content:
+            conversion = TableConversion(content, options)
+            async with aclosing(conversion.lines()) as lines:
+                name = f"{PurePath(table.filename).stem or 'table'}.requests.jsonl"
+                return await self.upload(tenant, name, lines, key=key), conversion.outcome
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:
         return _found(await self._store.file(tenant, file_id), "file", file_id)

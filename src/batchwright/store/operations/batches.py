@@ -21,6 +21,7 @@ from batchwright.store.records import (
     BatchStatus,
     FileRecord,
     LineCounts,
+    LineState,
     NewLine,
     StoredLine,
     TokenUsage,
@@ -361,13 +362,13 @@ def finish(
 # Lines of batches, read and removed in pieces of a bounded number of bytes: results may be of any size.
 
 
-def _page(tx: Tx, statement: str, sizes: str, *, batch: int, after: int, limit: int) -> list[StoredLine]:
+def _page(tx: Tx, statement: str, sizes: str, *, limit: int, **given: Any) -> list[StoredLine]:
     """The lines that `statement` finds: at most `limit`, and only as many as `PAGE_BYTES` hold, but at least one.
 
-    `sizes` names the statement that gives the bytes of the same rows.
+    `sizes` names the statement that gives the bytes of the same rows; both get the parameters `given`.
     """
-    count = _fitting(tx.rows(sizes, batch=batch, after=after, limit=limit), PAGE_BYTES)
-    return [StoredLine(*line) for line in tx.rows(statement, batch=batch, after=after, limit=count)] if count else []
+    count = _fitting(tx.rows(sizes, limit=limit, **given), PAGE_BYTES)
+    return [StoredLine(*line) for line in tx.rows(statement, limit=count, **given)] if count else []
 
 
 def _fitting(sizes: Sequence[Row], room: int) -> int:
@@ -380,12 +381,15 @@ def _fitting(sizes: Sequence[Row], room: int) -> int:
     return len(sizes)
 
 
-def lines(tx: Tx, batch_id: str, *, after: int, limit: int) -> list[StoredLine]:
-    """A page of the lines with `number` > `after`, by number, to build files from; empty if they were removed."""
+def lines(tx: Tx, batch_id: str, *, after: int, limit: int, state: LineState | None = None) -> list[StoredLine]:
+    """A page of the lines with `number` > `after`, by number; empty if they were removed. `state`: only lines in it."""
     row = tx.row("batch_key", id=batch_id)
     if row is None:
         return []
-    found = _page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
+    if state is None:
+        found = _page(tx, "lines", "line_sizes", batch=row[0], after=after, limit=limit)
+    else:
+        found = _page(tx, "lines_in_state", "line_sizes_in_state", batch=row[0], after=after, limit=limit, state=state)
     [(removed_at, _)] = tx.rows("lines_removed_at", key=row[0])
     return found if removed_at is None else []
 

@@ -79,8 +79,25 @@ SELECT
     l.custom_id,
     l.state,
     l.sequence,
-    (SELECT r.output FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence)
+    (SELECT r.output FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence),
+    l.first_byte,
+    l.bytes
 FROM lines AS l WHERE l.batch = :batch AND l.number > :after ORDER BY l.number LIMIT :limit;
+
+-- name: line_sizes_in_state
+SELECT (SELECT length(r.output) FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence)
+FROM lines AS l WHERE l.batch = :batch AND l.number > :after AND l.state = :state ORDER BY l.number LIMIT :limit;
+
+-- name: lines_in_state
+SELECT
+    l.number,
+    l.custom_id,
+    l.state,
+    l.sequence,
+    (SELECT r.output FROM results AS r WHERE r.batch = l.batch AND r.sequence = l.sequence),
+    l.first_byte,
+    l.bytes
+FROM lines AS l WHERE l.batch = :batch AND l.number > :after AND l.state = :state ORDER BY l.number LIMIT :limit;
 
 -- name: count_unfinished_lines
 SELECT coalesce(sum(total - completed - failed), 0) FROM batches WHERE status = 'in_progress' AND ending IS NULL;

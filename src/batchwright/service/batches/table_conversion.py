@@ -1,0 +1,108 @@
+"""Tables that clients uploaded, turned into inputs of batches in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import BinaryIO
+
+import msgspec
+
+from batchwright.errors import InvalidRequest, Overloaded
+from batchwright.jobs.table_requests import TableOptions
+
+_PIECE = 2**18
+_PATIENCE = 120.0
+"""Seconds without a line after which a conversion is given up."""
+_AT_ONCE = 2
+"""Conversions of one service at the same time."""
+_MOST_TOLD = 2**16
+
+
+class Converted(msgspec.Struct):
+    """What a conversion says at its end."""
+
+    rows: int = 0
+    skipped: int = 0
+    """Rows without a value in the columns of the template."""
+    first_skipped: list[int] = []
+    error: str | None = None
+    param: str | None = None
+    code: str | None = None
+
+
+class TableConversion:
+    """One conversion: first read `lines` to the end, then `outcome` says how many there were."""
+
+    _running = 0
+
+    def __init__(self, table: BinaryIO, options: TableOptions) -> None:
+        self.outcome = Converted()
+        self._table = table
+        self._options = options
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Yield the lines in pieces.
+
+        Raises `InvalidRequest` for a table that cannot be converted, and `Overloaded` while too many are.
+        """
+        if TableConversion._running >= _AT_ONCE:
+            raise Overloaded(f"{_AT_ONCE} tables are being converted already: try again later", retry_after=2.0)
+        TableConversion._running += 1
+        try:
+            descriptor = self._table.fileno()
+            command = [
+                "-m",
+                "batchwright.jobs.table_requests",
+                str(descriptor),
+                msgspec.json.encode(self._options).decode(),
+            ]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE,
+                pass_fds=(descriptor,),
+            )  # fmt: skip
+            try:
+                async for piece in _pieces(process):
+                    yield piece
+                self.outcome = await _outcome(process)
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        finally:
+            TableConversion._running -= 1
+        if self.outcome.error is not None:
+            raise InvalidRequest(self.outcome.error, param=self.outcome.param, code=self.outcome.code)
+        if not self.outcome.rows:
+            raise InvalidRequest(
+                f"{self._options.name} has no row from which a request could be made", param="file", code="empty_file"
+            )
+
+
+async def _pieces(process: Process) -> AsyncGenerator[bytes]:
+    assert process.stdout is not None
+    while True:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                piece = await process.stdout.read(_PIECE)
+        except TimeoutError:
+            raise InvalidRequest(
+                "the table could not be read in time: make it smaller", code="table_too_slow"
+            ) from None
+        if not piece:
+            return
+        yield piece
+
+
+async def _outcome(process: Process) -> Converted:
+    assert process.stderr is not None
+    told = await process.stderr.read(_MOST_TOLD)
+    await process.wait()
+    try:
+        # Libraries may write before it.
+        return msgspec.json.decode(told[told.rindex(b'{"') :], type=Converted)
+    except ValueError:
+        return Converted(error=f"the table could not be read: its reader ended with {process.returncode}")
