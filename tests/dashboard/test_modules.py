@@ -75,17 +75,18 @@ def test_the_top_of_a_chart_is_a_round_number_above_all_values(page: Page, value
     assert call(page, "chart", "niceTop", value) == top
 
 
-def endpoint_of(page: Page, text: str) -> Any:
+def inspected(page: Page, name: str, text: str) -> Any:
     return page.value(f"""(async () => {{
         const main = document.querySelector('script[src$="/main.js"]').src;
-        const {{ endpointOf }} = await import(new URL("./first-line.js", main));
-        return endpointOf(new File([{json.dumps(text)}], "a.jsonl")).catch((error) => error.message);
+        const {{ inspect }} = await import(new URL("./first-line.js", main));
+        return inspect(new File([{json.dumps(text)}], {json.dumps(name)})).catch((error) => error.message);
     }})()""")
 
 
 @pytest.mark.parametrize("before", ["", "\n \n", "\ufeff"])
 def test_the_endpoint_stands_in_the_first_line(page: Page, before: str) -> None:
-    assert endpoint_of(page, before + '{"url": "/v1/embeddings"}\nnot JSON\n') == "/v1/embeddings"
+    found = inspected(page, "a.jsonl", before + '{"url": "/v1/embeddings"}\nnot JSON\n')
+    assert found == {"kind": "requests", "endpoint": "/v1/embeddings"}
 
 
 @pytest.mark.parametrize(
@@ -94,10 +95,27 @@ def test_the_endpoint_stands_in_the_first_line(page: Page, before: str) -> None:
         ("", "It is empty."),
         ("\n\n", "Its beginning is blank."),
         ("\n{", "Line 2: must be a JSON object"),
-        ("null", "Line 1: “url” must be one of"),
         ('{"url": "/v1/other"}', 'it is "/v1/other"'),
-        ("{}", "there is none"),
+        ('{"method": "POST"}', "there is none"),
     ],
 )
 def test_a_file_without_an_endpoint_is_not_uploaded(page: Page, text: str, told: str) -> None:
-    assert told in endpoint_of(page, text)
+    assert told in inspected(page, "a.jsonl", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind", "columns"),
+    [
+        ("a.csv", 'id,"a, ""quoted"" name",text\n1,2,3\n', "table", ["id", 'a, "quoted" name', "text"]),
+        ("A.TSV", "id\ttext\r\n", "table", ["id", "text"]),
+        ("a.parquet", "PAR1", "table", None),
+        ("a.txt", "one prompt\n", "prompts", None),
+        ("a.jsonl", '{"prompt": "x", "id": 1}', "prompts", ["prompt", "id"]),
+        ("a.jsonl", '"a prompt"', "prompts", None),
+        ("a.jsonl", '{"question": "x"}', "table", ["question"]),
+        ("a.json", '[{"question": "x"}]', "table", ["question"]),
+        ("a.json", '[{"question": "x"}, {"cut', "table", []),
+    ],
+)
+def test_what_other_files_hold(page: Page, name: str, text: str, kind: str, columns: list[str] | None) -> None:
+    assert inspected(page, name, text) == {"kind": kind, "columns": columns}

@@ -112,8 +112,8 @@ def test_failed_lines_are_explained_and_tried_again(page: Page, service: Service
     page.choose("#file-input", written(tmp_path / "mixed.jsonl", ["good", "fail here"]))
     page.until(status("Completed with errors"))
     page.click(button("details"))
-    page.until("document.querySelector('#details').innerText.includes('Line 2, request-2')")
-    assert "the stub was asked to fail" in page.text("#details")
+    page.until("document.querySelector('#details .groups').innerText.includes('line 2, request-2')")
+    assert "the stub was asked to fail" in page.text("#details .groups")
     page.press("Escape")
     errors = page.download(tmp_path, lambda: page.click(button("errors")))
     assert [json.loads(line)["custom_id"] for line in errors.read_text().splitlines()] == ["request-2"]
@@ -236,3 +236,87 @@ def test_it_fits_a_phone_while_it_works(browser: Browser, service: Service, tmp_
         page.until("document.querySelector('#details').innerText.includes('request-2')")
         for element in ("document.documentElement", "document.querySelector('#details')"):
             assert page.value(f"{element}.scrollWidth <= {element}.clientWidth"), element
+
+
+def table(path: Path) -> Path:
+    rows = [
+        "name,review",
+        "A,good stuff",
+        "B,",
+        'C,"bad, really"',
+        *(f"D{number},plain {number}" for number in range(40)),
+    ]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def fill(selector: str, text: str) -> str:
+    return f"document.querySelector('{selector}').value = {json.dumps(text)}"
+
+
+def test_a_table_becomes_a_batch_and_its_answers_are_read_and_searched(page: Page, tmp_path: Path) -> None:
+    page.choose("#file-input", table(tmp_path / "reviews.csv"))
+    page.until("document.activeElement.name === 'prompt_template'")
+    page.type("say ")
+    page.click(".chips button:nth-child(2)")
+    assert page.value("document.querySelector('[name=prompt_template]').value") == "say {review}"
+    page.click(".template-form .solid")
+    page.until(status("Completed"))
+    assert "reviews.csv" in page.text(".job h3")
+    page.until("document.querySelector('#messages').innerText.includes('1 row has nothing')")
+    page.click(button("details"))
+    page.until("document.querySelectorAll('#details .line').length === 20")
+    assert "say good stuff" in page.text("#details .line:nth-child(1)")
+    assert "SAY GOOD STUFF" in page.text("#details .line:nth-child(1)")
+    page.click("#details [data-action=next]")
+    page.until("document.querySelector('#details').innerText.includes('Lines 21 to 40 of 42')")
+    page.click("#details [data-action=next]")
+    page.until("document.querySelectorAll('#details .line').length === 2")
+    page.click("#details [data-action=previous]")
+    page.until("document.querySelectorAll('#details .line').length === 20")
+    page.value(fill("#find-text", "REALLY"))
+    page.click("#details .find button")
+    page.until("document.querySelectorAll('#details .line').length === 1")
+    assert "say bad, really" in page.text("#details .line")
+    page.value(fill("#find-text", "nowhere"))
+    page.click("#details .find button")
+    page.until("document.querySelector('#details').innerText.includes('No line is like that')")
+    # The table itself is not kept: only its requests and the answers are.
+    listed = page.value("fetch('/v1/files').then((answer) => answer.json())")
+    assert sorted(each["filename"].partition(".")[2] for each in listed["data"])[0].endswith("jsonl")
+    assert not any(each["filename"] == "reviews.csv" for each in listed["data"])
+
+
+def test_a_template_with_a_wrong_column_can_be_mended(page: Page, tmp_path: Path) -> None:
+    page.choose("#file-input", table(tmp_path / "reviews.csv"))
+    page.until("document.activeElement.name === 'prompt_template'")
+    page.type("say {revew}")
+    page.click(".template-form .solid")
+    page.until("document.querySelector('.upload .said').innerText.includes(\"no column 'revew'\")")
+    assert all("400" in each for each in page.complaints)  # the browser's own note of the answer
+    page.complaints.clear()
+    page.value(fill("[name=prompt_template]", "say {review}"))
+    page.click(".template-form .solid")
+    page.until(status("Completed"))
+    page.until("document.querySelectorAll('.upload').length === 0")
+
+
+def test_prompts_are_sent_as_they_are(page: Page, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    page.choose("#file-input", prompts)
+    page.click(".template-form .solid")
+    page.until(status("Completed"))
+    page.click(button("details"))
+    page.until("document.querySelector('#details .preview').innerText.includes('TWO')")
+
+
+def test_answers_come_into_the_open_preview_while_the_job_runs(page: Page, service: Service, tmp_path: Path) -> None:
+    service.hold()
+    page.choose("#file-input", written(tmp_path / "slow.jsonl", ["one", "two"]))
+    page.until(status("In progress"))
+    page.click(button("details"))
+    page.until("document.querySelectorAll('#details .line').length === 2")
+    assert "ONE" not in page.text("#details .preview")
+    service.release()
+    page.until("document.querySelector('#details .preview').innerText.includes('ONE')")

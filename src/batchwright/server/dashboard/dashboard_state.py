@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from batchwright.histograms import Recent
 from batchwright.limiting.rates import KINDS
@@ -21,12 +21,13 @@ from batchwright.service.observability.figures import dispatch_reasons, engine_s
 from batchwright.service.worker.processes import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchRecord, BatchStatus
 from batchwright.version import __version__
+from batchwright.wire.api_model import ApiModel
 
 _JOBS = 50
 _UNENDED: tuple[BatchStatus, ...] = ("in_progress", "validating", "finalizing", "cancelling")
 
 
-class _Part(BaseModel):
+class _Part(ApiModel):
     model_config = ConfigDict(frozen=True)
 
 
@@ -174,9 +175,9 @@ class DashboardState(_Part):
     deliveries_pending: int
     """Messages to webhooks that are under way."""
     deliveries_failed: int
-    quotas: list[QuotaState] = []
+    quotas: list[QuotaState] = Field(default_factory=list)
     """The viewer's limits; empty without limits."""
-    servers: list[ServerState] = []
+    servers: list[ServerState] = Field(default_factory=list)
     """All processes by name; empty if this is the only one."""
     job_counts: JobCounts
     jobs: list[JobState]

@@ -1,9 +1,11 @@
-"""The page at `/` and its files. They hold no data: the page's modules fetch the state, with a key where needed."""
+"""The pages at `/` and `/docs`, and their files. They hold no data: the dashboard's modules fetch the state, with a key
+where needed.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,8 @@ from fastapi import APIRouter, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from batchwright.server.reference.api_reference import Reference, read_reference
 
 _FOLDER = Path(__file__).parent
 _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
@@ -35,24 +39,42 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """The page and its files, as they were at the first request."""
+    """The pages and their files, as they were at the first request."""
 
     page: bytes
     digest: str
     """Hash of all files, part of their addresses, so that they can be cached for ever and versions never mix."""
     files: Mapping[str, bytes]
+    render: Callable[..., str]
+    """Renders the template that it is given first."""
+
+    def reference(self, reference: Reference) -> bytes:
+        """Return the page of the reference."""
+        return self.render("reference.html", reference=reference).encode()
 
 
 @router.get("/")
 def page(request: Request) -> Response:
     """Return the dashboard, or 304 to a browser that has it."""
-    site = _site()
-    tag = f'"{hashlib.sha256(site.page).hexdigest()[:32]}"'
+    return _answer(request, _site().page)
+
+
+@router.get("/docs")
+def docs(request: Request) -> Response:
+    """Return the reference of the HTTP API, or 304 to a browser that has it."""
+    content: bytes | None = getattr(request.app.state, "reference", None)
+    if content is None:
+        content = request.app.state.reference = _site().reference(read_reference(request.app.openapi()))
+    return _answer(request, content)
+
+
+def _answer(request: Request, content: bytes) -> Response:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**SECURITY, "cache-control": "no-cache", "etag": tag}
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if tag in known:
         return Response(status_code=304, headers=headers)
-    return Response(site.page, media_type="text/html", headers=headers)
+    return Response(content, media_type="text/html", headers=headers)
 
 
 @router.get("/dashboard/static/{digest}/{name}")
@@ -82,9 +104,13 @@ def _site() -> _Site:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = environment.get_template("page.html").render(
-        static=f"/dashboard/static/{digest}",
-        sheets=[name for name in files if name.endswith(".css")],
-        modules=[name for name in files if name.endswith(".js") and name not in ("main.js", "theme.js")],
-    )
-    return _Site(shown.encode(), digest, files)
+    shared = {
+        "static": f"/dashboard/static/{digest}",
+        "sheets": [name for name in files if name.endswith(".css")],
+        "modules": [name for name in files if name.endswith(".js") and name not in ("main.js", "theme.js")],
+    }
+
+    def render(template: str, **given: object) -> str:
+        return environment.get_template(template).render(**shared, **given)
+
+    return _Site(render("page.html").encode(), digest, files, render)

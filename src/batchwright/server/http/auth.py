@@ -20,7 +20,7 @@ from batchwright.service.access.api_keys import DEFAULT_TENANT, ApiKeys
 from batchwright.service.settings import is_loopback
 from batchwright.store.records import ApiKey, KeyScope
 
-PUBLIC = frozenset({"/", "/health", "/ready", "/openapi.json", "/favicon.ico"})
+PUBLIC = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico"})
 """Paths that reveal nothing of any tenant. The page at `/` is empty until its script asks for data, with a key."""
 ADMIN = "/v1/admin"
 PUBLIC_FOLDER = "/dashboard/static/"

@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
@@ -17,6 +16,7 @@ from starlette.types import Scope
 
 from batchwright.errors import BatchwrightError, InvalidRequest, QuotaExceeded
 from batchwright.service.observability.logs import logger
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.error_bodies import error_body, hides_details, retry_after, status_of
 
 RETRY_AFTER = 5
@@ -29,7 +29,7 @@ _BY_CODE = {"file_too_large": 413, "upload_too_slow": 408, "idempotency_key_reus
 _OWN_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-class ErrorBody(BaseModel):
+class ErrorBody(ApiModel):
     """The error of an answer."""
 
     message: str
@@ -38,7 +38,7 @@ class ErrorBody(BaseModel):
     code: str | None
 
 
-class Error(BaseModel):
+class Error(ApiModel):
     """The body of every answer with a status of 400 or more, in the form that OpenAI clients read."""
 
     error: ErrorBody

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import ConfigDict, Field, field_validator
 
 from batchwright.limiting.quotas import UNLIMITED, Quotas, of_values
 from batchwright.server.http.audit_trail import Deed, audited
@@ -15,6 +15,7 @@ from batchwright.server.http.json_bodies import JsonRoute
 from batchwright.server.routes.parameters import KeyId
 from batchwright.service.access.api_keys import DEFAULT_OVERLAP, DEFAULT_SCOPES, DEFAULT_TENANT, require_name
 from batchwright.store.records import ApiKey, KeyScope
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY
 
 router = APIRouter(prefix="/v1/admin", tags=["Administration"], dependencies=[needs("admin")], route_class=JsonRoute)
@@ -24,7 +25,7 @@ _EXACT = ConfigDict(extra="forbid", strict=True)
 _Limit = Annotated[int, Field(ge=1, le=2**53)]
 
 
-async def tenant_name_of(tenant: str) -> str:
+async def tenant_name_of(tenant: Annotated[str, Path(description="Name of the tenant.")]) -> str:
     """Return the tenant in the path. Raises `InvalidRequest`."""
     return require_name("tenant", tenant)
 
@@ -32,7 +33,7 @@ async def tenant_name_of(tenant: str) -> str:
 TenantName = Annotated[str, Depends(tenant_name_of)]
 
 
-class QuotaValues(BaseModel):
+class QuotaValues(ApiModel):
     """Limits; null means no limit here."""
 
     model_config = _EXACT
@@ -54,7 +55,7 @@ class TenantLimits(QuotaValues):
     weight: Annotated[float, Field(ge=0.01, le=1000.0)] | None = None
 
 
-class KeyObject(BaseModel):
+class KeyObject(ApiModel):
     """A key, without its secret, which is not stored. Times are Unix seconds."""
 
     id: str
@@ -89,28 +90,28 @@ class NewKeyObject(KeyObject):
     secret: str
 
 
-class KeyList(BaseModel):
+class KeyList(ApiModel):
     """Keys, the newest first, with revoked ones."""
 
     object: str = "list"
     data: list[KeyObject]
 
 
-class KeyCreate(BaseModel):
+class KeyCreate(ApiModel):
     """Properties of a new key."""
 
     model_config = _EXACT
 
     name: str
     tenant: str = DEFAULT_TENANT
-    scopes: list[KeyScope] = list(DEFAULT_SCOPES)
+    scopes: list[KeyScope] = Field(default=list(DEFAULT_SCOPES))
     expires_at: float | None = None
     weight: float = 1.0
     best_priority: int | None = DEFAULT_PRIORITY
     quotas: QuotaValues = QuotaValues()
 
 
-class KeyUpdate(BaseModel):
+class KeyUpdate(ApiModel):
     """Changes to a key. What is left out, of its quotas too, stays as it is."""
 
     model_config = _EXACT
@@ -130,7 +131,7 @@ class KeyUpdate(BaseModel):
         return value
 
 
-class KeyRotate(BaseModel):
+class KeyRotate(ApiModel):
     """Options of the replacement of a secret."""
 
     model_config = _EXACT
@@ -139,7 +140,7 @@ class KeyRotate(BaseModel):
     """Time for which the old secret still works."""
 
 
-class TenantQuotas(BaseModel):
+class TenantQuotas(ApiModel):
     """Limits of a tenant, and its use of what the store counts."""
 
     object: str = "quotas"
@@ -150,7 +151,7 @@ class TenantQuotas(BaseModel):
     used: dict[str, int]
 
 
-class TenantQuotasList(BaseModel):
+class TenantQuotasList(ApiModel):
     """Quotas of the tenants that have limits or a weight of their own."""
 
     object: str = "list"
@@ -160,7 +161,9 @@ class TenantQuotasList(BaseModel):
 
 
 @router.get("/keys")
-async def list_keys(services: ServicesOf, tenant: str | None = None) -> KeyList:
+async def list_keys(
+    services: ServicesOf, tenant: Annotated[str | None, Query(description="Only keys of this tenant.")] = None
+) -> KeyList:
     """List the keys of all tenants, or of one."""
     if tenant is not None:
         require_name("tenant", tenant)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.server.http.audit_trail import Deed, audited
@@ -16,11 +15,12 @@ from batchwright.service.batches.api_objects import BatchObject, Page
 from batchwright.service.batches.readable_lines import ErrorGroups, ReadableLines
 from batchwright.service.composition import Services
 from batchwright.store.records import BatchRecord, LineState
+from batchwright.wire.api_model import ApiModel
 
 router = APIRouter(prefix="/v1/batches", tags=["Batches"], dependencies=[needs("batches")], route_class=JsonRoute)
 
 
-class ResultPage(BaseModel):
+class ResultPage(ApiModel):
     """Lines of the output and error files, in the order in which they finished."""
 
     object: str = "list"
@@ -58,7 +58,10 @@ async def create_batch(
 
 @router.get("")
 async def list_batches(
-    services: ServicesOf, tenant: Tenant, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: After = None
+    services: ServicesOf,
+    tenant: Tenant,
+    limit: Annotated[int, Query(ge=1, le=100, description="Most batches of a page.")] = 20,
+    after: After = None,
 ) -> Page[BatchObject]:
     """List batches, the newest first."""
     batches = await services.jobs.batches(tenant, limit=limit + 1, after=after)
@@ -122,7 +125,7 @@ async def batch_results(
     services: ServicesOf,
     tenant: Tenant,
     after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most lines of a page.")] = 100,
 ) -> Response:
     """List the results so far, while the batch runs and after it; 404 once its output files are gone.
 
@@ -143,7 +146,7 @@ async def batch_lines(
     services: ServicesOf,
     tenant: Tenant,
     after: Annotated[int, Query(ge=0, le=2**53, description="`next_after` of the page before.")] = 0,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Annotated[int, Query(ge=1, le=100, description="Most lines of a page.")] = 20,
     state: Annotated[LineState | None, Query(description="Only lines in this state.")] = None,
     search: Annotated[
         str, Query(max_length=256, pattern=NO_NUL, description="Only lines whose prompt, answer, id or error has it.")

@@ -14,6 +14,7 @@ from batchwright.errors import InvalidRequest
 from batchwright.jobs.table_requests import TableOptions
 from batchwright.server.http.audit_trail import Deed, audited
 from batchwright.server.http.context import Key, ServicesOf, Tenant, needs
+from batchwright.server.http.json_bodies import JsonRoute
 from batchwright.server.http.multipart import Form
 from batchwright.server.http.sse import ByteStream
 from batchwright.server.routes.parameters import After, FileId, TableRequests
@@ -21,7 +22,7 @@ from batchwright.service.batches.api_objects import ConvertedTable, FileDeleted,
 from batchwright.store.records import Purpose
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL
 
-router = APIRouter(tags=["Files"], dependencies=[needs("batches")])
+router = APIRouter(tags=["Files"], dependencies=[needs("batches")], route_class=JsonRoute)
 
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -32,10 +33,23 @@ _FORM: dict[str, Any] = {
                     "type": "object",
                     "required": ["file", "purpose"],
                     "properties": {
-                        "file": {"type": "string", "contentMediaType": "application/octet-stream", "minLength": 1},
-                        "purpose": {"enum": ["batch"]},
-                        "expires_after[anchor]": {"enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+                        "file": {
+                            "type": "string",
+                            "contentMediaType": "application/octet-stream",
+                            "minLength": 1,
+                            "description": "The file, with a name.",
+                        },
+                        "purpose": {"enum": ["batch"], "description": "What the file is for."},
+                        "expires_after[anchor]": {
+                            "enum": ["created_at"],
+                            "description": "The moment from which the time is counted.",
+                        },
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": 3600,
+                            "maximum": 2_592_000,
+                            "description": "Seconds after which the file expires.",
+                        },
                     },
                     "dependentRequired": {
                         "expires_after[anchor]": ["expires_after[seconds]"],
@@ -68,9 +82,9 @@ async def upload_file(
 async def list_files(
     services: ServicesOf,
     tenant: Tenant,
-    purpose: Purpose | None = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
-    order: Literal["asc", "desc"] = "desc",
+    purpose: Annotated[Purpose | None, Query(description="Only files of this purpose.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Most files of a page.")] = 10_000,
+    order: Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")] = "desc",
     after: After = None,
 ) -> Page[FileObject]:
     """List input and output files by time of creation."""
@@ -112,17 +126,18 @@ async def file_content(file_id: FileId, services: ServicesOf, tenant: Tenant) ->
 @router.post("/v1/files/{file_id}/requests")
 async def requests_of_table(
     file_id: FileId,
-    body: TableRequests,
     services: ServicesOf,
     tenant: Tenant,
     key: Key,
     deed: Annotated[Deed, audited("file.requests", "file_id")],
+    body: TableRequests | None = None,
 ) -> ConvertedTable:
     """Make the input of a batch from an uploaded table or list of prompts: CSV, TSV, Parquet, JSON, JSON Lines or text.
 
     The extension of the file's name tells its format. Rows that have nothing in the columns of the template are left
     out.
     """
+    body = body or TableRequests()
     if body.system_template is not None and body.endpoint == COMPLETION_URL:
         raise InvalidRequest(
             f"system_template: {COMPLETION_URL} has no system messages: leave it out, or choose {CHAT_URL}",

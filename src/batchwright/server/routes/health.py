@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from batchwright.server.http.context import ServicesOf, needs, needs_key
 from batchwright.server.http.error_answers import unavailable
 from batchwright.service.observability.scrape import CONTENT_TYPE, exposition
 from batchwright.version import __version__
+from batchwright.wire.api_model import ApiModel
 
 router = APIRouter(tags=["Operation"])
 
 
-class Health(BaseModel):
+class Health(ApiModel):
     """The answer of a live process."""
 
     status: Literal["ok"] = "ok"
     version: str = __version__
 
 
-class Ready(BaseModel):
+class Ready(ApiModel):
     """The answer of a service that takes work."""
 
     status: Literal["ready"] = "ready"

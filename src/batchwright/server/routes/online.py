@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from batchwright.errors import ModelNotFound
@@ -29,6 +28,7 @@ from batchwright.server.routes.openapi_answers import (
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.composition import Services
 from batchwright.store.records import ApiKey
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, wants_stream
 
@@ -41,7 +41,7 @@ def _options(answer: type, *, stream: bool = True) -> dict[str, Any]:
     return {"response_class": Response, "responses": answers, "dependencies": [needs("online")]}
 
 
-class Model(BaseModel):
+class Model(ApiModel):
     """A model that is served."""
 
     id: str
@@ -51,7 +51,7 @@ class Model(BaseModel):
     owned_by: str = "batchwright"
 
 
-class ModelList(BaseModel):
+class ModelList(ApiModel):
     """All models, the default one first."""
 
     object: Literal["list"] = "list"
@@ -89,7 +89,7 @@ async def list_models(services: ServicesOf) -> ModelList:
 
 
 @router.get("/v1/models/{model:path}")
-async def retrieve_model(model: str, services: ServicesOf) -> Model:
+async def retrieve_model(model: Annotated[str, Path(description="Name of the model.")], services: ServicesOf) -> Model:
     """Show a model. Its name may have slashes."""
     if model not in services.inference.models:
         raise ModelNotFound(f"model {model!r} is not served here: GET /v1/models lists those that are")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import ConfigDict, WithJsonSchema
 
 from batchwright.request import MAX_COMPLETIONS, MAX_DEADLINE, MAX_TOP_LOGPROBS
 from batchwright.wire import bounds
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, IGNORED, MAX_TEMPERATURE, RANGES, REFUSED
 from batchwright.wire.requests import ROLES
 
@@ -84,34 +85,45 @@ _STOP = _text(bounds.MAX_STOP, minLength=1)
 _GENERATION: dict[str, _Schema] = {
     **{name: {"enum": [None, *neutral], "description": "Not supported."} for name, neutral in REFUSED.items()},
     **_COMMON,
-    "max_tokens": _whole(*RANGES["max_tokens"]),
+    "max_tokens": _whole(
+        *RANGES["max_tokens"], description="Most tokens of an answer; left out: as many as the model's context holds."
+    ),
     "max_completion_tokens": _whole(*RANGES["max_completion_tokens"], description="Goes before `max_tokens`."),
     "min_tokens": _whole(*RANGES["min_tokens"], description="At most `max_tokens`. Not OpenAI's."),
-    "temperature": _number(0, MAX_TEMPERATURE, default=1),
-    "top_p": _number(0, 1, default=1, description="0: the likeliest token."),
-    "top_k": _whole(-1, 2**31 - 1, description="0 and -1: all tokens. Not OpenAI's."),
-    "min_p": _number(0, 1, description="Not OpenAI's."),
-    "n": _whole(1, MAX_COMPLETIONS, default=1),
-    "seed": _whole(*RANGES["seed"]),
-    "stop": _either(_STOP, _list(_STOP, bounds.MAX_STOPS)),
-    "stop_token_ids": _either(
-        _list({"type": "integer", "minimum": 0}, bounds.MAX_STOP_TOKENS), description="Not OpenAI's."
+    "temperature": _number(0, MAX_TEMPERATURE, default=1, description="0: the likeliest token each time."),
+    "top_p": _number(
+        0, 1, default=1, description="Smallest set of tokens whose probability reaches this; 0: the likeliest token."
     ),
-    "ignore_eos": {**_FLAG, "description": "Not OpenAI's."},
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.01, 10, description="Not OpenAI's."),
+    "top_k": _whole(-1, 2**31 - 1, description="Number of tokens to choose from; 0 and -1: all. Not OpenAI's."),
+    "min_p": _number(0, 1, description="Least probability of a token, of the likeliest one's. Not OpenAI's."),
+    "n": _whole(1, MAX_COMPLETIONS, default=1, description="Number of answers to each prompt."),
+    "seed": _whole(*RANGES["seed"], description="With a seed the same request gets the same answer."),
+    "stop": _either(
+        _STOP, _list(_STOP, bounds.MAX_STOPS), description="Texts before the first of which an answer ends."
+    ),
+    "stop_token_ids": _either(
+        _list({"type": "integer", "minimum": 0}, bounds.MAX_STOP_TOKENS),
+        description="Tokens with which an answer ends. Not OpenAI's.",
+    ),
+    "ignore_eos": {**_FLAG, "description": "Go on past the model's end-of-text token. Not OpenAI's."},
+    "presence_penalty": _number(-2, 2, description="Lowers the logits of tokens that the answer has already."),
+    "frequency_penalty": _number(-2, 2, description="The same, for each time that it has them."),
+    "repetition_penalty": _number(
+        0.01, 10, description="Divides the logits of tokens that the prompt or the answer has. Not OpenAI's."
+    ),
     "logit_bias": {
         "type": ["object", "null"],
         "maxProperties": bounds.MAX_BIASES,
         "propertyNames": {"pattern": f"^[0-9]{{1,{bounds.MAX_TOKEN_DIGITS}}}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "description": "Values added to the logits of these token ids.",
     },
-    "stream": {**_FLAG, "default": False},
+    "stream": {**_FLAG, "default": False, "description": "Answer with server-sent events, as the text is generated."},
     "stream_options": {
         "type": ["object", "null"],
         "maxProperties": bounds.MAX_VALUES - 1,
         "properties": {"include_usage": {**_FLAG, "default": False}},
+        "description": "With `include_usage: true` the last event counts the tokens.",
     },
 }
 _PART: _Schema = {
@@ -171,8 +183,8 @@ ChatBody = Annotated[
         "messages",
         {
             **_GENERATION,
-            "messages": _list(_MESSAGE, bounds.MAX_MESSAGES, minItems=1),
-            "logprobs": _FLAG,
+            "messages": _list(_MESSAGE, bounds.MAX_MESSAGES, minItems=1, description="The chat so far."),
+            "logprobs": {**_FLAG, "description": "Give the log-probability of each token of the answer."},
             "top_logprobs": _whole(0, MAX_TOP_LOGPROBS, description="Needs `logprobs: true`."),
         },
         anyOf=_TOP_LOGPROBS_NEED_LOGPROBS,
@@ -185,8 +197,11 @@ CompletionBody = Annotated[
         "prompt",
         {
             **_GENERATION,
-            "prompt": _inputs(),
-            "logprobs": {**_whole(0, MAX_TOP_LOGPROBS), "type": ["integer", "boolean", "null"]},
+            "prompt": {**_inputs(), "description": "A text, the ids of its tokens, or several of either."},
+            "logprobs": {
+                **_whole(0, MAX_TOP_LOGPROBS, description="Give log-probabilities, and those of the likeliest."),
+                "type": ["integer", "boolean", "null"],
+            },
         },
     ),
 ]
@@ -197,15 +212,15 @@ EmbeddingsBody = Annotated[
         "input",
         {
             **_COMMON,
-            "input": _inputs(minLength=1),
-            "encoding_format": {"enum": ["float", "base64", None]},
-            "dimensions": _whole(1, 2**31 - 1),
+            "input": {**_inputs(minLength=1), "description": "A text, the ids of its tokens, or several of either."},
+            "encoding_format": {"enum": ["float", "base64", None], "description": "base64: little-endian float32."},
+            "dimensions": _whole(1, 2**31 - 1, description="Must be those of the model."),
         },
     ),
 ]
 
 
-class _Open(BaseModel):
+class _Open(ApiModel):
     model_config = ConfigDict(extra="allow")
 
 

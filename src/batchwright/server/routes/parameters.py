@@ -6,13 +6,14 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import Header, Path, Query
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from batchwright.errors import NotFound, shown
 from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.fields import DEFAULT_PRIORITY, MAX_TEMPERATURE, MAX_TOKENS, RANGES
 
 NO_NUL = r"^[^\x00]*$"
@@ -39,9 +40,15 @@ def _id_of(kind: str, prefix: str) -> AfterValidator:
     return AfterValidator(require)
 
 
-FileId = Annotated[str, Path(examples=["file-0123456789abcdef01234567"]), _id_of("file", "file-")]
-BatchId = Annotated[str, Path(examples=["batch_0123456789abcdef01234567"]), _id_of("batch", "batch_")]
-KeyId = Annotated[str, Path(examples=["key_0123456789abcdef01234567"]), _id_of("key", "key_")]
+FileId = Annotated[
+    str, Path(description="Id of the file.", examples=["file-0123456789abcdef01234567"]), _id_of("file", "file-")
+]
+BatchId = Annotated[
+    str, Path(description="Id of the batch.", examples=["batch_0123456789abcdef01234567"]), _id_of("batch", "batch_")
+]
+KeyId = Annotated[
+    str, Path(description="Id of the key.", examples=["key_0123456789abcdef01234567"]), _id_of("key", "key_")
+]
 After = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9_\-]*$", max_length=64, description="The last id of the page before.")
 ]
@@ -95,28 +102,33 @@ Window = Annotated[
 ]
 
 
-class OutputExpiresAfter(BaseModel):
+class OutputExpiresAfter(ApiModel):
     """The time after which the output files expire."""
 
     model_config = ConfigDict(extra="forbid")
 
     anchor: Literal["created_at"]
+    """The moment from which the time is counted."""
     seconds: Annotated[int, Field(ge=3600, le=2_592_000), _IsNumber]
 
 
-class BatchCreate(BaseModel):
+class BatchCreate(ApiModel):
     """A batch of the lines of an uploaded file."""
 
     model_config = ConfigDict(extra="forbid")
 
     input_file_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\-]{1,64}$")]
+    """Id of the uploaded file."""
     endpoint: Endpoint
+    """The endpoint of all its lines."""
     completion_window: Window
     metadata: Metadata | None = None
+    """Texts of your own, by name, kept with the batch; the dashboard shows `name`."""
     output_expires_after: OutputExpiresAfter | None = None
+    """Null: the output files expire after the service's default."""
 
 
-class TableRequests(BaseModel):
+class TableRequests(ApiModel):
     """How the rows of a table become requests."""
 
     model_config = ConfigDict(extra="forbid")
@@ -126,12 +138,16 @@ class TableRequests(BaseModel):
     system_template: Annotated[str, StringConstraints(min_length=1, max_length=65_536, pattern=NO_NUL)] | None = None
     """System message of each chat, in the same way."""
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
+    """The endpoint of the requests."""
     model: Model | None = None
+    """The model of the requests; null: the first that serves the endpoint."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] | None = None
+    """Most tokens of an answer; null: as many as the model's context holds."""
     temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] | None = None
+    """Null: 1."""
 
 
-class BatchRetry(BaseModel):
+class BatchRetry(ApiModel):
     """Options of a batch that retries the lines that did not succeed."""
 
     model_config = ConfigDict(extra="forbid")
@@ -140,15 +156,19 @@ class BatchRetry(BaseModel):
     """Default: that of the old batch."""
 
 
-class SimpleBatch(BaseModel):
+class SimpleBatch(ApiModel):
     """Prompts, all with the same parameters."""
 
     model_config = ConfigDict(extra="forbid")
 
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=bounds.MAX_PROMPTS)]
+    """The prompts, each of which gets one answer."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] = 256
+    """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] = 0.7
+    """0: the likeliest token each time."""
     model: Model | None = None
+    """Null: the first that generates."""
     priority: Annotated[
         int, Field(ge=RANGES["priority"][0], le=RANGES["priority"][1], description="Lower is sooner."), _IsNumber
     ] = DEFAULT_PRIORITY

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from batchwright.errors import (
     BatcherClosed,
@@ -32,6 +31,7 @@ from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
 from batchwright.service.observability.figures import batcher_stats, engine_stats
 from batchwright.store.records import ENDED, BatchRecord
+from batchwright.wire.api_model import ApiModel
 from batchwright.wire.requests import COMPLETION_URL
 
 router = APIRouter(prefix="/v1/batch", tags=["Simple batches"], route_class=JsonRoute)
@@ -40,7 +40,7 @@ _CONCERNS_ALL = (ModelNotFound, Overloaded, EngineClosed, BatcherClosed, Endpoin
 """Errors that concern the whole batch: if every prompt failed with one of them, it is the answer."""
 
 
-class PromptError(BaseModel):
+class PromptError(ApiModel):
     """The reason why a prompt has no output."""
 
     index: int
@@ -49,7 +49,7 @@ class PromptError(BaseModel):
     message: str
 
 
-class SyncAnswer(BaseModel):
+class SyncAnswer(ApiModel):
     """Results of the prompts, in their order."""
 
     batch_id: str
@@ -62,14 +62,14 @@ class SyncAnswer(BaseModel):
     throughput_tokens_per_sec: float
 
 
-class AsyncAnswer(BaseModel):
+class AsyncAnswer(ApiModel):
     """The job that was created."""
 
     batch_id: str
     status: SimpleStatus
 
 
-class SimpleState(BaseModel):
+class SimpleState(ApiModel):
     """A job of prompts."""
 
     batch_id: str
@@ -82,7 +82,7 @@ class SimpleState(BaseModel):
     """Errors, there as long as `outputs` are."""
 
 
-class SimpleStats(BaseModel):
+class SimpleStats(ApiModel):
     """Counts of the tenant's jobs of prompts, and how full the batches of this process are."""
 
     total_batches: int

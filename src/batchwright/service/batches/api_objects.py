@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from batchwright.service.batches.batch_progress import ProgressEstimate
 from batchwright.store.records import BatchRecord, BatchStatus, FileRecord, FileStatus, Purpose
+from batchwright.wire.api_model import ApiModel
 
 Moment = Annotated[int, BeforeValidator(math.floor)]
 """Time in whole Unix seconds."""
 MomentOrNone = Annotated[int | None, BeforeValidator(lambda value: None if value is None else math.floor(value))]
 
 
-class FileObject(BaseModel):
+class FileObject(ApiModel):
     """A file."""
 
     id: str
@@ -33,7 +34,7 @@ class FileObject(BaseModel):
         return cls.model_validate(file, from_attributes=True)
 
 
-class ConvertedTable(BaseModel):
+class ConvertedTable(ApiModel):
     """Input of a batch that was made of a table."""
 
     object: Literal["table.requests"] = "table.requests"
@@ -46,7 +47,7 @@ class ConvertedTable(BaseModel):
     """Number of the first of these."""
 
 
-class FileDeleted(BaseModel):
+class FileDeleted(ApiModel):
     """Answer to the deletion of a file."""
 
     id: str
@@ -54,7 +55,7 @@ class FileDeleted(BaseModel):
     deleted: bool
 
 
-class Problem(BaseModel):
+class Problem(ApiModel):
     """Reason why a batch failed validation."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -66,7 +67,7 @@ class Problem(BaseModel):
     """Number of the line, from 1; null where it is not about a line."""
 
 
-class Problems(BaseModel):
+class Problems(ApiModel):
     """Reasons why a batch failed validation: all, or the first hundred."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -75,7 +76,7 @@ class Problems(BaseModel):
     data: list[Problem]
 
 
-class RequestCounts(BaseModel):
+class RequestCounts(ApiModel):
     """Numbers of lines of a batch."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -85,15 +86,15 @@ class RequestCounts(BaseModel):
     failed: int
 
 
-class InputTokensDetails(BaseModel):
+class InputTokensDetails(ApiModel):
     cached_tokens: int
 
 
-class OutputTokensDetails(BaseModel):
+class OutputTokensDetails(ApiModel):
     reasoning_tokens: int
 
 
-class BatchUsage(BaseModel):
+class BatchUsage(ApiModel):
     """Numbers of tokens of the finished lines of a batch."""
 
     input_tokens: int
@@ -103,7 +104,7 @@ class BatchUsage(BaseModel):
     total_tokens: int
 
 
-class BatchProgress(BaseModel):
+class BatchProgress(ApiModel):
     """Progress of a batch, which OpenAI's object does not have."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -115,7 +116,7 @@ class BatchProgress(BaseModel):
     """Seconds until its last line, as foreseen from its tokens; null when it is not known."""
 
 
-class BatchObject(BaseModel):
+class BatchObject(ApiModel):
     """A batch. OpenAI's object has no `paused`, `parent_id` and `progress`."""
 
     id: str
@@ -166,7 +167,7 @@ class BatchObject(BaseModel):
 Item = TypeVar("Item", FileObject, BatchObject)
 
 
-class Page(BaseModel, Generic[Item]):
+class Page(ApiModel, Generic[Item]):
     """One page of a list; `after=<last_id>` gives the next page."""
 
     object: Literal["list"] = "list"

@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel
 
 from batchwright.errors import BatchwrightError
 from batchwright.jobs.answers import read_answer
 from batchwright.lines.batch_line import decode_line
 from batchwright.store.records import LineState, StoredLine
+from batchwright.wire.api_model import ApiModel
 
 _MOST = 20_000
 """Most characters of a text."""
 
 
-class LineError(BaseModel):
+class LineError(ApiModel):
     """The error of a line that failed."""
 
     code: str | None
     message: str
 
 
-class ReadableLine(BaseModel):
+class ReadableLine(ApiModel):
     """One line of a batch."""
 
     line: int
@@ -46,7 +46,7 @@ class ReadableLine(BaseModel):
         return any(sought in each.casefold() for each in (self.custom_id, self.prompt, self.answer, error) if each)
 
 
-class ReadableLines(BaseModel):
+class ReadableLines(ApiModel):
     """A page of lines of a batch, in the order of the input."""
 
     object: str = "list"
@@ -55,7 +55,7 @@ class ReadableLines(BaseModel):
     """Value of `after` for the next page; null after the last line."""
 
 
-class ErrorGroup(BaseModel):
+class ErrorGroup(ApiModel):
     """The failed lines of a batch with one code."""
 
     code: str
@@ -64,7 +64,7 @@ class ErrorGroup(BaseModel):
     """The first of them."""
 
 
-class ErrorGroups(BaseModel):
+class ErrorGroups(ApiModel):
     """The failed lines of a batch by code, the most frequent first."""
 
     object: str = "list"

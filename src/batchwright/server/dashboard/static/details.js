@@ -1,12 +1,13 @@
 // The details of one job, in a sheet beside the page.
 
-import { call, open } from "./api.js";
-import { action, byId, fill, make, part, show } from "./dom.js";
+import { call } from "./api.js";
+import { action, byId, fill, fromTemplate, make, part, show } from "./dom.js";
 import { exact, moment, plural, share } from "./format.js";
 import { fillStatus } from "./jobs.js";
+import { Lines } from "./lines.js";
 import { nameOf } from "./statuses.js";
 
-const FAILURES_SHOWN = 20;
+const GROUPED_EVERY = 5000; // milliseconds, while more lines fail
 const TIMES = [
   ["Created", "created_at"],
   ["Started", "in_progress_at"],
@@ -23,6 +24,9 @@ export class Details {
   #dialog = byId("details");
   #job = null;
   #seen = ""; // the status of which the details were fetched
+  #lines = new Lines(this.#dialog);
+  #grouped = 0; // failed lines when the errors were fetched, and when that was
+  #groupedAt = -Infinity;
 
   constructor() {
     action(this.#dialog, "close").addEventListener("click", () => this.#dialog.close());
@@ -31,15 +35,20 @@ export class Details {
     });
     this.#dialog.addEventListener("close", () => {
       this.#job = null;
+      this.#lines.close();
     });
   }
 
   open(job) {
     this.#seen = "";
     fill(this.#dialog, { note: "Loading…" });
-    this.#problems("problem", []);
-    this.#failures([]);
-    this.#show(job, null);
+    this.#problems([]);
+    this.#groups({ data: [] });
+    this.#grouped = 0;
+    this.#groupedAt = -Infinity;
+    this.#show(job);
+    show(part(this.#dialog, "preview"), job.status !== "failed");
+    if (job.status !== "failed") this.#lines.open(job);
     this.#dialog.showModal();
     this.#dialog.scrollTop = 0;
   }
@@ -47,11 +56,14 @@ export class Details {
   /** Update the details while the job is shown. */
   update(state) {
     const job = this.#job && state.jobs.find((each) => each.id === this.#job.id);
-    if (job) this.#show(job, null);
+    if (!job) return;
+    this.#show(job);
+    this.#lines.update(job);
   }
 
   #show(job) {
     this.#job = job;
+    this.#countErrors(job);
     fill(this.#dialog, { name: nameOf(job), id: job.id });
     fillStatus(this.#dialog, job);
     pairs(part(this.#dialog, "lines"), [
@@ -70,11 +82,9 @@ export class Details {
     try {
       // For a simple job there is nothing to fetch beyond what the list knows.
       const batch = job.kind === "batch" ? await call("GET", `/v1/batches/${encodeURIComponent(job.id)}`) : null;
-      const failures = job.error_file_id ? await firstFailures(job.error_file_id) : [];
       if (this.#job?.id !== job.id) return;
       this.#about(job, batch ?? job);
-      this.#problems("problem", (batch?.errors?.data ?? []).map(problemText));
-      this.#failures(failures);
+      this.#problems((batch?.errors?.data ?? []).map(problemText));
       fill(this.#dialog, { note: "" });
     } catch (error) {
       if (this.#job?.id === job.id) fill(this.#dialog, { note: `The details could not be read: ${error.message}` });
@@ -102,17 +112,33 @@ export class Details {
     ].filter(([, value]) => value));
   }
 
-  #problems(name, texts) {
-    show(part(this.#dialog, `${name}s`), texts.length > 0);
-    part(this.#dialog, `${name}-list`).replaceChildren(...texts.map((text) => make("li", {}, text)));
+  #problems(texts) {
+    show(part(this.#dialog, "problems"), texts.length > 0);
+    part(this.#dialog, "problem-list").replaceChildren(...texts.map((text) => make("li", {}, text)));
   }
 
-  #failures(texts) {
-    const some = texts.length >= FAILURES_SHOWN && this.#job.failed > FAILURES_SHOWN;
-    fill(this.#dialog, {
-      "failures-title": some ? `The first ${FAILURES_SHOWN} of ${plural(this.#job.failed, "failed line", "failed lines")}` : "Failed lines",
-    });
-    this.#problems("failure", texts);
+  /** Fetch the errors by code when more lines have failed, but not at each state. */
+  async #countErrors(job) {
+    if (job.failed === this.#grouped || performance.now() - this.#groupedAt < GROUPED_EVERY) return;
+    [this.#grouped, this.#groupedAt] = [job.failed, performance.now()];
+    try {
+      const errors = await call("GET", `/v1/batches/${encodeURIComponent(job.id)}/errors`);
+      if (this.#job?.id === job.id) this.#groups(errors);
+    } catch {
+      this.#grouped = 0; // next time; the note says why nothing can be read
+    }
+  }
+
+  #groups({ data, counted, has_more: more }) {
+    show(part(this.#dialog, "failures"), data.length > 0);
+    const told = more ? `Errors of the first ${exact(counted)} failed lines, by code` : "Failed lines, by code";
+    fill(this.#dialog, { "failures-title": told });
+    part(this.#dialog, "failure-list").replaceChildren(...data.map(({ code, count, example }) => {
+      const row = fromTemplate("group");
+      const message = example.error?.message ?? "unknown reason";
+      fill(row, { code, count: plural(count, "line", "lines"), example: `Such as line ${exact(example.line)}, ${example.custom_id}: ${message}` });
+      return row;
+    }));
   }
 }
 
@@ -126,31 +152,4 @@ function pairs(list, entries) {
 export function problemText({ line, message, code }) {
   const text = message || code || "unknown reason";
   return line ? `Line ${exact(line)}: ${text}` : text;
-}
-
-/** The beginning of an error file, which is not fetched further. */
-async function firstFailures(fileId) {
-  const response = await open(`/v1/files/${encodeURIComponent(fileId)}/content`);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  try {
-    for (let lines = 0; lines < FAILURES_SHOWN;) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      text += value;
-      lines += value.split("\n").length - 1;
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-  return text.split("\n").filter(Boolean).slice(0, FAILURES_SHOWN).map(failureText);
-}
-
-function failureText(line) {
-  const failed = JSON.parse(line);
-  const error = failed.error ?? failed.response?.body?.error ?? {};
-  const number = /_(\d+)$/.exec(failed.id ?? "")?.[1];
-  const where = number ? `Line ${exact(Number(number))}, ${failed.custom_id}` : failed.custom_id;
-  const status = failed.response?.status_code;
-  return `${where}: ${error.message ?? error.code ?? "unknown reason"}${status ? ` (${status})` : ""}`;
 }

@@ -47,7 +47,7 @@ export class Figures {
   #dispatches(reasons) {
     const sorted = Object.entries(reasons).filter(([, number]) => number > 0).sort((one, other) => other[1] - one[1]);
     const total = sorted.reduce((sum, [, number]) => sum + number, 0);
-    show(byId("no-reasons"), total === 0);
+    show(byId("dispatches"), total > 0);
     reconcile(byId("reasons"), sorted.map(([name]) => name), this.#reasons, () => fromTemplate("reason"));
     for (const [name, number] of sorted) {
       const [label, told] = REASONS[name] ?? [name, ""];
@@ -78,7 +78,6 @@ function engine({ engine: seen, backend }) {
     steps: count(seen.steps),
     preemptions: count(seen.preemptions),
   });
-  card.querySelector(".clip").title = seen.implementation;
   fillBars(card, {
     occupancy: filled, kv: seen.kv_used, prefix: seen.prefix_hit_rate, padding: worked ? seen.padding_efficiency : 0,
   });
@@ -99,6 +98,7 @@ function traffic(card, seen) {
 
 function deliveries(state) {
   const box = byId("deliveries");
+  show(byId("webhooks"), state.deliveries_pending + state.deliveries_failed > 0);
   fill(box, { pending: count(state.deliveries_pending), failed: count(state.deliveries_failed) });
   part(box, "failed").classList.toggle("bad", state.deliveries_failed > 0);
 }

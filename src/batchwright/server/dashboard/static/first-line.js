@@ -1,23 +1,67 @@
-// Finds the endpoint of an input file in its first line.
+// Finds out what an input file holds from its beginning: requests, prompts, or rows of a table.
 
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"];
 const MOST_READ = 4 * 2 ** 20; // bytes; the service's own limit for a line is less
 
-/** The endpoint that the first line asks for. Raises an Error that names the line and what is wrong with it. */
-export async function endpointOf(file) {
-  const lines = (await file.slice(0, MOST_READ).text()).replace(/^\ufeff/, "").split("\n");
+/**
+ * What a file holds. `kind`: "requests" with their `endpoint`; or "table" with its `columns`, null when they are not
+ * known here, or "prompts". Raises an Error that names the line and what is wrong with it.
+ */
+export async function inspect(file) {
+  const suffix = /\.([a-z]+)$/.exec(file.name.toLowerCase())?.[1];
+  if (!file.size) throw new Error("It is empty.");
+  if (suffix === "parquet") return { kind: "table", columns: null };
+  if (suffix === "txt") return { kind: "prompts", columns: null };
+  const text = (await file.slice(0, MOST_READ).text()).replace(/^\ufeff/, "");
+  if (suffix === "csv" || suffix === "tsv") return { kind: "table", columns: header(text, suffix === "csv" ? "," : "\t") };
+  const [first, where] = suffix === "json" ? [element(text), "Its first element"] : firstLine(text);
+  if (first === null || typeof first !== "object") return { kind: "prompts", columns: null };
+  if ("body" in first || "url" in first || "method" in first) return { kind: "requests", endpoint: endpointOf(first, where) };
+  const kind = "prompt" in first || "messages" in first ? "prompts" : "table";
+  return { kind, columns: Object.keys(first) };
+}
+
+function firstLine(text) {
+  const lines = text.split("\n");
   const index = lines.findIndex((line) => line.trim() !== "");
-  if (index < 0) throw new Error(file.size ? "Its beginning is blank." : "It is empty.");
-  const where = `Line ${index + 1}`;
-  let first;
+  if (index < 0) throw new Error("Its beginning is blank.");
   try {
-    first = JSON.parse(lines[index]);
+    return [JSON.parse(lines[index]), `Line ${index + 1}`];
   } catch {
-    throw new Error(`${where}: must be a JSON object such as {"custom_id": "a", "method": "POST", "url": …}`);
+    throw new Error(`Line ${index + 1}: must be a JSON object such as {"custom_id": "a", "method": "POST", "url": …} or {"prompt": …}`);
   }
-  if (!ENDPOINTS.includes(first?.url)) {
-    const found = first?.url === undefined ? "there is none" : `it is ${JSON.stringify(first.url)}`;
+}
+
+/** The first element of a JSON array; {} if it does not end in what was read. */
+function element(text) {
+  try {
+    return JSON.parse(text)[0] ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function endpointOf(first, where) {
+  if (!ENDPOINTS.includes(first.url)) {
+    const found = first.url === undefined ? "there is none" : `it is ${JSON.stringify(first.url)}`;
     throw new Error(`${where}: “url” must be one of ${ENDPOINTS.join(", ")}; ${found}`);
   }
   return first.url;
+}
+
+/** The cells of the first line of a CSV file, in which quotes are doubled within quotes. */
+function header(text, delimiter) {
+  const cells = [""];
+  let quoted = false;
+  for (let at = 0; at < text.length; at += 1) {
+    const sign = text[at];
+    if (quoted && sign === '"' && text[at + 1] === '"') {
+      cells[cells.length - 1] += sign;
+      at += 1;
+    } else if (sign === '"') quoted = !quoted;
+    else if (!quoted && (sign === "\n" || sign === "\r")) break;
+    else if (!quoted && sign === delimiter) cells.push("");
+    else cells[cells.length - 1] += sign;
+  }
+  return cells;
 }

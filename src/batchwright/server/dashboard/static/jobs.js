@@ -96,8 +96,9 @@ export function fillStatus(root, job) {
 
 function fillProgress(row, job, name) {
   const bar = part(row, "progress");
-  const done = job.total ? job.completed / job.total : 0;
-  fillBars(row, { done, bad: job.total ? job.failed / job.total : 0 });
+  const whole = job.total ? job.progress : 0;
+  const bad = job.total ? Math.min(whole, job.failed / job.total) : 0;
+  fillBars(row, { done: whole - bad, bad });
   bar.classList.toggle("unknown", job.status === "validating");
   bar.classList.toggle("still", hasEnded(job) || job.paused);
   setAttribute(bar, "aria-label", `Progress of ${name}`);

@@ -3,12 +3,14 @@
 import { ApiError, NO_ANSWER, call, errorFrom, headers } from "./api.js";
 import { problemText } from "./details.js";
 import { action, byId, fill, fillBars, fromTemplate, make, part, setAttribute, setText, show } from "./dom.js";
-import { endpointOf } from "./first-line.js";
-import { bytes } from "./format.js";
+import { inspect } from "./first-line.js";
+import { bytes, exact, plural } from "./format.js";
 import { askForKey } from "./key.js";
-import { announce } from "./messages.js";
+import { announce, tell } from "./messages.js";
+import { focusOn, templateForm } from "./template-form.js";
 
 const WINDOW = "24h";
+const CHAT = "/v1/chat/completions";
 const PROBLEMS_SHOWN = 50;
 
 export class Uploads {
@@ -25,10 +27,22 @@ export class Uploads {
   }
 
   add(files) {
-    for (const file of files) {
-      const item = new Item(file);
-      this.#queue = this.#queue.then(() => this.#upload(item, file));
+    for (const file of files) this.#add(new Item(file), file);
+  }
+
+  async #add(item, file) {
+    try {
+      const found = await inspect(file);
+      if (found.kind === "requests") this.#enqueue(item, file, found.endpoint, null);
+      else item.ask(found, (options) => this.#enqueue(item, file, CHAT, options));
+    } catch (error) {
+      item.fail(error.message);
     }
+  }
+
+  #enqueue(item, file, endpoint, options) {
+    item.say("Waiting for its turn…");
+    this.#queue = this.#queue.then(() => this.#upload(item, file, endpoint, options));
   }
 
   /** Explain a refused batch where it was uploaded; an accepted one is in the list. */
@@ -42,10 +56,9 @@ export class Uploads {
     }
   }
 
-  async #upload(item, file) {
+  async #upload(item, file, endpoint, options) {
     try {
-      const endpoint = await endpointOf(file);
-      const made = await send(file, (share) => item.sending(share));
+      const made = await this.#input(item, file, options);
       item.say("Uploaded. Starting the batch…");
       const batch = await call("POST", "/v1/batches", {
         input_file_id: made.id, endpoint, completion_window: WINDOW, metadata: { name: file.name.slice(0, 512) },
@@ -54,6 +67,23 @@ export class Uploads {
       this.#following.set(batch.id, item);
     } catch (error) {
       item.fail(error.message);
+    }
+  }
+
+  /** The input of the batch: the file, or what the service makes of the table in it. */
+  async #input(item, file, options) {
+    const sent = await send(file, (share) => item.sending(share));
+    if (options === null) return sent;
+    item.say("Uploaded. Its rows become requests…");
+    const path = `/v1/files/${encodeURIComponent(sent.id)}`;
+    try {
+      const { file: made, rows, skipped, first_skipped: first } = await call("POST", `${path}/requests`, options);
+      if (skipped) {
+        tell(`${file.name}: ${plural(skipped, "row has", "rows have")} nothing to put into the template, the first in line ${exact(first)}: left out, ${exact(rows)} are computed.`);
+      }
+      return made;
+    } finally {
+      call("DELETE", path).catch(() => {}); // it expires otherwise
     }
   }
 
@@ -69,6 +99,7 @@ export class Uploads {
 
 class Item {
   #row = fromTemplate("upload");
+  #form = null;
   #name;
 
   constructor(file) {
@@ -84,7 +115,24 @@ class Item {
   }
 
   say(text) {
+    this.#row.classList.remove("bad");
+    show(action(this.#row, "dismiss"), false);
+    show(part(this.#row, "problems"), false);
+    show(part(this.#row, "progress"), true);
+    if (this.#form) show(this.#form, false);
     fill(this.#row, { said: text });
+  }
+
+  /** Ask how rows become prompts. After a failure the form comes back as it was filled in. */
+  ask(found, onSubmit) {
+    this.#form = templateForm(found, onSubmit);
+    this.#row.append(this.#form);
+    this.say(found.kind === "prompts" ? "It has prompts. How should they be answered?" : "It is a table. What should be asked about each row?");
+    show(part(this.#row, "progress"), false);
+    show(this.#form, true);
+    show(action(this.#row, "dismiss"), true);
+    focusOn(this.#form);
+    announce(`${this.#name} is a table or has prompts: fill in the form to start the batch.`);
   }
 
   sending(share) {
@@ -96,6 +144,7 @@ class Item {
   fail(text, problems = []) {
     this.say(text);
     this.#row.classList.add("bad");
+    if (this.#form) show(this.#form, true);
     show(part(this.#row, "progress"), false);
     show(action(this.#row, "dismiss"), true);
     const list = part(this.#row, "problems");

@@ -1,0 +1,1 @@
+"""The reference of the HTTP API, made from its OpenAPI description: as the page `/docs`, and as Markdown."""
