@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch by itself and first, so that a CPU wheel is taken where there is one and no other version is considered.
 TORCH ?= torch==2.13.0
 
-.PHONY: help install demo serve test test-fast crash-test soak lint types check clean
+.PHONY: help install demo serve test test-fast crash-test soak lint types docs docs-serve check clean
 
 help:
 	@echo "make demo     install, fetch the default model, answer examples/prompts.jsonl"
@@ -13,7 +13,8 @@ help:
 	@echo "make install  everything for development into $(VENV)"
 	@echo "make test     the whole test suite"
 	@echo "make test-fast   the quick tests, which need no model, compiler, database or browser"
-	@echo "make check    lint, types and tests"
+	@echo "make docs     the documentation site, into build/site; make docs-serve shows it"
+	@echo "make check    lint, types, documentation and tests"
 	@echo "make crash-test KILLS=1000   the long form of the crash tests"
 	@echo "make soak HOURS=1   the service at mixed load, with a fault every minute"
 
@@ -63,7 +64,14 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types docs test
+
+# A link that leads nowhere and a public name without a docstring are errors.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

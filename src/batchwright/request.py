@@ -214,6 +214,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """Tokens of the prompt and of all completions."""
         return self.prompt_tokens + self.completion_tokens
 
 

@@ -113,10 +113,12 @@ class EngineStats:
 
     @property
     def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens computed per second of their model time; 0 before any."""
         return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
+        """Output tokens computed per second of their model time, right guesses included; 0 before any."""
         return (self.decode_tokens + self.accepted_tokens) / self.decode_seconds if self.decode_seconds else 0.0
 
 

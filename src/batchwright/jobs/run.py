@@ -74,6 +74,7 @@ class RunProgress:
 
     @property
     def done(self) -> int:
+        """Lines that ended in this run, with an answer or an error."""
         return self.succeeded + self.failed
 
 

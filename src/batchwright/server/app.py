@@ -48,24 +48,17 @@ _TELEMETRY: Any = {"tracing": True, "metrics": False, "logs": False, "operation_
 """Settings by which spans of requests go where OpenTelemetry's own environment variables say, if they are set."""
 
 
+def describe_api() -> dict[str, Any]:
+    """Return the OpenAPI description of the application, which is the same for all services."""
+    return _with_routes().openapi()
+
+
 def create_app(services: Services) -> FastAPI:
     """Return the application for `services`, which the caller opens and closes (`open_services`)."""
-    app = FastAPI(
-        title="batchwright",
-        description=_DESCRIPTION,
-        version=__version__,
-        responses=_ERRORS,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-        telemetry=_TELEMETRY,
-    )
+    app = _with_routes()
     app.state.services = services
     settings = services.settings
     app.state.feeds = Feeds(settings.max_page_streams, services.stopping)
-    for router in _ROUTERS:
-        app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     error_answers.install(app)
     # The middleware that is added last is the outermost.
     loopback, origins = is_loopback(settings.host), frozenset(settings.cors_origins)
@@ -83,4 +76,21 @@ def create_app(services: Services) -> FastAPI:
     if settings.cors_origins:
         app.add_middleware(CrossOriginMiddleware, origins=settings.cors_origins)
     app.add_middleware(RequestMiddleware, figures=services.http, clock=services.clock)
+    return app
+
+
+def _with_routes() -> FastAPI:
+    app = FastAPI(
+        title="batchwright",
+        description=_DESCRIPTION,
+        version=__version__,
+        responses=_ERRORS,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+        telemetry=_TELEMETRY,
+    )
+    for router in _ROUTERS:
+        app.include_router(router, dependencies=[] if router in _PUBLIC else [needs_key])
     return app
