@@ -17,7 +17,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.dashboard.browser import Browser
 
 FOLDER = Path(__file__).resolve().parent
 SECONDS = 125
@@ -35,11 +38,16 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
-        with _service(data / "data") as url, _online(url):
-            _jobs(url, data)
-            time.sleep(chosen.seconds)
-            _jobs_of_late(url)
-            _take(url, data, chosen.to)
+        with _service(data / "data") as url, _browser(data / "profile") as browser:
+            _take(browser, url, chosen.to / "dashboard-empty.png", height=900)
+            with _online(url):
+                failed = _jobs(url, data)
+                time.sleep(chosen.seconds)
+                _jobs_of_late(url)
+                _take(browser, url, chosen.to / "dashboard-light.png")
+                _take(browser, url, chosen.to / "dashboard-dark.png", dark=True)
+                _take(browser, url, chosen.to / "dashboard-phone.png", width=390)
+                _take(browser, url, chosen.to / "dashboard-failed.png", height=900, opened=failed)
 
 
 @contextmanager
@@ -88,20 +96,21 @@ def _online(url: str) -> Iterator[None]:
         thread.join()
 
 
-def _jobs(url: str, folder: Path) -> None:
-    """One of each kind that a list of jobs shows."""
+def _jobs(url: str, folder: Path) -> str:
+    """One of each kind that a list of jobs shows. Returns the id of one with failed lines."""
     ok = [_chat(topic, 24) for topic in TOPICS]
     wrong = [*ok[:4], _chat("x " * 10_000, 24)]
     _batch(url, folder, "faq-2026-07.jsonl", ok)
-    _batch(url, folder, "complaints.jsonl", wrong)
+    failed = _batch(url, folder, "complaints.jsonl", wrong)
     _batch(url, folder, "draft.jsonl", ok, same_ids=True)
     embedded = [{"model": "minilm", "input": f"{topic}, {number}"} for number in range(40) for topic in TOPICS]
     _batch(url, folder, "articles.jsonl", embedded, endpoint="/v1/embeddings")
     _post(url, "/v1/batch/async", {"prompts": ["Say hello.", "Say goodbye."], "max_tokens": 8})
     stopped = _batch(url, folder, "experiment.jsonl", ok * 50)
-    _batch(url, folder, "support-tickets-2026-08.jsonl", ok * 700)
+    _batch(url, folder, "support-tickets-2026-08.jsonl", ok * 1600)
     time.sleep(5)
     _post(url, f"/v1/batches/{stopped}/cancel", {})
+    return failed
 
 
 def _jobs_of_late(url: str) -> None:
@@ -151,25 +160,41 @@ def _post(url: str, path: str, body: dict[str, Any]) -> Any:
     return httpx.post(url + path, json=body, timeout=60).raise_for_status().json()
 
 
-def _take(url: str, scratch: Path, folder: Path) -> None:
+@contextmanager
+def _browser(profile: Path) -> Iterator[Browser]:
     from tests.dashboard.browser import Browser
 
-    browser = Browser(scratch / "profile")
+    browser = Browser(profile)
     try:
-        for name, width, height, dark in (
-            ("dashboard-light", 1280, 1180, False),
-            ("dashboard-dark", 1280, 1180, True),
-            ("dashboard-phone", 360, 1180, False),
-        ):
-            with browser.page(width=width, height=height, dark=dark) as page:
-                page.go(url)
-                page.until("document.querySelectorAll('.job').length > 0")
-                # Bars grow into place.
-                page.until("document.getAnimations().every((each) => each.playState === 'finished')")
-                page.picture(folder / f"{name}.png")
-                _shrink(folder / f"{name}.png")
+        yield browser
     finally:
         browser.close()
+
+
+def _take(
+    browser: Browser,
+    url: str,
+    path: Path,
+    *,
+    width: int = 1280,
+    height: int = 1180,
+    dark: bool = False,
+    opened: str | None = None,
+) -> None:
+    """Take one picture. `opened`: id of a job whose details are open."""
+    with browser.page(width=width, height=height, dark=dark) as page:
+        page.go(url)
+        page.until("document.documentElement.dataset.link === 'live'")
+        if opened is not None:
+            row = f"[...document.querySelectorAll('.job')].find((row) => row.innerText.includes('{opened}'))"
+            page.until(f"{row} !== undefined")
+            page.value(f"{row}.querySelector('[data-action=details]').click()")
+            page.until("document.querySelectorAll('#details .line').length > 0")
+            page.until("document.querySelectorAll('#details .groups li').length > 0")
+        # Bars grow into place.
+        page.until("document.getAnimations().every((each) => each.playState === 'finished')")
+        page.picture(path)
+    _shrink(path)
 
 
 def _shrink(path: Path) -> None:

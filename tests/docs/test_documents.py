@@ -219,7 +219,7 @@ def test_the_lines_about_the_service_work_as_pasted(service: tuple[str, dict[str
         assert ended.returncode == 0, f"{lines}\n{ended.stdout}\n{ended.stderr}"
         assert '{"error"' not in ended.stdout
         printed.append(ended.stdout)
-    online, batch, client, simple, keys = printed
+    online, batch, client, simple, tables, keys = printed
     assert online.count('"object":"chat.completion"') == 1
     assert online.count("data: ") > 2
     assert "data: [DONE]" in online
@@ -229,6 +229,8 @@ def test_the_lines_about_the_service_work_as_pasted(service: tuple[str, dict[str
         assert [(line["custom_id"], line["response"]["status_code"]) for line in results] == [("a", 200), ("b", 200)]
     assert '"throughput_tokens_per_sec"' in simple
     assert '"total_batches":1' in simple
+    [found] = json.loads(tables)["data"]
+    assert (found["line"], found["prompt"]) == (1, "Is this good or bad? Great value.")
     assert '"id":"smollm2-135m"' in keys
 
 

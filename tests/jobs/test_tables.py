@@ -334,3 +334,10 @@ def test_answers_of_several_kinds_are_json(tmp_path: Path) -> None:
     answers = [row["answer"] for row in rows_in(tmp_path / "out.parquet")]
     assert answers[0].startswith("answer ")
     assert len(json.loads(answers[2])) == 2
+
+
+def test_whole_numbers_beside_fractions_become_floats_of_any_size(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(f'{{"city": "a", "year": {2**60 + 1}}}\n{{"city": "b", "year": 1.5}}\n')
+    run(source, tmp_path / "out.parquet", model=fake(), prompt_template="{city}")
+    assert pq.read_table(tmp_path / "out.parquet")["year"].to_pylist() == [float(2**60), 1.5]

@@ -202,9 +202,12 @@ def _converted(
         for index, name in enumerate(kept):
             values = [row.get(name) for row in rows]
             data_type = schema.types[index]
-            arrays.append(
-                pa.array([_json(value) for value in values] if data_type == pa.string() else values, data_type)
-            )
+            if data_type == pa.string():
+                values = [_json(value) for value in values]
+            elif data_type == pa.float64():
+                # Arrow would refuse a whole number that no float is equal to.
+                values = [value if value is None else float(value) for value in values]
+            arrays.append(pa.array(values, data_type))
         yield arrays, [found for _, found in group]
 
 

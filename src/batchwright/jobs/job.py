@@ -211,6 +211,10 @@ class Job:
                     path.unlink(missing_ok=True)
         else:
             self._bring_back()
+            if not self.complete:
+                # A table that was made of other results is made anew, even if they have the same size.
+                self._state = replace(self._state, table={})
+                self._state_file.write(self._state)
             if self.finished.left_out:
                 self.finished.size = leave_out(self._working, self.key, self._again)
         sink = Sink.append_to(self._working, self.finished.size, self._clock)
