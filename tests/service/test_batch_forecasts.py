@@ -132,6 +132,7 @@ def test_a_paused_batch_has_no_end_and_one_that_ends_nothing_left() -> None:
     paused = rates.progress(replace(batch, paused=True), now)
     assert paused.eta_seconds is None
     assert paused.fraction == pytest.approx(0.2, abs=0.02)
+    assert rates.progress(replace(batch, paused=True), now + 86400.0).fraction == paused.fraction
     assert rates.progress(replace(batch, ending="cancelled"), now).eta_seconds == 0.0
     assert rates.progress(replace(batch, status="completed"), now).fraction == 1.0
 

@@ -104,9 +104,16 @@ class BatchForecasts:
             if (forecast := self._current(batch_id, now)) is not None
         }
 
+    def forget(self, batch_id: str) -> None:
+        """Forget a batch that ended."""
+        self._work.pop(batch_id, None)
+
     def of(self, batch: BatchRecord, now: float) -> Forecast | None:
-        """Return the forecast of a batch by all workers that compute it; None while too little is known."""
-        own = self._current(batch.id, now)
+        """Return the forecast of a batch by all workers that compute it; None while too little is known.
+
+        That of a paused batch stays what it was.
+        """
+        own = self._current(batch.id, now, paused=batch.paused)
         found = [] if own is None else [own]
         for told in self._others():
             forecasts = told.get("forecasts")
@@ -129,10 +136,10 @@ class BatchForecasts:
             del self._work[next(iter(self._work))]
         return work
 
-    def _current(self, batch_id: str, now: float) -> Forecast | None:
+    def _current(self, batch_id: str, now: float, *, paused: bool = False) -> Forecast | None:
         """The forecast of this process; its `tokens_done` are those of lines that have not ended."""
         work = self._work.get(batch_id)
-        if work is None or work.forecast is None or work.at is None or now - work.at > _KEPT:
+        if work is None or work.forecast is None or work.at is None or (now - work.at > _KEPT and not paused):
             return None
         return Forecast(
             max(0.0, work.forecast.seconds_left - (now - work.at)), work.running_tokens, work.forecast.tokens_left

@@ -1,28 +1,33 @@
-"""Reading the lines of batches, for people: in pages, searched, and failed ones by code."""
+"""Reading the lines of batches, for people: in pages, searched, and failed ones by code.
+
+A call looks at a bounded number of lines and bytes, in threads, and few calls search at a time: nobody else has to wait
+for somebody who searches a large batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from batchwright.errors import InputBroken, NotFound
 from batchwright.service.batches.batch_service import BatchService
-from batchwright.service.batches.readable_lines import (
-    ErrorGroups,
-    ReadableLine,
-    ReadableLines,
-    groups_of,
-    readable,
-)
+from batchwright.service.batches.readable_lines import ErrorGroups, ReadableLine, ReadableLines, groups_of, readable
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.off_loop import off_loop
 from batchwright.store.records import BatchRecord, LineState, StoredLine
 from batchwright.store.store import Store
 
 _PAGE_LINES = 500
-_SEARCHED_PAGES = 10
-"""Pages that one call searches."""
+_SEARCHED_LINES = 5000
+_SEARCHED_BYTES = 64 * 2**20
+"""Bytes of the input that one call searches; a little more if the last lines are long."""
+_PIECE_BYTES = 4 * 2**20
+"""Bytes of the input that are in memory at a time; more if a single line is."""
+_SEARCHES = 2
 _GROUPED_LINES = 10_000
 """Failed lines that one call looks at."""
+_MOST_GROUPS = 50
 
 
 class LineReader:
@@ -32,6 +37,7 @@ class LineReader:
         self._jobs = jobs
         self._store = store
         self._blobs = blobs
+        self._searching = asyncio.Semaphore(_SEARCHES)
 
     async def lines(
         self,
@@ -49,23 +55,19 @@ class LineReader:
         it may return fewer than there are.
         """
         batch = await self._jobs.batch(tenant, batch_id)
-        found: list[ReadableLine] = []
-        for _ in range(_SEARCHED_PAGES if search else 1):
-            page = await self._store.lines(batch_id, after=after, limit=_PAGE_LINES if search else limit, state=state)
-            for line in await self._readable(batch, page):
-                after = line.line
-                if not search or line.has(search):
-                    found.append(line)
-                    if len(found) == limit:
-                        break
-            if not page or len(found) == limit:
-                break
+        if not search:
+            page = await self._store.lines(batch_id, after=after, limit=limit, state=state)
+            found = [line async for lines, _ in self._read(batch, page, "") for line in lines]
+            last = page[-1].number if page else after
+        else:
+            async with self._searching:
+                found, last = await self._search(batch, after, limit, state, search)
         # Pages may be short because of large results: only an empty one is the last.
-        more = await self._store.lines(batch_id, after=after, limit=1, state=state)
-        return ReadableLines(data=found, next_after=after if more else None)
+        more = await self._store.lines(batch_id, after=last, limit=1, state=state)
+        return ReadableLines(data=found, next_after=last if more else None)
 
     async def errors(self, tenant: str, batch_id: str) -> ErrorGroups:
-        """Return the failed lines of a batch by code, as many as can be looked at in one call."""
+        """Return the failed lines of a batch by code, the most frequent codes of as many lines as one call looks at."""
         batch = await self._jobs.batch(tenant, batch_id)
         found: list[ReadableLine] = []
         after = 0
@@ -74,28 +76,61 @@ class LineReader:
             if not page:
                 break
             after = page[-1].number
-            found += [readable(line, None) for line in page]
+            found += await off_loop(_readable, page, [None] * len(page), "")
         more = await self._store.lines(batch_id, after=after, limit=1, state="failed") if found else []
-        groups = groups_of(found)
-        examples = {group.example.line for group in groups}
-        shown = {
-            line.line: line
-            for number in examples
-            for line in await self._readable(batch, await self._store.lines(batch_id, after=number - 1, limit=1))
-        }
+        groups = groups_of(found)[:_MOST_GROUPS]
         for group in groups:
-            group.example = shown.get(group.example.line, group.example)
+            page = await self._store.lines(batch_id, after=group.example.line - 1, limit=1)
+            async for lines, _ in self._read(batch, page, ""):
+                group.example = lines[0]
         return ErrorGroups(data=groups, counted=len(found), has_more=bool(more))
 
-    async def _readable(self, batch: BatchRecord, lines: Sequence[StoredLine]) -> list[ReadableLine]:
-        spans = [(line.offset or 0, line.length or 0) for line in lines]
-        contents: Sequence[bytes | None]
-        try:
-            contents = await self._blobs.read_spans(batch.input_file_id, spans) if spans else []
-        except (NotFound, InputBroken):
-            contents = [None] * len(lines)
-        return await off_loop(_all_readable, lines, contents)
+    async def _search(
+        self, batch: BatchRecord, after: int, limit: int, state: LineState | None, search: str
+    ) -> tuple[list[ReadableLine], int]:
+        """Return the lines found, and the number of the last line that was looked at."""
+        found: list[ReadableLine] = []
+        looked, size = 0, 0
+        while looked < _SEARCHED_LINES and size < _SEARCHED_BYTES:
+            page = await self._store.lines(batch.id, after=after, limit=_PAGE_LINES, state=state)
+            if not page:
+                break
+            async for lines, last in self._read(batch, page, search):
+                found += lines
+                if len(found) >= limit:
+                    return found[:limit], found[limit - 1].line
+                after = last
+            looked += len(page)
+            size += sum(line.length or 0 for line in page)
+        return found, after
+
+    async def _read(
+        self, batch: BatchRecord, lines: Sequence[StoredLine], search: str
+    ) -> AsyncIterator[tuple[list[ReadableLine], int]]:
+        """Yield the lines that contain `search` with their texts, in pieces, each with the number of its last line."""
+        for piece in _pieces(lines):
+            spans = [(line.offset or 0, line.length or 0) for line in piece]
+            contents: Sequence[bytes | None]
+            try:
+                contents = await self._blobs.read_spans(batch.input_file_id, spans)
+            except (NotFound, InputBroken):
+                contents = [None] * len(piece)
+            yield await off_loop(partial(_readable, piece, contents, search)), piece[-1].number
 
 
-def _all_readable(lines: Sequence[StoredLine], contents: Sequence[bytes | None]) -> list[ReadableLine]:
-    return [readable(line, content) for line, content in zip(lines, contents, strict=True)]
+def _pieces(lines: Sequence[StoredLine]) -> list[list[StoredLine]]:
+    """Divide lines so that the texts of each piece fit into memory."""
+    pieces: list[list[StoredLine]] = []
+    size = 0
+    for line in lines:
+        size += line.length or 0
+        if not pieces or size > _PIECE_BYTES:
+            pieces.append([])
+            size = line.length or 0
+        pieces[-1].append(line)
+    return pieces
+
+
+def _readable(lines: Sequence[StoredLine], contents: Sequence[bytes | None], search: str) -> list[ReadableLine]:
+    shown = (readable(line, content) for line, content in zip(lines, contents, strict=True))
+    return [line for line in shown if not search or line.has(search)]

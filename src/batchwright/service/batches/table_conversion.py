@@ -55,6 +55,7 @@ class TableConversion:
         try:
             descriptor = self._table.fileno()
             command = [
+                "-P",
                 "-m",
                 "batchwright.jobs.table_requests",
                 str(descriptor),

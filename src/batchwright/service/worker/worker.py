@@ -372,6 +372,7 @@ class Worker:
             if batch is None:
                 return False
             await finish(self._store, self._blobs, worker, batch, self._options.limits, self._unix_time)
+            self._rates.forecasts.forget(batch.id)
         return True
 
     async def _foresee(self) -> bool:

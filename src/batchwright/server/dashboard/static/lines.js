@@ -40,6 +40,7 @@ export class Lines {
   close() {
     this.#job = null;
     this.#fetching?.abort();
+    this.#fetching = null;
   }
 
   /** Look again when lines have finished since, but not at each state. */
