@@ -73,7 +73,9 @@ def test_an_unknown_name_lists_the_built_in_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["./m", "/no/such/place", "a/b/c", "m.gguf", "org/m.gguf", "../m", "~/no-such"])
-def test_a_path_that_leads_nowhere(name: str) -> None:
+def test_a_path_that_leads_nowhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(ModelNotFound, match="no file or folder"):
         resolve(name)
 

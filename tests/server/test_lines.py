@@ -214,6 +214,10 @@ async def test_few_tables_are_converted_at_a_time(service: Service, monkeypatch:
     monkeypatch.setattr(table_conversion, "_AT_ONCE", 0)
     answer = await converted(service, await uploaded(service, "a.csv", TABLES["a.csv"]), prompt_template="{text}")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    monkeypatch.undo()
+    service.services.jobs._tables.running.add("default")
+    answer = await converted(service, await uploaded(service, "b.csv", TABLES["a.csv"]), prompt_template="{text}")
+    assert (answer.status_code, "a table of yours" in answer.text) == (429, True)
 
 
 @with_service(max_file_size=2000)
@@ -222,4 +226,4 @@ async def test_requests_that_are_larger_than_a_file_may_be_are_given_up(service:
     answer = await converted(service, table, prompt_template="{text} " + "x" * 500)
     assert (answer.status_code, answer.json()["error"]["code"]) in ((413, "file_too_large"), (400, "file_too_large"))
     assert len((await service.client.files.list()).data) == 1
-    assert table_conversion.TableConversion._running == 0
+    assert service.services.jobs._tables.running == set()

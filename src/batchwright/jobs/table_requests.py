@@ -6,6 +6,7 @@ and time are limited, since a small Parquet file may decompress to any size.
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,10 @@ from batchwright.wire.requests import CHAT_URL
 _TABLES = ("csv", "tsv", "parquet")
 _MEMORY = 4 * 2**30
 """Most bytes of address space."""
-_SECONDS = 600
+_SECONDS = 120
 """Most seconds of processor time."""
+_NICENESS = 10
+"""How much everything else goes before it, such as the engine of the service."""
 
 
 class TableOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +115,7 @@ def main() -> int:
 
     At the end, write what was found to standard error, as JSON: the rows, or the error.
     """
+    os.nice(_NICENESS)
     for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS)):
         with suppress(ValueError, OSError):  # systems without this limit
             resource.setrlimit(limit, (most, most))

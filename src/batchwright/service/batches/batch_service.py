@@ -23,7 +23,7 @@ from batchwright.service.batches import batch_checks, simple_batches
 from batchwright.service.batches.batch_forecasts import BatchForecasts
 from batchwright.service.batches.batch_progress import BatchRates, ProgressEstimate
 from batchwright.service.batches.simple_batches import Prompts, SimpleOutput
-from batchwright.service.batches.table_conversion import Converted, TableConversion
+from batchwright.service.batches.table_conversion import Converted, TableConverter
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.new_ids import new_id
@@ -60,6 +60,7 @@ class BatchService:
         self._blobs = blobs
         self._limits = limits or ServiceLimits()
         self._rates = rates or BatchRates()
+        self._tables = TableConverter()
         self._clock = clock or MonotonicClock()
         self._unix_time = unix_time
         self._on_work = on_work
@@ -140,10 +141,12 @@ class BatchService:
         """
         table = await self.file(tenant, file_id)
         options = msgspec.structs.replace(options, name=table.filename, max_line_bytes=int(self._limits.max_line_bytes))
-        with await off_loop(self._blobs.open, file_id) as content:
-            conversion = TableConversion(content, options)
+        name = f"{PurePath(table.filename).stem or 'table'}.requests.jsonl"
+        with (
+            await off_loop(self._blobs.open, file_id) as content,
+            self._tables.conversion(tenant, content, options) as conversion,
+        ):
             async with aclosing(conversion.lines()) as lines:
-                name = f"{PurePath(table.filename).stem or 'table'}.requests.jsonl"
                 return await self.upload(tenant, name, lines, key=key), conversion.outcome
 
     async def file(self, tenant: str, file_id: str) -> FileRecord:

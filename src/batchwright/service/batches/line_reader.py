@@ -1,12 +1,13 @@
 """Reading the lines of batches, for people: in pages, searched, and failed ones by code.
 
-A call looks at a bounded number of lines and bytes, in threads, and few calls search at a time: nobody else has to wait
-for somebody who searches a large batch.
+A call looks at a bounded number of lines and bytes, in threads, and few calls of a tenant search at a time: nobody else
+has to wait for somebody who searches a large batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
@@ -25,6 +26,7 @@ _SEARCHED_BYTES = 64 * 2**20
 _PIECE_BYTES = 4 * 2**20
 """Bytes of the input that are in memory at a time; more if a single line is."""
 _SEARCHES = 2
+"""Searches of one tenant at a time."""
 _GROUPED_LINES = 10_000
 """Failed lines that one call looks at."""
 _MOST_GROUPS = 50
@@ -37,7 +39,7 @@ class LineReader:
         self._jobs = jobs
         self._store = store
         self._blobs = blobs
-        self._searching = asyncio.Semaphore(_SEARCHES)
+        self._searching: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_SEARCHES))
 
     async def lines(
         self,
@@ -60,7 +62,7 @@ class LineReader:
             found = [line async for lines, _ in self._read(batch, page, "") for line in lines]
             last = page[-1].number if page else after
         else:
-            async with self._searching:
+            async with self._searching[tenant]:
                 found, last = await self._search(batch, after, limit, state, search)
         # Pages may be short because of large results: only an empty one is the last.
         more = await self._store.lines(batch_id, after=last, limit=1, state=state)

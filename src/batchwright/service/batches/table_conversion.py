@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 import msgspec
@@ -18,7 +18,7 @@ _PIECE = 2**18
 _PATIENCE = 120.0
 """Seconds without a line after which a conversion is given up."""
 _AT_ONCE = 2
-"""Conversions of one service at the same time."""
+"""Conversions of one service at the same time, each of another tenant."""
 _MOST_TOLD = 2**16
 
 
@@ -34,10 +34,29 @@ class Converted(msgspec.Struct):
     code: str | None = None
 
 
+class TableConverter:
+    """Converter of the tables of all tenants, few at a time."""
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        """Tenants whose tables are being converted."""
+
+    @contextmanager
+    def conversion(self, tenant: str, table: BinaryIO, options: TableOptions) -> Iterator[TableConversion]:
+        """Give a conversion for the duration of the block. Raises `Overloaded` while too many are under way."""
+        if tenant in self.running:
+            raise Overloaded("a table of yours is being converted already: try again when it is done", retry_after=2.0)
+        if len(self.running) >= _AT_ONCE:
+            raise Overloaded(f"{_AT_ONCE} tables are being converted already: try again later", retry_after=2.0)
+        self.running.add(tenant)
+        try:
+            yield TableConversion(table, options)
+        finally:
+            self.running.discard(tenant)
+
+
 class TableConversion:
     """One conversion: first read `lines` to the end, then `outcome` says how many there were."""
-
-    _running = 0
 
     def __init__(self, table: BinaryIO, options: TableOptions) -> None:
         self.outcome = Converted()
@@ -45,36 +64,21 @@ class TableConversion:
         self._options = options
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield the lines in pieces.
-
-        Raises `InvalidRequest` for a table that cannot be converted, and `Overloaded` while too many are.
-        """
-        if TableConversion._running >= _AT_ONCE:
-            raise Overloaded(f"{_AT_ONCE} tables are being converted already: try again later", retry_after=2.0)
-        TableConversion._running += 1
+        """Yield the lines in pieces. Raises `InvalidRequest` for a table that cannot be converted."""
+        descriptor = self._table.fileno()
+        options = msgspec.json.encode(self._options).decode()
+        command = ["-P", "-m", "batchwright.jobs.table_requests", str(descriptor), options]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, pass_fds=(descriptor,)
+        )
         try:
-            descriptor = self._table.fileno()
-            command = [
-                "-P",
-                "-m",
-                "batchwright.jobs.table_requests",
-                str(descriptor),
-                msgspec.json.encode(self._options).decode(),
-            ]
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE,
-                pass_fds=(descriptor,),
-            )  # fmt: skip
-            try:
-                async for piece in _pieces(process):
-                    yield piece
-                self.outcome = await _outcome(process)
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            async for piece in _pieces(process):
+                yield piece
+            self.outcome = await _outcome(process)
         finally:
-            TableConversion._running -= 1
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
         if self.outcome.error is not None:
             raise InvalidRequest(self.outcome.error, param=self.outcome.param, code=self.outcome.code)
         if not self.outcome.rows:
