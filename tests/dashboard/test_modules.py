@@ -86,7 +86,7 @@ def inspected(page: Page, name: str, text: str) -> Any:
 @pytest.mark.parametrize("before", ["", "\n \n", "\ufeff"])
 def test_the_endpoint_stands_in_the_first_line(page: Page, before: str) -> None:
     found = inspected(page, "a.jsonl", before + '{"url": "/v1/embeddings"}\nnot JSON\n')
-    assert found == {"kind": "requests", "endpoint": "/v1/embeddings"}
+    assert found == {"kind": "requests", "endpoint": "/v1/embeddings", "array": False}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_endpoint_stands_in_the_first_line(page: Page, before: str) -> None:
         ("", "It is empty."),
         ("\n\n", "Its beginning is blank."),
         ("\n{", "Line 2: must be a JSON object"),
-        ('{"url": "/v1/other"}', 'it is "/v1/other"'),
+        ('{"url": "/v1/other", "body": {}}', 'it is "/v1/other"'),
         ('{"method": "POST"}', "there is none"),
     ],
 )
@@ -113,6 +113,8 @@ def test_a_file_without_an_endpoint_is_not_uploaded(page: Page, text: str, told:
         ("a.jsonl", '{"prompt": "x", "id": 1}', "prompts", ["prompt", "id"]),
         ("a.jsonl", '"a prompt"', "prompts", None),
         ("a.jsonl", '{"question": "x"}', "table", ["question"]),
+        ("a.jsonl", '{"url": "http://x", "text": "y"}', "table", ["url", "text"]),
+        ("a.jsonl", '{"prompt": "x", "method": "y"}', "prompts", ["prompt", "method"]),
         ("a.json", '[{"question": "x"}]', "table", ["question"]),
         ("a.json", '[{"question": "x"}, {"cut', "table", []),
     ],

@@ -320,3 +320,12 @@ def test_answers_come_into_the_open_preview_while_the_job_runs(page: Page, servi
     assert "ONE" not in page.text("#details .preview")
     service.release()
     page.until("document.querySelector('#details .preview').innerText.includes('ONE')")
+
+
+def test_an_array_of_requests_is_sent_as_lines(page: Page, tmp_path: Path) -> None:
+    lines = written(tmp_path / "lines.jsonl", ["one", "two"]).read_text().splitlines()
+    array = tmp_path / "array.json"
+    array.write_text(f"[{','.join(lines)}]")
+    page.choose("#file-input", array)
+    page.until(status("Completed"))
+    assert "2 of 2 lines" in page.text(".job .progress")

@@ -177,8 +177,17 @@ async def test_prompts_need_no_template(service: Service, name: str, content: by
         ("a.csv", TABLES["a.csv"], {"prompt_template": "{txt}"}, "no column 'txt' in the input; it has 'id', 'text'"),
         ("a.csv", TABLES["a.csv"], {}, "a.csv is a table: give a prompt_template"),
         ("a.csv", TABLES["a.csv"], {"prompt_template": "always"}, "names no column"),
+        (
+            "a.csv",
+            ",".join(f"a long name of column {number}" for number in range(6000)).encode() + b"\nx\n",
+            {"prompt_template": "{text}"},
+            "no column 'text' in the input",
+        ),
+        ("a.csv", TABLES["a.csv"], {"prompt_template": "{" * 65_001}, "prompt template"),
         ("a.csv", TABLES["a.csv"], {"prompt_template": "{text"}, "prompt template"),
         ("a.parquet", b"PAR1 no more", {"prompt_template": "{text}"}, "a.parquet"),
+        ("a.csv.gz", b"packed", {"prompt_template": "{text}"}, "is compressed: upload it as a.csv"),
+        ("a.jsonl", b'{"prompt": "x", "id": "row-2"}\n', {}, "ids like 'row-2' are for rows without one"),
         ("a.xlsx", b"PK", {"prompt_template": "{text}"}, "its extension does not tell its format"),
         ("a.csv", b"id,text\n1,\n", {"prompt_template": "{text}"}, "no row from which a request could be made"),
         ("a.jsonl", b'{"text": 1}\nnot json\n', {"prompt_template": "{text}"}, "row 2"),
@@ -202,6 +211,47 @@ async def test_what_cannot_be_converted_is_said_and_leaves_nothing(
     assert [file.filename for file in (await service.client.files.list()).data] == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "options", "said"),
+    [
+        ("a.txt", b"one\n", {"prompt_template": "say {prompt}"}, ["say one"]),
+        ("a.txt", b"one\n", {"system_template": "be brief"}, ["be brief", "one"]),
+        ("a.jsonl", b'{"prompt": "one"}\n', {"system_template": "be brief"}, ["be brief", "one"]),
+        ("a.jsonl", b'{"prompt": "one", "as": "x"}\n', {"system_template": "be {as}"}, ["be x", "one"]),
+        ("a.csv", "text\n水\n".encode(), {"prompt_template": "水" * 40_000 + "{text}"}, ["水" * 40_001]),
+    ],
+)
+@with_service()
+async def test_prompts_and_templates_go_together(
+    service: Service, name: str, content: bytes, options: dict[str, Any], said: list[str]
+) -> None:
+    told = (await converted(service, await uploaded(service, name, content), **options)).json()
+    [found] = await requests_in(service, told["file"]["id"])
+    assert [each["content"] for each in found["body"]["messages"]] == said
+
+
+@with_service()
+async def test_an_array_of_requests_becomes_lines(service: Service) -> None:
+    array = json.dumps([line("a", "one"), line("b", "two")]).encode()
+    told = (await converted(service, await uploaded(service, "a.json", array), endpoint="/v1/completions")).json()
+    assert [each["custom_id"] for each in await requests_in(service, told["file"]["id"])] == ["a", "b"]
+
+
+@with_service()
+async def test_lines_that_were_removed_are_not_found(service: Service) -> None:
+    batch = await service.client.batches.retrieve(await asked(service))
+    for file_id in (batch.output_file_id, batch.error_file_id):
+        assert file_id is not None
+        await service.client.files.delete(file_id)
+    for what in ("lines", "errors"):
+
+        async def gone(what: str = what) -> bool:
+            answer = await service.http.get(f"/v1/batches/{batch.id}/{what}")
+            return answer.status_code == 404 and "removed" in answer.text
+
+        await service.until(gone)
+
+
 @with_service()
 async def test_empty_cells_are_left_out_and_counted(service: Service) -> None:
     table = await uploaded(service, "a.csv", b"id,text\n1,one\n2,\n3,three\n")
@@ -222,8 +272,9 @@ async def test_few_tables_are_converted_at_a_time(service: Service, monkeypatch:
 
 @with_service(max_file_size=2000)
 async def test_requests_that_are_larger_than_a_file_may_be_are_given_up(service: Service) -> None:
+    # So much that the process has to wait for its reader.
     table = await uploaded(service, "a.csv", b"text\n" + b"one\n" * 300)
-    answer = await converted(service, table, prompt_template="{text} " + "x" * 500)
-    assert (answer.status_code, answer.json()["error"]["code"]) in ((413, "file_too_large"), (400, "file_too_large"))
+    answer = await converted(service, table, prompt_template="{text} " + "x" * 50_000)
+    assert answer.json()["error"]["code"] == "file_too_large"
     assert len((await service.client.files.list()).data) == 1
     assert service.services.jobs._tables.running == set()

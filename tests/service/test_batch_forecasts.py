@@ -137,6 +137,26 @@ def test_a_paused_batch_has_no_end_and_one_that_ends_nothing_left() -> None:
     assert rates.progress(replace(batch, status="completed"), now).fraction == 1.0
 
 
+def test_an_endpoint_that_counts_no_tokens_has_progress_in_lines() -> None:
+    forecasts = BatchForecasts()
+    for second in range(3):
+        forecasts.observe(replace(BATCH, counts=LineCounts(10, 2 * second)), [], None, float(second))
+        for place in range(2):
+            forecasts.ended(claimed(2 * second + place), content(), {"choices": [{"finish_reason": "stop"}]})
+    progress = BatchRates(forecasts).progress(replace(BATCH, counts=LineCounts(10, 6)), 3.0)
+    assert progress.fraction == 0.6
+    assert progress.eta_seconds is not None
+
+
+def test_what_another_version_publishes_is_left_alone() -> None:
+    told: list[dict[str, Any]] = [
+        {"forecasts": {BATCH.id: [None, 1, 2]}},
+        {"forecasts": {BATCH.id: ["1", 1, 2]}},
+        {"forecasts": 7},
+    ]
+    assert BatchForecasts(lambda: told).of(BATCH, 0.0) is None
+
+
 def test_old_batches_are_forgotten() -> None:
     forecasts = BatchForecasts()
     for number in range(3 * MOST_BATCHES):

@@ -7,6 +7,7 @@ and time are limited, since a small Parquet file may decompress to any size.
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,15 +19,19 @@ from typing import Any
 import msgspec
 
 from batchwright.errors import BatchwrightError, InputError, InvalidRequest
+from batchwright.jobs.compression import COMPRESSED
 from batchwright.jobs.lines import BadLine, LineParser
-from batchwright.jobs.sources import InputFormat, format_of
-from batchwright.jobs.table_sources import open_source
-from batchwright.jobs.templates import Templates
+from batchwright.jobs.sources import InputFormat, Source, format_of
+from batchwright.jobs.table_sources import TextRowSource, open_source
+from batchwright.jobs.templates import PromptTemplate, Templates
 from batchwright.wire.requests import CHAT_URL
 
 _TABLES = ("csv", "tsv", "parquet")
-_MEMORY = 4 * 2**30
+_DEFAULT_ID = re.compile(r"row-\d+")
+_MEMORY = 2 * 2**30
 """Most bytes of address space."""
+_LONGEST_ERROR = 4000
+"""Most characters of an error, which may quote the table or the template."""
 _SECONDS = 120
 """Most seconds of processor time."""
 _NICENESS = 10
@@ -42,6 +47,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompt_template: str | None = None
     """Text with columns as `{column}`. None: each line is a prompt, or an object with one."""
     system_template: str | None = None
+    """System message, in the same way; without columns it is the same for all rows."""
     messages_template: str | None = None
     """Jinja template of a JSON list of messages, in place of the others."""
     body: Mapping[str, Any] = {}
@@ -65,9 +71,13 @@ class TableRequests:
         options = self.options
         source_format, templates = self._format(), self._templates()
         parser = LineParser(
-            source_format, templates, chat=options.endpoint == CHAT_URL, max_line_bytes=options.max_line_bytes
+            source_format,
+            templates,
+            chat=options.endpoint == CHAT_URL,
+            system=options.system_template if templates is None else None,
+            max_line_bytes=options.max_line_bytes,
         )
-        source = open_source(
+        source: Source = open_source(
             [self.path],
             source_format,
             max_line_bytes=options.max_line_bytes,
@@ -75,6 +85,7 @@ class TableRequests:
             rows=templates is not None,
         )
         if templates is not None:
+            source = source if source.columns is not None else TextRowSource(source)
             templates.check(source.columns or ())
         for record in source.records():
             line = parser.parse(record)
@@ -82,10 +93,20 @@ class TableRequests:
                 if line.error.code == "missing_field":
                     self.skipped.append(record.number)
                     continue
+                if line.error.code == "line_too_long":
+                    raise InvalidRequest(
+                        f"row {record.number}: its prompt has more than {options.max_line_bytes:,} bytes: shorten it",
+                        code="line_too_long",
+                    )
                 raise InvalidRequest(f"row {record.number}: {line.error}", param=line.error.param, code=line.error.code)
             if line.endpoint != options.endpoint:
                 raise InvalidRequest(
                     f"row {record.number} is a request for {line.endpoint}: choose that endpoint", param="endpoint"
+                )
+            if line.custom_id is not None and _DEFAULT_ID.fullmatch(line.custom_id):
+                raise InvalidRequest(
+                    f"row {record.number}: ids like {line.custom_id!r} are for rows without one: choose another",
+                    param="custom_id",
                 )
             self.rows += 1
             yield msgspec.json.encode({
@@ -96,14 +117,22 @@ class TableRequests:
             }) + b"\n"  # fmt: skip
 
     def _templates(self) -> Templates | None:
-        texts = self.options.prompt_template, self.options.system_template, self.options.messages_template
-        return None if texts == (None, None, None) else Templates.of(*texts)
+        options = self.options
+        prompt, system = options.prompt_template, options.system_template
+        if prompt is None and options.messages_template is None:
+            if system is None or not PromptTemplate.parse(system).columns:
+                return None  # prompts as they are, all behind the same system message
+            prompt = "{prompt}"
+        return Templates.of(prompt, system, options.messages_template)
 
     def _format(self) -> InputFormat:
-        found = format_of(Path(self.options.name), None)
+        path = Path(self.options.name)
+        if path.suffix.lower() in COMPRESSED:
+            raise InvalidRequest(f"{path} is compressed: upload it as {path.stem}", param="file", code="invalid_file")
+        found = format_of(path, None)
         if found in _TABLES and self._templates() is None:
             raise InvalidRequest(
-                f"{self.options.name} is a table: give a prompt_template with columns as {{column}}",
+                f"{path} is a table: give a prompt_template with columns as {{column}}",
                 param="prompt_template",
                 code="missing_required_parameter",
             )
@@ -111,15 +140,19 @@ class TableRequests:
 
 
 def main() -> int:
-    """Write the lines of the table on file descriptor `argv[1]` by the options in `argv[2]` to standard output.
+    """Write the lines of the table on file descriptor `argv[1]` to standard output, by the options on standard input.
 
-    At the end, write what was found to standard error, as JSON: the rows, or the error.
+    At the end, write what was found to standard error, as a line of JSON: the rows, or the error.
     """
     os.nice(_NICENESS)
+    with suppress(OSError):  # so that the system ends this process, and not the service, when memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")
     for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS)):
         with suppress(ValueError, OSError):  # systems without this limit
             resource.setrlimit(limit, (most, most))
-    table = TableRequests(Path(f"/dev/fd/{sys.argv[1]}"), msgspec.json.decode(sys.argv[2], type=TableOptions))
+    table = TableRequests(
+        Path(f"/dev/fd/{sys.argv[1]}"), msgspec.json.decode(sys.stdin.buffer.read(), type=TableOptions)
+    )
     told: dict[str, Any]
     try:
         for line in table:
@@ -127,13 +160,15 @@ def main() -> int:
         sys.stdout.buffer.flush()
         told = {"rows": table.rows, "skipped": len(table.skipped), "first_skipped": table.skipped[:1]}
     except MemoryError:
-        told = {"error": "the table needs more memory than is given to one: make its row groups smaller"}
+        told = {"error": "the table needs more memory than is given to one: make it smaller, or divide it"}
     except (BatchwrightError, InputError) as error:
         message = str(error).replace(str(table.path), table.options.name)
         told = {"error": message, "param": getattr(error, "param", None), "code": getattr(error, "code", None)}
     except Exception as error:  # libraries that read tables are foreign code, and the table may be anything
         told = {"error": f"{table.options.name} cannot be read: {type(error).__name__}: {error}"}
-    sys.stderr.buffer.write(msgspec.json.encode(told))
+    if "error" in told:
+        told["error"] = told["error"][:_LONGEST_ERROR]
+    sys.stderr.buffer.write(b"\n" + msgspec.json.encode(told))
     return 0 if "error" not in told else 2
 
 

@@ -182,7 +182,7 @@ class Forecast:
 
     seconds_left: float
     tokens_done: float
-    """Tokens computed, or lines where tokens are not known."""
+    """Tokens computed. A run that does not know them has lines in their place, here and below."""
     tokens_left: float
 
     @property

@@ -154,12 +154,13 @@ async def batch_lines(
 ) -> ReadableLines:
     """List lines in the order of the input, each with its prompt and its answer or error as text.
 
-    A page of a search looks at up to 5,000 lines, and may have no line although `next_after` says that there are more.
+    A page of a search looks at up to 5,000 lines and about 64 MiB of input, and at the first 20,000 characters of each
+    text. It may have no line although `next_after` says that there are more.
     """
     return await services.lines.lines(tenant, batch_id, after=after, limit=limit, state=state, search=search)
 
 
-@router.get("/{batch_id}/errors")
+@router.get("/{batch_id}/errors", dependencies=[audited("batch.errors", "batch_id")])
 async def batch_errors(batch_id: BatchId, services: ServicesOf, tenant: Tenant) -> ErrorGroups:
     """Count the failed lines by the code of their errors, with an example of each. Looks at up to 10,000 of them."""
     return await services.lines.errors(tenant, batch_id)

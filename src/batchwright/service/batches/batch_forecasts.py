@@ -118,7 +118,7 @@ class BatchForecasts:
         for told in self._others():
             forecasts = told.get("forecasts")
             each = forecasts.get(batch.id) if isinstance(forecasts, dict) else None
-            if isinstance(each, list) and len(each) == 3:
+            if isinstance(each, list) and len(each) == 3 and all(isinstance(value, (int, float)) for value in each):
                 found.append(Forecast(*map(float, each)))
         if not found:
             return None

@@ -80,14 +80,16 @@ class BatchRates:
         ended = batch.status in ENDED
         runs = batch.status == "in_progress" and batch.ending is None and not batch.paused
         rate = self._rate(batch.id, done, runs, now)
-        forecast = None if ended or batch.ending is not None else self.forecasts.of(batch, now)
-        if forecast is not None:
-            return ProgressEstimate(
-                counts.total, counts.completed, counts.failed, forecast.fraction, rate,
-                forecast.seconds_left if runs else None,
-            )  # fmt: skip
-        fraction = 1.0 if ended else done / counts.total if counts.total else 0.0
-        eta = 0.0 if ended or batch.ending is not None else None
+        if ended or batch.ending is not None:
+            fraction = 1.0 if ended else done / counts.total if counts.total else 0.0
+            return ProgressEstimate(counts.total, counts.completed, counts.failed, fraction, rate, 0.0)
+        forecast = self.forecasts.of(batch, now)
+        if forecast is not None and forecast.tokens_done + forecast.tokens_left > 0:
+            fraction = forecast.fraction
+        else:
+            # Not known yet, or of an endpoint that counts no tokens.
+            fraction = done / counts.total if counts.total else 0.0
+        eta = forecast.seconds_left if forecast is not None and runs else None
         return ProgressEstimate(counts.total, counts.completed, counts.failed, fraction, rate, eta)
 
     def _rate(self, batch_id: str, done: int, runs: bool, now: float) -> float | None:

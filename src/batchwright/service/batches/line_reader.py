@@ -1,19 +1,26 @@
 """Reading the lines of batches, for people: in pages, searched, and failed ones by code.
 
-A call looks at a bounded number of lines and bytes, in threads, and few calls of a tenant search at a time: nobody else
+A call looks at a bounded number of lines and bytes, in threads, and few calls of a tenant do so at a time: nobody else
 has to wait for somebody who searches a large batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from batchwright.errors import InputBroken, NotFound
 from batchwright.service.batches.batch_service import BatchService
-from batchwright.service.batches.readable_lines import ErrorGroups, ReadableLine, ReadableLines, groups_of, readable
+from batchwright.service.batches.readable_lines import (
+    ErrorGroup,
+    ErrorGroups,
+    ReadableLine,
+    ReadableLines,
+    error_code,
+    readable,
+)
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.off_loop import off_loop
 from batchwright.store.records import BatchRecord, LineState, StoredLine
@@ -25,8 +32,8 @@ _SEARCHED_BYTES = 64 * 2**20
 """Bytes of the input that one call searches; a little more if the last lines are long."""
 _PIECE_BYTES = 4 * 2**20
 """Bytes of the input that are in memory at a time; more if a single line is."""
-_SEARCHES = 2
-"""Searches of one tenant at a time."""
+_CALLS = 2
+"""Calls of one tenant at a time."""
 _GROUPED_LINES = 10_000
 """Failed lines that one call looks at."""
 _MOST_GROUPS = 50
@@ -39,7 +46,7 @@ class LineReader:
         self._jobs = jobs
         self._store = store
         self._blobs = blobs
-        self._searching: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_SEARCHES))
+        self._reading: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_CALLS))
 
     async def lines(
         self,
@@ -56,36 +63,47 @@ class LineReader:
         `state`: only lines in it. `search`: only lines that contain it; a call looks at a bounded number of lines, so
         it may return fewer than there are.
         """
-        batch = await self._jobs.batch(tenant, batch_id)
-        if not search:
-            page = await self._store.lines(batch_id, after=after, limit=limit, state=state)
-            found = [line async for lines, _ in self._read(batch, page, "") for line in lines]
-            last = page[-1].number if page else after
-        else:
-            async with self._searching[tenant]:
+        batch = await self._kept(tenant, batch_id)
+        async with self._reading[tenant]:
+            if search:
                 found, last = await self._search(batch, after, limit, state, search)
-        # Pages may be short because of large results: only an empty one is the last.
-        more = await self._store.lines(batch_id, after=last, limit=1, state=state)
+            else:
+                page = await self._store.lines(batch_id, after=after, limit=limit, state=state)
+                found = [line async for lines, _ in self._read(batch, page, "") for line in lines]
+                last = page[-1].number if page else after
+            # Pages may be short because of large results: only an empty one is the last.
+            more = await self._store.lines(batch_id, after=last, limit=1, state=state)
         return ReadableLines(data=found, next_after=last if more else None)
 
     async def errors(self, tenant: str, batch_id: str) -> ErrorGroups:
         """Return the failed lines of a batch by code, the most frequent codes of as many lines as one call looks at."""
-        batch = await self._jobs.batch(tenant, batch_id)
-        found: list[ReadableLine] = []
+        batch = await self._kept(tenant, batch_id)
+        codes: Counter[str] = Counter()
+        first: dict[str, int] = {}
         after = 0
-        while len(found) < _GROUPED_LINES:
-            page = await self._store.lines(batch_id, after=after, limit=_PAGE_LINES, state="failed")
-            if not page:
-                break
-            after = page[-1].number
-            found += await off_loop(_readable, page, [None] * len(page), "")
-        more = await self._store.lines(batch_id, after=after, limit=1, state="failed") if found else []
-        groups = groups_of(found)[:_MOST_GROUPS]
-        for group in groups:
-            page = await self._store.lines(batch_id, after=group.example.line - 1, limit=1)
-            async for lines, _ in self._read(batch, page, ""):
-                group.example = lines[0]
-        return ErrorGroups(data=groups, counted=len(found), has_more=bool(more))
+        async with self._reading[tenant]:
+            while codes.total() < _GROUPED_LINES:
+                page = await self._store.lines(batch_id, after=after, limit=_PAGE_LINES, state="failed")
+                if not page:
+                    break
+                after = page[-1].number
+                for number, code in await off_loop(_codes, page):
+                    codes[code] += 1
+                    first.setdefault(code, number)
+            more = await self._store.lines(batch_id, after=after, limit=1, state="failed") if codes else []
+            groups = []
+            for code, count in codes.most_common(_MOST_GROUPS):
+                page = await self._store.lines(batch_id, after=first[code] - 1, limit=1)
+                async for lines, _ in self._read(batch, page, ""):
+                    groups.append(ErrorGroup(code=code, count=count, example=lines[0]))
+        return ErrorGroups(data=groups, counted=codes.total(), has_more=bool(more))
+
+    async def _kept(self, tenant: str, batch_id: str) -> BatchRecord:
+        """Return a batch. Raises `NotFound` also when its lines were removed with its output files."""
+        batch = await self._jobs.batch(tenant, batch_id)
+        if batch.lines_removed_at is not None and batch.counts.total:
+            raise NotFound(f"the lines of {batch_id!r} were removed with its output files")
+        return batch
 
     async def _search(
         self, batch: BatchRecord, after: int, limit: int, state: LineState | None, search: str
@@ -136,3 +154,7 @@ def _pieces(lines: Sequence[StoredLine]) -> list[list[StoredLine]]:
 def _readable(lines: Sequence[StoredLine], contents: Sequence[bytes | None], search: str) -> list[ReadableLine]:
     shown = (readable(line, content) for line, content in zip(lines, contents, strict=True))
     return [line for line in shown if not search or line.has(search)]
+
+
+def _codes(lines: Sequence[StoredLine]) -> list[tuple[int, str]]:
+    return [(line.number, error_code(line)) for line in lines]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -92,14 +92,10 @@ def readable(line: StoredLine, content: bytes | None) -> ReadableLine:
     )
 
 
-def groups_of(lines: Sequence[ReadableLine]) -> list[ErrorGroup]:
-    """Return failed lines by code, the most frequent first."""
-    groups: dict[str, ErrorGroup] = {}
-    for line in lines:
-        code = (line.error.code if line.error is not None else None) or "unknown"
-        group = groups.setdefault(code, ErrorGroup(code=code, count=0, example=line))
-        group.count += 1
-    return sorted(groups.values(), key=lambda group: -group.count)
+def error_code(line: StoredLine) -> str:
+    """Return the code of the error of a failed line."""
+    error = None if line.output is None else _error_of(line.output)
+    return (error.code if error is not None else None) or "unknown"
 
 
 def _error_of(output: bytes) -> LineError | None:

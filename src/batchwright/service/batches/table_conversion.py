@@ -19,7 +19,8 @@ _PATIENCE = 120.0
 """Seconds without a line after which a conversion is given up."""
 _AT_ONCE = 2
 """Conversions of one service at the same time, each of another tenant."""
-_MOST_TOLD = 2**16
+_KEPT = 2**16
+"""Bytes at the end of what a conversion says that are kept."""
 
 
 class Converted(msgspec.Struct):
@@ -66,25 +67,36 @@ class TableConversion:
     async def lines(self) -> AsyncGenerator[bytes]:
         """Yield the lines in pieces. Raises `InvalidRequest` for a table that cannot be converted."""
         descriptor = self._table.fileno()
-        options = msgspec.json.encode(self._options).decode()
-        command = ["-P", "-m", "batchwright.jobs.table_requests", str(descriptor), options]
+        command = ["-P", "-m", "batchwright.jobs.table_requests", str(descriptor)]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, pass_fds=(descriptor,)
+            sys.executable, *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, pass_fds=(descriptor,)
         )
+        said = asyncio.create_task(_said(process))
         try:
+            # Templates are too large for an argument, which other users of the machine could read, too.
+            await _send(process, msgspec.json.encode(self._options))
             async for piece in _pieces(process):
                 yield piece
-            self.outcome = await _outcome(process)
+            self.outcome = _outcome(await said, await process.wait())
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            await _drained(process)
+            await said
         if self.outcome.error is not None:
             raise InvalidRequest(self.outcome.error, param=self.outcome.param, code=self.outcome.code)
         if not self.outcome.rows:
             raise InvalidRequest(
                 f"{self._options.name} has no row from which a request could be made", param="file", code="empty_file"
             )
+
+
+async def _send(process: Process, options: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(options)
+    with suppress(BrokenPipeError, ConnectionResetError):  # what it says at its end tells why
+        await process.stdin.drain()
+    process.stdin.close()
 
 
 async def _pieces(process: Process) -> AsyncGenerator[bytes]:
@@ -94,20 +106,40 @@ async def _pieces(process: Process) -> AsyncGenerator[bytes]:
             async with asyncio.timeout(_PATIENCE):
                 piece = await process.stdout.read(_PIECE)
         except TimeoutError:
-            raise InvalidRequest(
-                "the table could not be read in time: make it smaller", code="table_too_slow"
-            ) from None
+            raise _too_slow() from None
         if not piece:
             return
         yield piece
 
 
-async def _outcome(process: Process) -> Converted:
+async def _said(process: Process) -> bytes:
+    """Return the end of what the process writes to standard error, all of which is read: it must not have to wait."""
     assert process.stderr is not None
-    told = await process.stderr.read(_MOST_TOLD)
+    said = b""
+    while piece := await process.stderr.read(_KEPT):
+        said = (said + piece)[-_KEPT:]
+    return said
+
+
+async def _drained(process: Process) -> None:
+    """Wait for a process that was killed, which asyncio does until its pipes have been read to their ends."""
+    assert process.stdout is not None
+    while await process.stdout.read(_PIECE):
+        pass
     await process.wait()
+
+
+def _outcome(said: bytes, status: int) -> Converted:
     try:
-        # Libraries may write before it.
-        return msgspec.json.decode(told[told.rindex(b'{"') :], type=Converted)
+        # Libraries may write lines before it.
+        return msgspec.json.decode(said.rpartition(b"\n")[2], type=Converted)
     except ValueError:
-        return Converted(error=f"the table could not be read: its reader ended with {process.returncode}")
+        if status < 0:
+            raise _too_slow() from None
+        return Converted(error=f"the table could not be read: its reader ended with status {status}")
+
+
+def _too_slow() -> InvalidRequest:
+    return InvalidRequest(
+        "the table takes too much time or memory to read: make it smaller, or divide it", code="table_too_slow"
+    )

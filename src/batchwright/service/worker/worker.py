@@ -383,6 +383,7 @@ class Worker:
         for tenant, batch_id in largest[:_FORESEEN]:
             batch = await self._store.batch(tenant, batch_id)
             if batch is None or batch.ending is not None:
+                self._rates.forecasts.forget(batch_id)
                 continue
             with suppress(EngineClosed):
                 work = await work_of(self._inference, request_prefix(output_lines.key_of(batch_id)))

@@ -16,8 +16,11 @@ export async function inspect(file) {
   if (suffix === "csv" || suffix === "tsv") return { kind: "table", columns: header(text, suffix === "csv" ? "," : "\t") };
   const [first, where] = suffix === "json" ? [element(text), "Its first element"] : firstLine(text);
   if (first === null || typeof first !== "object") return { kind: "prompts", columns: null };
-  if ("body" in first || "url" in first || "method" in first) return { kind: "requests", endpoint: endpointOf(first, where) };
-  const kind = "prompt" in first || "messages" in first ? "prompts" : "table";
+  const prompts = "prompt" in first || "messages" in first;
+  if ("body" in first || ENDPOINTS.includes(first.url) || ("method" in first && !prompts)) {
+    return { kind: "requests", endpoint: endpointOf(first, where), array: suffix === "json" };
+  }
+  const kind = prompts ? "prompts" : "table";
   return { kind, columns: Object.keys(first) };
 }
 

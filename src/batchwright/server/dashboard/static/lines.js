@@ -57,12 +57,14 @@ export class Lines {
     this.#whole.clear();
     this.#shown = "";
     part(this.#root, "line-list").replaceChildren();
+    this.#hideButtons();
     fill(this.#root, { "lines-told": "Loading…" });
     this.#fetch();
   }
 
   #turn(move) {
     move();
+    this.#hideButtons();
     this.#whole.clear();
     this.#fetch().then(() => part(this.#root, "find").scrollIntoView({ block: "start" }));
   }
@@ -80,6 +82,7 @@ export class Lines {
     } catch (error) {
       if (this.#fetching !== fetching || error.name === "AbortError") return;
       part(this.#root, "line-list").replaceChildren();
+      [this.#shown, this.#fetchedFor] = ["", ""]; // so that they are drawn, and asked for, again
       fill(this.#root, { "lines-told": error.status === 404 ? "The lines were removed with the files." : `The lines could not be read: ${error.message}` });
       this.#buttons(null);
     } finally {
@@ -124,6 +127,11 @@ export class Lines {
     this.#next = next;
     show(action(this.#root, "next"), next !== null);
     show(action(this.#root, "previous"), this.#starts.length > 1);
+  }
+
+  /** Until the page is there whose neighbours they lead to. */
+  #hideButtons() {
+    for (const name of ["next", "previous"]) show(action(this.#root, name), false);
   }
 
   #row(line) {

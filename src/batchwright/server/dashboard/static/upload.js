@@ -33,7 +33,8 @@ export class Uploads {
   async #add(item, file) {
     try {
       const found = await inspect(file);
-      if (found.kind === "requests") this.#enqueue(item, file, found.endpoint, null);
+      // Of an array the service makes lines.
+      if (found.kind === "requests") this.#enqueue(item, file, found.endpoint, found.array ? { endpoint: found.endpoint } : null);
       else item.ask(found, (options) => this.#enqueue(item, file, CHAT, options));
     } catch (error) {
       item.fail(error.message);
