@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from benchmarks.batching.http.run import free_port
 from tests.webhooks.outbox import in_event_loop
 from tests.webhooks.receiver import Receiver, answer, listening
 
@@ -190,10 +191,10 @@ def _no_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def trap() -> AsyncIterator[Receiver]:
+async def trap(port: int = 0) -> AsyncIterator[Receiver]:
     """Listens on loopback, IPv6 too where this machine has it."""
     async with AsyncExitStack() as stack:
-        receiver = await stack.enter_async_context(listening())
+        receiver = await stack.enter_async_context(listening(port=port))
         try:
             other = await asyncio.start_server(receiver.serve, "::1", receiver.port)
             stack.callback(other.close)
@@ -258,10 +259,11 @@ def test_a_name_is_resolved_once_and_that_address_is_connected_to(connects: list
 
 def test_a_name_that_turns_between_two_addresses_reaches_the_one_that_was_checked(connects: list[str]) -> None:
     async def main() -> None:
-        async with trap() as inside, listening(host="127.0.0.2", port=inside.port) as allowed:
+        port = free_port()
+        async with trap(port) as inside, listening(host="127.0.0.2", port=port) as allowed:
             names = Names([["127.0.0.2"], ["127.0.0.1"]])
             sender = Sender(AllowList.parse(["127.0.0.2"]), resolve=names, tls=TLS)
-            url = f"http://rebind.example:{inside.port}/"
+            url = f"http://rebind.example:{port}/"
             assert (await sender.send(url, {}, b"{}")).taken
             assert "127.0.0.1, which is not a global address (loopback)" in (await sender.send(url, {}, b"{}")).reason
             sender.close()

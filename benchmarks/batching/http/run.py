@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,11 +110,15 @@ def python_of(system: HttpSystem) -> Path:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing uses, at any address of this machine.
+
+    It lies below the ports that systems give to outgoing connections, so that none of those takes it meanwhile.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise OSError("no free port among 100 between 20000 and 32767")
 
 
 def compare(
