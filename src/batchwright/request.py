@@ -155,6 +155,11 @@ class InferenceRequest(SamplingParams):
     """Flow whose share of the engine it takes. Requests without one share a flow, first come, first served."""
     deadline: float | None = field(default=None, kw_only=True)
     """Seconds from submission after which an answer is of no use, or None."""
+    max_wait_ms: float | None = field(default=None, kw_only=True)
+    """Milliseconds for which a batcher may hold it back to fill its batch; None: as long as the batcher's policy says.
+
+    What computes token by token, an engine for instance, holds nothing back.
+    """
     created_at: float = field(default_factory=time.time, kw_only=True)
     """Unix time in seconds."""
     callback: Callable[[InferenceResponse], object] | None = field(default=None, kw_only=True, compare=False)
@@ -179,6 +184,8 @@ class InferenceRequest(SamplingParams):
             _require_callback(self.callback)
         if self.deadline is not None:
             _require_real("deadline", self.deadline, low=0.0, high=MAX_DEADLINE, above_low=True)
+        if self.max_wait_ms is not None:
+            _require_real("max_wait_ms", self.max_wait_ms, low=0.0, high=1e3 * MAX_DEADLINE)
 
     @classmethod
     def of(cls, prompt: Prompt, params: SamplingParams, **rest: Any) -> InferenceRequest:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from batchwright.batcher import Batcher
 from batchwright.testing import Stuck, VirtualLoop, play
 
-__all__ = ["Model", "Stuck", "VirtualLoop", "at", "outcome", "play"]
+__all__ = ["Model", "Noisy", "Stuck", "VirtualLoop", "at", "outcome", "play"]
 
 T = TypeVar("T")
 
@@ -31,6 +32,23 @@ class Model:
 
     def answer(self, prompt: Any) -> Any:
         return prompt.upper()
+
+
+class Noisy:
+    """Takes `base` seconds and `each` for every prompt, with normal noise of so much of it. Keeps its batches."""
+
+    def __init__(self, base: float, each: float = 0.0, noise: float = 0.0, seed: int = 0) -> None:
+        self.base = base
+        self.each = each
+        self.noise = noise
+        self.batches: list[list[Any]] = []
+        self._rng = random.Random(seed)
+
+    async def generate_batch(self, prompts: Sequence[Any]) -> list[Any]:
+        self.batches.append(list(prompts))
+        usual = self.base + self.each * len(prompts)
+        await asyncio.sleep(usual * max(0.2, self._rng.gauss(1.0, self.noise)))
+        return list(prompts)
 
 
 async def at(moment: float, coroutine: Coroutine[Any, Any, T]) -> T:

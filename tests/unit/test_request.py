@@ -47,6 +47,7 @@ _ACCEPTED: dict[str, list[Any]] = {
     "priority": [-(10**30), 0, 5],
     "traffic": ["online", "batch"],
     "deadline": [None, 1e-9, 3, 1e9],
+    "max_wait_ms": [None, 0, 0.5, 1000],
 }
 
 _REFUSED: dict[str, list[Any]] = {
@@ -70,6 +71,7 @@ _REFUSED: dict[str, list[Any]] = {
     "priority": [1.0, True, None, "5", math.nan],
     "traffic": ["", "Batch", None, 5, ["batch"]],
     "deadline": [0, 0.0, -1, 1e10, 10**400, math.nan, math.inf, True, "3", 1j],
+    "max_wait_ms": [-1, -0.1, 1e13, 10**400, math.nan, math.inf, True, "3", 1j],
 }
 
 

@@ -17,7 +17,6 @@ from benchmarks.batching.device import Cost
 from benchmarks.batching.goodput import capacity
 from benchmarks.batching.http.load import Load
 from benchmarks.batching.http.server import ROOT, Server, ServerFailed
-from benchmarks.batching.http.servers import HOST
 from benchmarks.batching.http.systems import HttpSystem
 from benchmarks.batching.workload import Workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from typing import Any
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
@@ -16,8 +16,8 @@ from batchwright.batcher.model import Model, Runner
 from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
-from batchwright.policies import Backlog, BatchPolicy, auto
-from batchwright.policies.checks import check_size
+from batchwright.policies import Backlog, BatchPolicy, MaxWait, auto
+from batchwright.policies.checks import check_priority, check_size, check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams
 
 _PARAMS = SamplingParams()
@@ -25,7 +25,9 @@ _PRIORITY = 5
 """Priority of an item that comes without one; that of an `InferenceRequest`."""
 
 
-class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable]):
+class Batcher(
+    BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | None, int, float, Hashable, float | None]
+):
     """Batcher that collects single requests and gives them to a model in batches.
 
         async with Batcher(model) as batcher:
@@ -35,6 +37,9 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
     be async or not (then they run in a thread). `policy` decides which requests go together and when: "auto", which has
     nothing to set, or one from `batchwright.policies`. A policy belongs to one batcher.
 
+    - `max_wait_ms`: how long a request may be held back from a free model so that batches get fuller, by priority
+      (`{9: 500}`: from priority 9 on half a second, others not at all; or one number for all), for the policy "auto". A
+      request may have a `max_wait_ms` of its own, under any policy. Those held back go along with one that is not.
     - `concurrency`: batches in the model at once.
     - `max_waiting`, `max_waiting_tokens`: what the queue holds, with those who are to be computed again because their
       batch failed; more is refused with `Overloaded`.
@@ -50,6 +55,7 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
         model: Model | Runner,
         policy: BatchPolicy | str = "auto",
         *,
+        max_wait_ms: float | Mapping[int, float] | None = None,
         concurrency: int = 1,
         max_waiting: int = 10_000,
         max_waiting_tokens: int | None = None,
@@ -65,7 +71,11 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
         if isinstance(policy, str):
             if policy != "auto":
                 raise ValueError(f"policy={policy!r}: must be 'auto' or a policy from batchwright.policies")
-            policy = auto()
+            policy = auto(timing=None if max_wait_ms is None else MaxWait(waits_in_seconds(max_wait_ms)))
+        elif max_wait_ms is not None:
+            raise TypeError(
+                "max_wait_ms: it is for the policy 'auto'; give any other policy its own timing, MaxWait(...)"
+            )
         if not isinstance(policy, BatchPolicy):
             raise TypeError(f"policy of type {type(policy).__name__}: must be 'auto' or a policy, such as simple(8)")
         if length is not None and not callable(length):
@@ -77,23 +87,31 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
         self._measure = Measure(getattr(model, "tokenizer", None), length)
 
     async def compute(
-        self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
+        self,
+        item: Any,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+        max_wait_ms: float | None = None,
     ) -> Any:
         """Return the model's output for one item, which may be anything that the model takes, as `add_request` does.
 
-        `priority` is 5 where none is given.
+        `priority` is 5 where none is given; `max_wait_ms` is how long it may be held back, as the policy says where
+        none is given.
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
         urgent = urgency(_PRIORITY, priority)
         allowed = math.inf if deadline is None else time_allowed(None, deadline)
+        max_wait = None if max_wait_ms is None else in_seconds("max_wait_ms", max_wait_ms)
         core = self._core
         if core is None or core.loop is not asyncio.get_running_loop():
-            return await self._answer(item, None, urgent, allowed, tenant)
+            return await self._answer(item, None, urgent, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
-        entry = Entry(core.loop.create_future(), item, None, now, length, urgent, now + allowed, tenant)
+        entry = Entry(core.loop.create_future(), item, None, now, length, urgent, now + allowed, tenant, max_wait)
         core.enter(entry)
         try:
             return await entry.future
@@ -102,10 +120,18 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
             raise
 
     def submit_item(
-        self, item: Any, *, priority: int | None = None, deadline: float | None = None, tenant: Hashable = None
+        self,
+        item: Any,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+        max_wait_ms: float | None = None,
     ) -> concurrent.futures.Future[Any]:
         """`compute` for code without an event loop."""
-        return self._hand_over(self.compute(item, priority=priority, deadline=deadline, tenant=tenant))
+        return self._hand_over(
+            self.compute(item, priority=priority, deadline=deadline, tenant=tenant, max_wait_ms=max_wait_ms)
+        )
 
     def _ask(
         self, request: InferenceRequest | Prompt, priority: int | None, deadline: float | None, tenant: Hashable
@@ -113,7 +139,8 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
         if not isinstance(request, InferenceRequest):
             request = InferenceRequest.of(request, _PARAMS)
         allowed = time_allowed(request.deadline, deadline)
-        return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant)
+        max_wait = None if request.max_wait_ms is None else request.max_wait_ms / 1e3
+        return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant, max_wait)
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> DispatchLoop:
         return DispatchLoop(loop, self._runner, self._backlog, self._measure, self._clock, self._limits, self._stats)
@@ -127,9 +154,10 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
         priority: int,
         allowed: float,
         tenant: Hashable,
+        max_wait: float | None,
     ) -> Entry:
         length = self._measure.length(prompt)
-        return Entry(future, prompt, request, now, length, priority, now + allowed, tenant)
+        return Entry(future, prompt, request, now, length, priority, now + allowed, tenant, max_wait)
 
     def _waiting(self) -> int:
         core = self._core
@@ -137,3 +165,18 @@ class Batcher(BaseBatcher[DispatchLoop, BatcherStats, Any, InferenceRequest | No
 
     async def _release(self) -> None:
         self._runner.close()
+
+
+def in_seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:
+    """Return milliseconds as seconds. Raises ValueError under the name that the caller knows."""
+    check_time(name, milliseconds, above_zero=above_zero)
+    return milliseconds / 1e3
+
+
+def waits_in_seconds(max_wait_ms: float | Mapping[int, float]) -> float | Mapping[int, float]:
+    """Return `max_wait_ms`, one for all or by priority, in seconds. Raises ValueError."""
+    if not isinstance(max_wait_ms, Mapping):
+        return in_seconds("max_wait_ms", max_wait_ms)
+    for priority in max_wait_ms:
+        check_priority("max_wait_ms", priority)
+    return {priority: in_seconds(f"max_wait_ms[{priority}]", wait) for priority, wait in max_wait_ms.items()}

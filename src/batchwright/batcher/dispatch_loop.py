@@ -281,8 +281,10 @@ class DispatchLoop:
     def _ring(self, at: float) -> None:
         self._timer = None
         self._rings = math.inf
+        now = self.clock.now()
+        self._backlog.timer_was_late(now - at)
         # The event loop may be early by a rounding error, which is not to be waited for.
-        self._turn(max(self.clock.now(), at))
+        self._turn(max(now, at))
 
     def _pump(self) -> None:
         self._pumping = False

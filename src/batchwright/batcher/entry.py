@@ -37,6 +37,7 @@ class Entry(Item):
         priority: int,
         due: float,
         tenant: Hashable,
+        max_wait: float | None = None,
     ) -> None:
         # What `Item.__init__` does; to call it takes as long again.
         self.arrival = arrival
@@ -47,7 +48,8 @@ class Entry(Item):
         self.max_tokens = 0 if request is None else request.max_tokens
         self.key = 0.0
         self.level = 0.0
-        self.release = -math.inf
+        self.max_wait = max_wait
+        self.release = -math.inf if max_wait is None else arrival + max_wait
         self.ordinal = -1
         self.future = future
         self.prompt = prompt

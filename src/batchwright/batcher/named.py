@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-from batchwright.batcher.batcher import Batcher
+from batchwright.batcher.batcher import Batcher, in_seconds, waits_in_seconds
 from batchwright.batcher.model import Model
 from batchwright.policies import adaptive, length_aware, priority, simple, window
-from batchwright.policies.checks import check_size, check_time
+from batchwright.policies.checks import check_size
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 
@@ -21,7 +21,7 @@ class SimpleBatcher(Batcher):
 
     def __init__(self, model: Model, batch_size: int = 8, max_wait_ms: float = 100, **options: Any) -> None:
         check_size("batch_size", batch_size)
-        super().__init__(model, simple(batch_size, _seconds("max_wait_ms", max_wait_ms)), **options)
+        super().__init__(model, simple(batch_size, in_seconds("max_wait_ms", max_wait_ms)), **options)
 
 
 class TimeBasedBatcher(Batcher):
@@ -32,7 +32,7 @@ class TimeBasedBatcher(Batcher):
     """
 
     def __init__(self, model: Model, window_ms: float = 50, max_batch_size: int = 32, **options: Any) -> None:
-        super().__init__(model, window(_seconds("window_ms", window_ms), max_batch_size), **options)
+        super().__init__(model, window(in_seconds("window_ms", window_ms), max_batch_size), **options)
 
 
 class AdaptiveBatcher(Batcher):
@@ -50,7 +50,7 @@ class AdaptiveBatcher(Batcher):
         target_latency_ms: float = 100,
         **options: Any,
     ) -> None:
-        target_latency = _seconds("target_latency_ms", target_latency_ms, above_zero=True)
+        target_latency = in_seconds("target_latency_ms", target_latency_ms, above_zero=True)
         super().__init__(model, adaptive(target_latency, min_batch_size, max_batch_size), **options)
 
 
@@ -59,12 +59,15 @@ class PriorityBatcher(Batcher):
 
     Within one priority it is first come, first served, with those before the others whose deadline is near. A request
     that waits makes up one step of priority every ten seconds, so nothing waits for ever. Batches go when `batch_size`
-    requests are there, or the oldest has waited `max_wait_ms`.
+    requests are there, or one has waited `max_wait_ms`, which may be a mapping: with `{0: 0, 5: 20, 9: 500}` priorities
+    0 to 4 do not wait, 5 to 8 wait up to 20 ms, and those from 9 on up to 500 ms.
     """
 
-    def __init__(self, model: Model, batch_size: int = 16, max_wait_ms: float = 100, **options: Any) -> None:
+    def __init__(
+        self, model: Model, batch_size: int = 16, max_wait_ms: float | Mapping[int, float] = 100, **options: Any
+    ) -> None:
         check_size("batch_size", batch_size)
-        super().__init__(model, priority(batch_size, _seconds("max_wait_ms", max_wait_ms)), **options)
+        super().__init__(model, priority(batch_size, waits_in_seconds(max_wait_ms)), **options)
 
     async def add_request(
         self,
@@ -89,9 +92,3 @@ class LengthAwareBatcher(Batcher):
 
     def __init__(self, model: Model, max_batch_tokens: int = 4096, max_batch_size: int = 32, **options: Any) -> None:
         super().__init__(model, length_aware(max_batch_tokens, max_batch_size), **options)
-
-
-def _seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:
-    """Return milliseconds as seconds. Raises ValueError under the name that the caller knows."""
-    check_time(name, milliseconds, above_zero=above_zero)
-    return milliseconds / 1e3

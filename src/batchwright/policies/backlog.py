@@ -9,6 +9,11 @@ from collections.abc import Sequence
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.policy import BatchPolicy, Dispatch, Item, Wait
 
+_LEAST_LATENESS = 1e-3
+"""Resolution of the timers of event loops, in seconds."""
+_LATENESS_KEPT = 0.95
+"""Share of the lateness of timers that is still expected after one that was less late."""
+
 
 class Backlog:
     """Waiting requests in serving order, and the policy that decides about them. It has no clock.
@@ -21,9 +26,11 @@ class Backlog:
         self.latency = LatencyModel()
         self.draining = False
         """Whether everything that waits is to be dispatched now."""
-        self._waiting = SortedItems(by_age=policy.holds_back)
+        self._waiting = SortedItems()
         self._padding = 1.0
         """Padded tokens per token in recent batches."""
+        self._lateness = _LEAST_LATENESS
+        """Seconds by which a timer rings late at most, of late."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""
@@ -33,11 +40,6 @@ class Backlog:
     def items(self) -> Sequence[Item]:
         """Waiting requests in serving order. Not to be changed."""
         return self._waiting.items
-
-    @property
-    def oldest(self) -> Item:
-        """Request that arrived first; only for a policy that holds back, while requests wait."""
-        return self._waiting.oldest
 
     @property
     def takes_many(self) -> bool:
@@ -116,6 +118,19 @@ class Backlog:
             return self.latency.predict(item.length, 1)
         return self.latency.predict(cells, count, -(-count // self.policy.max_batch_size))
 
+    def predict_high(self) -> float | None:
+        """Return the seconds from a time asked for until all waiting requests are done, which are rarely exceeded.
+
+        None when nothing is known.
+        """
+        count, cells = len(self._waiting), self._waiting.total_length * self._padding
+        seconds = self.latency.predict_high(cells, count, -(-count // self.policy.max_batch_size))
+        return None if seconds is None else seconds + self._lateness
+
+    def timer_was_late(self, seconds: float) -> None:
+        """Learn that the policy was asked `seconds` after the time that it had said."""
+        self._lateness = max(seconds, _LEAST_LATENESS, self._lateness * _LATENESS_KEPT)
+
 
 class SortedItems:
     """Items sorted by `(key, ordinal)`: lower keys first, equal keys in order of arrival.
@@ -124,13 +139,11 @@ class SortedItems:
     is a slice. Entering behind all others, the usual case, costs an append.
     """
 
-    def __init__(self, *, by_age: bool = False) -> None:
-        """`by_age`: keep track of which item is the oldest."""
+    def __init__(self) -> None:
         self.items: list[Item] = []
         """Items in order; to be read only."""
         self.total_length = 0
         """Sum of the items' lengths."""
-        self._arrivals: dict[Item, None] | None = {} if by_age else None
         self._ordinal = 0
 
     def __len__(self) -> int:
@@ -151,8 +164,6 @@ class SortedItems:
                 insort(mine, item, key=_place)
         self._ordinal = ordinal
         self.total_length += length
-        if self._arrivals is not None:
-            self._arrivals.update(dict.fromkeys(items))
 
     def remove(self, item: Item) -> bool:
         """Remove one item. False when it is not here."""
@@ -189,16 +200,7 @@ class SortedItems:
             return sum(item.length for item in items[:count])
         return self.total_length - sum(item.length for item in items[count:])
 
-    @property
-    def oldest(self) -> Item:
-        """Item that arrived first, in a queue by age that is not empty."""
-        assert self._arrivals is not None
-        return next(iter(self._arrivals))
-
     def _forget(self, items: Sequence[Item]) -> None:
-        if self._arrivals is not None:
-            for item in items:
-                del self._arrivals[item]
         self.total_length -= sum([item.length for item in items])
 
 

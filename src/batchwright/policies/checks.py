@@ -20,6 +20,12 @@ def check_time(name: str, seconds: float, *, above_zero: bool = False) -> None:
         raise ValueError(f"{name}={seconds!r}: must be {'above' if above_zero else 'at least'} 0")
 
 
+def check_priority(name: str, priority: object) -> None:
+    """Raise ValueError, naming the mapping `name`, unless its key `priority` is a whole number."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ValueError(f"{name}: its keys are priorities, whole numbers, and {priority!r} is none")
+
+
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)

@@ -2,9 +2,17 @@
 
 Seconds = α + β · padded tokens + γ · items: α is what any batch costs, β what a cell of the padded rectangle costs, γ
 what a request costs whatever its length. `fitting.py` says how they are learned.
+
+About every second batch takes longer than expected. Whatever holds a request back until it has just enough time left
+needs `predict_high`, which few batches exceed: the expected time, times the largest ratio of measured to expected time
+among the last batches (of 200, about their 99.5th percentile), and more than that while few have been measured. For
+more work than was ever measured it assumes that time grows in proportion.
 """
 
 from __future__ import annotations
+
+import math
+from collections import deque
 
 from batchwright.fitting import FadedFit
 
@@ -14,6 +22,8 @@ class LatencyModel:
 
     def __init__(self, memory: int = 200) -> None:
         self._fit = FadedFit(3, memory)
+        self._ratios: deque[float] = deque(maxlen=memory)
+        """Measured over expected seconds of recent batches, without outliers and guesses."""
         self.coefficients = (0.0, 0.0, 0.0)
         """Seconds for each batch, for each padded token, and for each item."""
         self.batches = 0
@@ -33,7 +43,12 @@ class LatencyModel:
         is_larger = count > self.largest_count or cells > self.largest_cells
         self.largest_count = max(self.largest_count, count)
         self.largest_cells = max(self.largest_cells, cells)
+        expected, rejected, batches = self.predict(cells, count), self._fit.rejected, self._fit.observations
         self._fit.observe((1.0, float(cells), float(count)), seconds, is_larger=is_larger)
+        if self._fit.observations < batches:
+            self._ratios.clear()
+        elif expected and not is_larger and self._fit.rejected == rejected:
+            self._ratios.append(seconds / expected)
         base, by_cell, by_item = self._fit.coefficients
         self.coefficients = base, by_cell, by_item
         self.batches = self._fit.observations
@@ -44,3 +59,12 @@ class LatencyModel:
             return None
         base, by_cell, by_item = self.coefficients
         return base * batches + by_cell * cells + by_item * count
+
+    def predict_high(self, cells: int | float, count: int | float, batches: int = 1) -> float | None:
+        """Return the seconds that the same work rarely exceeds; None: unknown."""
+        beyond = max(1.0, count / batches / max(1, self.largest_count), cells / batches / max(1, self.largest_cells))
+        expected = self.predict(cells / beyond, count / beyond, batches)
+        if expected is None:
+            return None
+        spread = max(self._ratios, default=1.0) * (1.0 + 1.0 / math.sqrt(1 + len(self._ratios)))
+        return expected * beyond * max(spread, 1.0)

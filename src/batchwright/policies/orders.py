@@ -37,8 +37,11 @@ class Urgency(Order):
             item.level = priority
 
 
-def priority(batch_size: int = 16, max_wait: float = 0.1, aging: float = 10.0) -> Policy:
-    """Return a policy of batches of `batch_size`, most urgent first, or smaller once one has waited `max_wait` s."""
+def priority(batch_size: int = 16, max_wait: float | Mapping[int, float] = 0.1, aging: float = 10.0) -> Policy:
+    """Return a policy of batches of `batch_size`, most urgent first, or smaller once one has waited `max_wait` s.
+
+    `max_wait` may be a mapping from priorities to seconds, as `MaxWait` takes it.
+    """
     return Policy(BySize(batch_size), order=Urgency(aging), timing=MaxWait(max_wait))
 
 

@@ -11,10 +11,12 @@ argument. So it runs the same in a service, in a simulator and in a test. A poli
 - **shape**: which of those make a batch? (a fixed number; like lengths under a budget; as many as meet a target)
 - **timing**: when does a batch that is not full go? (at once; after a wait; at the end of a window)
 
-Any order goes with any shape and any timing. Three rules hold whatever the parts:
+Any order goes with any shape and any timing. Four rules hold whatever the parts:
 
 - A batch that its shape calls full goes at once: there is nothing left to wait for.
-- Where the timing holds requests back, one whose deadline would pass goes while there is still time to compute it.
+- A request that is held back and has a deadline goes while there is still time to compute it, even in a batch that
+  takes longer than usual.
+- Requests that are held back go along with one that has to go, where they fit into its batch.
 - A batcher that is closing dispatches at once.
 """
 
@@ -45,7 +47,19 @@ class Item:
     `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
     """
 
-    __slots__ = ("arrival", "due", "key", "length", "level", "max_tokens", "ordinal", "priority", "release", "tenant")
+    __slots__ = (
+        "arrival",
+        "due",
+        "key",
+        "length",
+        "level",
+        "max_tokens",
+        "max_wait",
+        "ordinal",
+        "priority",
+        "release",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -56,6 +70,7 @@ class Item:
         due: float = math.inf,
         tenant: Hashable = None,
         max_tokens: int = 0,
+        max_wait: float | None = None,
     ) -> None:
         self.arrival = arrival
         self.length = length
@@ -66,12 +81,14 @@ class Item:
         """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
         self.max_tokens = max_tokens
         """Most tokens that may be generated for it."""
+        self.max_wait = max_wait
+        """Seconds for which it may be held back; None: as long as the timing says."""
         self.key = 0.0
         """Place in the queue, lower first. Set once, by the order, when the item enters."""
         self.level = 0.0
         """Level, lower is sooner; items of one level may overtake each other. Set once, by the order, on entry."""
-        self.release = -math.inf
-        """Time until which it may be held back. Set once, by the timing, when the item enters."""
+        self.release = -math.inf if max_wait is None else arrival + max_wait
+        """Time until which it may be held back. A timing that holds requests back sets it when the item enters."""
         self.ordinal = -1
         """Serial number in the queue, set by it; -1 when the item is in none."""
 
@@ -122,8 +139,6 @@ class BatchPolicy(ABC):
     """Memory that batches have to fit into, or None. The runtime tells it how batches fared."""
     refuses = False
     """Whether `place` may raise: requests are then placed one by one as they arrive, not many at once."""
-    holds_back = False
-    """Whether the policy needs to know which request is the oldest."""
     keeps_order = False
     """Whether no request is overtaken by a later one, so that its dispatch time can be predicted."""
     max_batch_size = sys.maxsize
@@ -206,15 +221,19 @@ class NarrowedShape(Shape):
 
 
 class Timing(ABC):
-    """Rule for when a batch that is not full goes: when the item that has waited longest is released."""
+    """Rule for when a batch that is not full goes: as soon as any of its items is released."""
 
     reason: Reason
+    """Why a batch goes in which an item had been held back until its release."""
     holds_back = True
-    """Whether any request is ever held back."""
+    """Whether it holds back items that do not themselves say for how long they may be."""
 
     @abstractmethod
     def release(self, item: Item) -> float:
-        """Return the time until which a new item may be held back. Called once for each, in order of arrival."""
+        """Return the time until which a new item may be held back; -inf: not at all.
+
+        Called once for each, in order of arrival, where the timing holds back.
+        """
 
 
 class Fifo(Order):
@@ -226,9 +245,12 @@ class Fifo(Order):
 
 
 class AtOnce(Timing):
-    """Timing that dispatches as soon as the model is free; requests gather while it is busy."""
+    """Timing that dispatches as soon as the model is free; requests gather while it is busy.
 
-    reason = Reason.IDLE
+    An item with a `max_wait` of its own is held back for so long, unless others go with which it fits.
+    """
+
+    reason = Reason.MAX_WAIT
     holds_back = False
 
     def release(self, item: Item) -> float:
@@ -246,7 +268,6 @@ class Policy(BatchPolicy):
         self.max_batch_tokens = shape.max_batch_tokens
         self.keeps_order = shape.keeps_order
         self.refuses = self.order.refuses
-        self.holds_back = self.timing.holds_back
 
     @property
     def max_batch_size(self) -> int:  # type: ignore[override]  # it may change as memory is learned
@@ -254,7 +275,7 @@ class Policy(BatchPolicy):
 
     def place(self, items: Sequence[Item]) -> None:
         self.order.place(items)
-        if self.holds_back:
+        if self.timing.holds_back:
             for item in items:
                 item.release = self.timing.release(item)
 
@@ -264,8 +285,9 @@ class Policy(BatchPolicy):
             return Dispatch(batch, Reason.DRAIN)
         if full:
             return Dispatch(batch, Reason.FULL)
-        until, reason = self._when(waiting, now)
-        return Wait(until) if until > now else Dispatch(batch, reason)
+        if min([item.release for item in batch]) <= now:
+            return self._dispatch(batch, now)
+        return self._hold_back(batch, waiting, now)
 
     def served(self, batch: Sequence[Item]) -> None:
         self.order.served(batch)
@@ -273,13 +295,22 @@ class Policy(BatchPolicy):
     def removed(self, item: Item) -> None:
         self.order.removed(item)
 
-    def _when(self, waiting: Backlog, now: float) -> tuple[float, Reason]:
-        """Return when to dispatch a batch that is not full, and why."""
-        until, reason = waiting.oldest.release if self.holds_back else now, self.timing.reason
-        if until > now:
-            due = min([item.due for item in waiting.items])
+    def _dispatch(self, batch: Sequence[Item], now: float) -> Dispatch:
+        release = min([item.release for item in batch])
+        if release == -math.inf:
+            return Dispatch(batch, Reason.IDLE)
+        return Dispatch(batch, self.timing.reason if release <= now else Reason.DEADLINE)
+
+    def _hold_back(self, batch: Sequence[Item], waiting: Backlog, now: float) -> Dispatch | Wait:
+        """Wait until an item has to go or, where one has to go now, dispatch it: in `batch` if it is in there."""
+        items, margin = waiting.items, math.inf
+        if min([item.due for item in items]) < math.inf:
             # Nothing known of the model: every moment of waiting may be one too many.
-            latest = due - (waiting.predict() or math.inf) if due < math.inf else math.inf
-            if latest < until:
-                return latest, Reason.DEADLINE
-        return until, reason
+            margin = waiting.predict_high() or math.inf
+        leaves = [item.release if item.due == math.inf else min(item.release, item.due - margin) for item in items]
+        if (first := min(leaves)) > now:
+            return Wait(first)
+        leaving = [item for item, time in zip(items, leaves, strict=True) if time <= now]
+        if not set(leaving).intersection(batch):
+            batch, _ = self.shape.choose(leaving, now, waiting.latency)
+        return self._dispatch(batch, now)

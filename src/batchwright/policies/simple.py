@@ -2,7 +2,9 @@
 
 *A longest wait*: collect `batch_size` requests and compute them together. So that the last few are not left lying, a
 batch that is not full goes when its oldest request has waited `max_wait`. Good when arrivals are steady and the size is
-known to suit the model; a free model idles for up to `max_wait`, which the default policy, `auto`, does not.
+known to suit the model; a free model idles for up to `max_wait`, which the default policy, `auto`, does not. The wait
+may differ by priority: requests that have time are gathered into full batches, go along with those that have none, and
+go on their own when their time is up.
 
 *A window*: the first request opens a window of fixed length, and all that arrive in it go together when it ends. A
 window is fixed when it opens: later arrivals neither delay it nor start it anew, and requests that leave do not move
@@ -13,9 +15,10 @@ is full goes before its window ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 
-from batchwright.policies.checks import check_size, check_time
+from batchwright.policies.checks import check_priority, check_size, check_time
 from batchwright.policies.latency import LatencyModel
 from batchwright.policies.policy import Item, Policy, Reason, Shape, Timing
 
@@ -38,16 +41,32 @@ class BySize(Shape):
 
 
 class MaxWait(Timing):
-    """Timing that dispatches when the oldest request has waited `seconds`."""
+    """Timing that dispatches when a request has waited for as long as it may.
+
+    That is the request's own `max_wait` or, where it has none, `seconds`. These may depend on the priority: a mapping
+    holds the seconds of some priorities, and those between them wait for as long as the next more urgent one that is
+    listed; priorities more urgent than all listed ones do not wait.
+    """
 
     reason = Reason.MAX_WAIT
 
-    def __init__(self, seconds: float) -> None:
-        check_time("max_wait", seconds)
-        self.seconds = seconds
+    def __init__(self, seconds: float | Mapping[int, float]) -> None:
+        self._priorities: list[int] = []
+        if isinstance(seconds, Mapping):
+            for priority, wait in seconds.items():
+                check_priority("max_wait", priority)
+                check_time(f"max_wait[{priority}]", wait)
+            self._priorities = sorted(seconds)
+            self._waits = [0.0, *(seconds[priority] for priority in self._priorities)]
+        else:
+            check_time("max_wait", seconds)
+            self._waits = [seconds]
 
     def release(self, item: Item) -> float:
-        return item.arrival + self.seconds
+        wait = item.max_wait
+        if wait is None:
+            wait = self._waits[bisect_right(self._priorities, item.priority)]
+        return item.arrival + wait if wait else -math.inf
 
 
 def simple(batch_size: int = 8, max_wait: float = 0.1) -> Policy:
@@ -68,7 +87,7 @@ class Window(Timing):
     def release(self, item: Item) -> float:
         if item.arrival >= self._end:
             self._end = item.arrival + self.seconds
-        return self._end
+        return self._end if item.max_wait is None else min(self._end, item.arrival + item.max_wait)
 
 
 def window(seconds: float = 0.05, max_batch_size: int = 32) -> Policy:
