@@ -111,10 +111,10 @@ class DeadlineExceeded(BatchwrightError, TimeoutError):
 
 
 class Overloaded(BatchwrightError):
-    """The queue is full and the request was not taken.
+    """The queue is full and the request was not taken; or the model is down, and it was not computed.
 
-    `retry_after` is in how many seconds what waits now will have been computed, at the rate that was learned; None
-    while nothing has been learned.
+    `retry_after` is in how many seconds what waits now will have been computed, at the rate that was learned, and after
+    an outage of how many seconds to try again; None while nothing has been learned.
     """
 
     code = "overloaded"

@@ -7,8 +7,20 @@ import traceback
 from batchwright.errors import OutOfMemory
 from batchwright.request import InferenceResponse
 
-_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
-"""Words in the messages of CUDA, ROCm, MPS and XLA; of torch on a CPU."""
+_WORDS = (
+    "out of memory",  # CUDA, ROCm, MPS, XLA
+    "can't allocate memory",  # torch on a CPU
+    "not enough memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "resource_exhausted",  # XLA
+    "failed to allocate memory",  # ONNX Runtime, whose arena says so
+    "available memory of",  # ONNX Runtime, whose arena may not grow
+)
+"""Words in the messages of libraries."""
+
+_MODULES = ("onnxruntime", "jax", "tensorflow")
+"""Packages whose errors are no RuntimeError."""
 
 
 def ran_out_of_memory(output: object) -> bool:
@@ -21,7 +33,10 @@ def ran_out_of_memory(output: object) -> bool:
         return True
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(output).__mro__):
         return True
-    return isinstance(output, RuntimeError) and any(words in str(output).lower() for words in _WORDS)
+    if not isinstance(output, RuntimeError) and not type(output).__module__.startswith(_MODULES):
+        return False
+    said = str(output).lower()
+    return any(words in said for words in _WORDS)
 
 
 def free_frames(error: BaseException) -> None:

@@ -188,6 +188,20 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's is."""
 
 
+class OnnxError(Exception):
+    """Derived from Exception, as those of ONNX Runtime are."""
+
+
+OnnxError.__module__ = "onnxruntime.capi.onnxruntime_pybind11_state"
+
+
+class XlaRuntimeError(Exception):
+    """In the place of JAX's, which is not installed here."""
+
+
+XlaRuntimeError.__module__ = "jaxlib._jax"
+
+
 @pytest.mark.parametrize(
     ("output", "is_one"),
     [
@@ -197,6 +211,16 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (
+            OnnxError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : bfc_arena.cc Failed to allocate memory for 512"),
+            True,
+        ),
+        (OnnxError("bfc_arena.cc:376 Available memory of 0 is smaller than requested bytes of 16384"), True),
+        (OnnxError("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Unexpected input data type"), False),
+        (XlaRuntimeError("RESOURCE_EXHAUSTED: Failed to allocate request for 4.0GiB on device ordinal 0"), True),
+        (XlaRuntimeError("INTERNAL: something else"), False),
         (InferenceResponse("", "", 0, 0.0, 0.0, "error", Usage(0, 0), error=OutOfMemory("no")), True),
         (InferenceResponse("", "out of memory", 0, 0.0, 0.0, "stop", Usage(0, 0)), False),
         (RuntimeError("shapes do not match"), False),

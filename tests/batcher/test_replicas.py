@@ -265,3 +265,59 @@ def test_models_that_are_no_list_are_refused() -> None:
         ParallelBatchProcessor(Model())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="policy"):
         ParallelBatchProcessor([Model()], policy="auto")
+
+
+class BlackHole:
+    """Answers at once, with an exception for all but the first item of a batch."""
+
+    def __init__(self) -> None:
+        self.items = 0
+
+    async def generate_batch(self, prompts: list[str]) -> list[Any]:
+        self.items += len(prompts)
+        await asyncio.sleep(0.001)
+        return [prompts[0].upper(), *(ConnectionError("no") for _ in prompts[1:])]
+
+
+def test_a_replica_that_fails_most_items_quickly_does_not_draw_the_traffic() -> None:
+    async def main(clock: ManualClock) -> None:
+        hole = BlackHole()
+        models: list[Any] = [Model(base=0.02), hole, Model(base=0.02)]
+        async with ParallelBatchProcessor(models, batch_size=16, clock=clock) as processor:
+            responses = await asyncio.gather(*(processor.submit("x") for _ in range(480)))
+        assert [response.output for response in responses] == ["X"] * 480
+        assert hole.items < 48
+        assert [replica.failures for replica in processor.replicas] == [0, 1, 0]
+
+    play(main)
+
+
+def test_an_item_that_fails_in_every_replica_takes_none_out() -> None:
+    class Picky(Model):
+        def answer(self, prompt: str) -> Any:
+            return ValueError(prompt) if prompt == "bad" else super().answer(prompt)
+
+    async def main(clock: ManualClock) -> None:
+        models = [Picky(base=0.01) for _ in range(3)]
+        async with ParallelBatchProcessor(models, batch_size=4, clock=clock) as processor:
+            prompts = ["bad" if number % 3 == 0 else "good" for number in range(300)]
+            responses = await asyncio.gather(*(processor.submit(prompt) for prompt in prompts))
+            for prompt, response in zip(prompts, responses, strict=True):
+                assert (response.error is not None) == (prompt == "bad")
+            assert [replica.failures for replica in processor.replicas] == [0, 0, 0]
+            assert processor.batcher._runner.slots == 3
+        computed = sum(batch.count("bad") for model in models for batch in model.batches)
+        assert computed <= 2 * 100
+
+    play(main)
+
+
+def test_items_are_not_tried_elsewhere_where_there_is_nowhere_else() -> None:
+    async def main(clock: ManualClock) -> None:
+        hole = BlackHole()
+        async with ParallelBatchProcessor([hole], batch_size=4, clock=clock) as processor:
+            responses = await asyncio.gather(*(processor.submit("x") for _ in range(4)))
+        assert [response.error is None for response in responses] == [True, False, False, False]
+        assert hole.items == 4
+
+    play(main)

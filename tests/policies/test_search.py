@@ -13,7 +13,7 @@ from batchwright.policies.search import Search
 
 def _run(size: int, bad: set[int], gone: dict[int, set[int]]) -> tuple[Counter[int], set[int], set[int], int]:
     """How often each was tried, who was answered, who was found to blame, and in how many tries."""
-    search = Search(range(size))
+    search = Search(range(size), RuntimeError())
     tried: Counter[int] = Counter()
     answered: set[int] = set()
     blamed: set[int] = set()

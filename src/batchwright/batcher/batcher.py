@@ -44,6 +44,8 @@ class Batcher(
     - `max_waiting`, `max_waiting_tokens`: what the queue holds, with those who are to be computed again because their
       batch failed; more is refused with `Overloaded`.
     - `isolate_failures`: compute a batch that raised again in parts, so that only the request that is to blame fails.
+    - `retries`: how often a request that failed by itself, not because of others in its batch, is tried again: after
+      0.1 s, then 0.2 s and so on, up to 10 s, each less up to half by chance.
     - `length`: measures a prompt; by default its tokens where the model has a `tokenizer`, else its `len`.
 
     It belongs to the event loop in which it is first used. Calls from other threads and loops are handed over to it,
@@ -60,12 +62,14 @@ class Batcher(
         max_waiting: int = 10_000,
         max_waiting_tokens: int | None = None,
         isolate_failures: bool = True,
+        retries: int = 0,
         length: Callable[[Any], int] | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(BatcherStats(), clock)
         check_size("concurrency", concurrency)
         check_size("max_waiting", max_waiting)
+        check_size("retries", retries, least=0)
         if max_waiting_tokens is not None:
             check_size("max_waiting_tokens", max_waiting_tokens)
         if isinstance(policy, str):
@@ -82,7 +86,7 @@ class Batcher(
             raise TypeError(f"length={length!r}: must be a function that measures a prompt, such as len")
         self._backlog = Backlog(policy)
         self._recomputes = isolate_failures
-        self._limits = WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures)
+        self._limits = WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures, retries)
         self._runner = model if isinstance(model, Runner) else Runner(model, slots=concurrency)
         self._measure = Measure(getattr(model, "tokenizer", None), length)
 

@@ -51,6 +51,8 @@ class BatcherStats:
     """Batches that failed and were computed again in parts."""
     out_of_memory: int = 0
     """Batches, and parts of them, for which memory ran out."""
+    is_model_down: bool = False
+    """Whether the model fails every request: of each batch one is tried then, and the others fail with it."""
     memory_limit_mb: float | None = None
     """Memory that a batch may take now, in MB, where the policy fits batches into it."""
     items: int = 0
@@ -149,6 +151,8 @@ class BatcherStats:
         again = _listed({"divided after a failure": self.splits, "out of memory": self.out_of_memory})
         if again:
             lines.append(f"batches tried again: {again}")
+        if self.is_model_down:
+            lines.append("the model is down: it fails every request, and is tried with one at a time")
         if self.memory_limit_mb is not None:
             lines.append(f"memory for a batch: {self.memory_limit_mb:.6g} MB now")
         return lines

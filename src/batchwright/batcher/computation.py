@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -36,8 +35,10 @@ class RunningBatch:
     task: asyncio.Task[None] | None = None
     suspects: list[Entry] = field(default_factory=list)
     """Unanswered requests, one of which caused a failure."""
-    is_to_blame: bool = False
-    """Whether it failed, and not for lack of memory."""
+    error: BaseException | None = None
+    """How it failed, unless for lack of memory."""
+    to_retry: list[Entry] = field(default_factory=list)
+    """Unanswered requests that failed by themselves, and are to be tried again."""
     fitted: list[list[Entry]] = field(default_factory=list)
     """Parts that were computed: all of it together, where nothing went wrong."""
     failed: list[list[Entry]] = field(default_factory=list)
@@ -56,6 +57,7 @@ class BatchExecutor:
         stats: BatcherStats,
         *,
         isolate: bool,
+        retries: int,
     ) -> None:
         self._runner = runner
         self._backlog = backlog
@@ -63,6 +65,7 @@ class BatchExecutor:
         self._clock = clock
         self._stats = stats
         self._isolate = isolate
+        self._most_tries = retries
 
     async def compute(self, group: RunningBatch) -> None:
         """Answer all of `group` but its suspects.
@@ -151,6 +154,9 @@ class BatchExecutor:
                     continue
                 if isinstance(output, BaseException):
                     output = _alone(output, entries)
+            elif entry.tries < self._most_tries and is_failure(output):
+                group.to_retry.append(entry)
+                continue
             if entry.waits_for_answer:
                 group.wanted -= 1
                 entry.succeed(output, now, self._measure, self._stats)
@@ -167,15 +173,18 @@ class BatchExecutor:
             if memory:
                 return self._halves(entries)
             self._stats.splits += 1
-            group.is_to_blame = True
+            group.error = error
             group.suspects += entries
             return []
         if memory:
             error = _alone(error, entries)
-        group.is_to_blame |= not memory
+        else:
+            group.error = error
         now = self._clock.now()
         for entry in entries:
-            if entry.waits_for_answer:
+            if not memory and entry.tries < self._most_tries:
+                group.to_retry.append(entry)
+            elif entry.waits_for_answer:
                 group.wanted -= 1
                 entry.fail(error, now, self._stats)
         return []
@@ -199,39 +208,3 @@ def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:
     )
     failure.__cause__ = error
     return failure
-
-
-RETRY_SHARE = 0.1
-
-
-class RetryBudget:
-    """Searches for requests that make batches fail, the next first; without those being computed."""
-
-    def __init__(self) -> None:
-        self.searches: deque[Search[Entry]] = deque()
-        self._seconds = 0.0
-
-    @property
-    def has_time(self) -> bool:
-        """Whether parts may be computed although other requests wait."""
-        return self._seconds > 0.0
-
-    def account(self, group: RunningBatch, seconds: float) -> None:
-        """Account for `seconds` that `group` took: `RETRY_SHARE` of what other batches take may be spent on parts."""
-        if group.search is None:
-            self._seconds = min(self._seconds + RETRY_SHARE * seconds, seconds)
-        elif group.is_charged:
-            self._seconds -= seconds
-
-    def go_on(self, group: RunningBatch, suspects: list[Entry]) -> None:
-        """Go on with the search that `group` was a part of, or begin one for its suspects."""
-        search = group.search
-        if search is not None:
-            if group.is_to_blame:
-                search.failed()
-                suspects = []
-            else:
-                search.succeeded()
-            self.searches.appendleft(search)
-        if suspects:
-            self.searches.append(Search(suspects))

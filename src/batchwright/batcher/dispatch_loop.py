@@ -16,6 +16,7 @@ What holds, whatever the policy and the model do:
 - The requests of a batch that failed are computed again in parts, as `policies/search.py` says, beside those that wait:
   a free slot goes to a part when nothing else can go, and otherwise for `RETRY_SHARE` of the time that others had. So
   one bad request does not stop everybody. A suspect that would be late is not computed again.
+- A model that fails whatever it is given gets one request at a time, of each batch the first (`policies/breaker.py`).
 - The policy is asked whenever something has changed while the model could take a batch, and at the time it said.
 """
 
@@ -29,11 +30,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from batchwright.batcher.batcher_stats import BatcherStats
-from batchwright.batcher.computation import BatchExecutor, RetryBudget, RunningBatch
+from batchwright.batcher.computation import BatchExecutor, RunningBatch
 from batchwright.batcher.entry import Entry
 from batchwright.batcher.model import DEADLINES_PASSED, Runner
+from batchwright.batcher.retries import Retries
 from batchwright.batcher.token_lengths import Measure
-from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
+from batchwright.batcher.waiting_limits import WaitingLimits, model_down, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed, DeadlineExceeded, GenerationError, InvalidRequest
 from batchwright.policies import Backlog, Dispatch, Reason
@@ -68,13 +70,13 @@ class DispatchLoop:
         self._backlog = backlog
         self._limits = limits
         self._stats = stats
-        self._computer = BatchExecutor(runner, backlog, measure, clock, stats, isolate=limits.isolate)
+        self._computer = BatchExecutor(
+            runner, backlog, measure, clock, stats, isolate=limits.isolate, retries=limits.retries
+        )
         self._groups: set[RunningBatch] = set()
         self._all_late = 0
         """Batches in a row whose requests would all be late."""
-        self._retries = RetryBudget()
-        self._suspects: set[Entry] = set()
-        """Suspects of failed batches that are in no part being computed now. They count as waiting."""
+        self._retries = Retries(isolate=limits.isolate)
         self._arrived: list[Entry] = []
         """Requests that are not in the backlog yet. They count as waiting."""
         self._room = 0
@@ -98,7 +100,7 @@ class DispatchLoop:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._groups or len(self._backlog) or self._retries.searches or self._arrived)
+        return not (self._groups or len(self._backlog) or not self._retries.is_empty or self._arrived)
 
     @property
     def arrived(self) -> int:
@@ -162,7 +164,7 @@ class DispatchLoop:
 
     def _count_room(self) -> None:
         if self._backlog.takes_many and not self._closing and self._limits.waiting_tokens is None:
-            self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._suspects) - len(self._arrived))
+            self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._retries) - len(self._arrived))
 
     def leave(self, entry: Entry) -> None:
         """Note that the caller of `entry` has gone: it is not computed any more, if that can be avoided."""
@@ -191,10 +193,10 @@ class DispatchLoop:
         """Remove and return everything that is not in the model, without an answer."""
         self._place_arrived()
         waiting = cast("Sequence[Entry]", self._backlog.items)
-        entries = sorted([*self._suspects, *waiting], key=lambda entry: entry.arrival)
+        entries = sorted([*self._retries.waiting, *waiting], key=lambda entry: entry.arrival)
         for entry in entries:
             self._forget(entry)
-        self._retries.searches.clear()
+        self._retries.remove_all()
         return entries
 
     def abandon(self) -> None:
@@ -215,7 +217,7 @@ class DispatchLoop:
                 group.task.cancel()
 
     def _check_room(self, entry: Entry) -> None:
-        waiting = len(self._backlog) + len(self._suspects)
+        waiting = len(self._backlog) + len(self._retries)
         reason = self._limits.exceeded(waiting, self._waiting_tokens, entry.length)
         if reason is not None:
             self._stats.overloaded += 1
@@ -259,7 +261,7 @@ class DispatchLoop:
 
     @property
     def _unanswered(self) -> int:
-        waiting = len(self._arrived) + len(self._backlog) + len(self._suspects)
+        waiting = len(self._arrived) + len(self._backlog) + len(self._retries)
         return waiting + sum(group.wanted for group in self._groups)
 
     def _wake(self) -> None:
@@ -301,6 +303,7 @@ class DispatchLoop:
         self._arm(
             min(
                 ask_again,
+                self._retries.next_try,
                 self._deadlines[0][0] if self._deadlines else math.inf,
                 self._runner.changes_at(now) if len(self._backlog) else math.inf,
             )
@@ -323,8 +326,11 @@ class DispatchLoop:
     def _dispatch(self, now: float) -> float:
         """Fill the free slots, and return when to ask the policy again. Raises what the policy raises."""
         self._place_arrived()
+        self._retries.begin_due(now, early=self._closing)
         while len(self._groups) < self._runner.slots:
-            if self._retries.has_time and self._retry(now):
+            if self._retries.breaker.is_doubtful and self._groups:
+                return math.inf  # one request at a time
+            if self._retries.is_due and self._retry(now):
                 continue
             decision = self._backlog.decide(now, drain=self._closing)
             if isinstance(decision, Dispatch):
@@ -360,8 +366,8 @@ class DispatchLoop:
     def _forget(self, entry: Entry) -> None:
         """Remove `entry` from the waiting, if it is among them."""
         self._place_arrived()
-        if entry in self._suspects:
-            self._suspects.discard(entry)
+        if entry in self._retries.waiting:
+            self._retries.waiting.discard(entry)
         elif not self._remove(entry):
             return
         self._count_tokens([entry], -1)
@@ -377,9 +383,13 @@ class DispatchLoop:
     def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
         self._count_tokens(entries, -1)
         live = self._in_time([entry for entry in entries if not entry.future.done()], now)
+        search: Search[Entry] | None = None
+        if live and self._retries.breaker.is_doubtful:
+            self._count_tokens(live)
+            live, search = self._retries.divided(live)
+            self._count_tokens(live, -1)
         if live:
-            self._stats.count_starts([entry.arrival for entry in live], now)
-            self._launch(self._group(live, now), reason)
+            self._launch(self._group(live, now, search), reason)
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
         """Drop requests that this batch would answer too late, and answer them now."""
@@ -399,16 +409,12 @@ class DispatchLoop:
 
     def _retry(self, now: float) -> bool:
         """Compute a part of a batch that failed. False when there is none."""
-        while self._retries.searches:
-            search = self._retries.searches.popleft()
+        while (search := self._retries.next_search()) is not None:
             for entry in search.left():
                 self._give_up(entry, now)
-            part = search.part(lambda entry: entry.waits_for_answer)
-            if part:
-                group = self._group(part, now, search)
-                for entry in part:
-                    self._forget(entry)
-                self._launch(group, Reason.RETRY)
+            if part := self._retries.next_part(search):
+                self._count_tokens(part, -1)
+                self._launch(self._group(part, now, search), Reason.RETRY)
                 return True
         return False
 
@@ -433,10 +439,14 @@ class DispatchLoop:
 
     def _launch(self, group: RunningBatch, reason: Reason) -> None:
         self._stats.count_batch(str(reason), len(group.entries))
+        arrivals = []
         for entry in group.entries:
             entry.group = group
             if entry.started is None:
                 entry.started = group.begins
+                arrivals.append(entry.arrival)
+        if arrivals:
+            self._stats.count_starts(arrivals, group.begins)
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
         group.task.add_done_callback(self._never_ran)
@@ -466,29 +476,45 @@ class DispatchLoop:
         if group not in self._groups:
             return
         now = self.clock.now()
-        suspects = set(group.suspects) if error is None and not self._aborted else set()
-        if suspects:
-            self._room = 0
+        suspects = [entry for entry in group.suspects if entry.waits_for_answer]
+        if error is not None or self._aborted:
+            suspects, group.to_retry = [], []
+        again = {*suspects, *group.to_retry}
         # Nearly always all have their answers.
         for entry in group.entries if group.wanted else ():
             if error is not None:
                 entry.fail(error, now, self._stats)
-            elif entry in suspects:
-                entry.group = None
-                if entry.waits_for_answer:
-                    self._suspects.add(entry)
-                    self._count_tokens([entry])
-            else:
+            elif entry not in again:
                 self._fail_closed(entry, now)
         self._groups.discard(group)
         if not self._aborted:
-            self._retries.go_on(group, group.suspects if error is None else [])
+            self._try_again(group, suspects, now)
         self._retries.account(group, now - group.begins)
         self._wake()
         if group.fitted or group.failed:
             self._backlog.learn_memory(group.fitted, group.failed)
             self._stats.memory_limit_mb = self._backlog.memory_limit_mb
         group.entries, group.fitted, group.failed = [], [], []
+
+    def _try_again(self, group: RunningBatch, suspects: list[Entry], now: float) -> None:
+        """Keep what is to be computed again, and answer what will not be since the model is down."""
+        retries = self._retries
+        to_retry = [entry for entry in group.to_retry if entry.waits_for_answer]
+        if suspects or to_retry:
+            self._room = 0
+            self._count_tokens([*suspects, *to_retry])
+        for entry in (*suspects, *to_retry):
+            entry.group = None
+        for entry in to_retry:
+            retries.pause(entry, now)
+        given_up = retries.ended(group, suspects, now)
+        self._count_tokens(given_up, -1)
+        for entry in given_up:
+            error = cast(BaseException, group.error)
+            if entry.started is None:
+                error = model_down(error, retries.breaker.retry_after(now))
+            entry.fail(error, now, self._stats)
+        self._stats.is_model_down = retries.breaker.is_open
 
     def _fail_closed(self, entry: Entry, now: float) -> None:
         if entry.waits_for_answer:

@@ -25,7 +25,7 @@ class Entry(Item):
     the exception itself.
     """
 
-    __slots__ = ("future", "group", "is_moved", "prompt", "request", "started")
+    __slots__ = ("future", "group", "is_moved", "prompt", "request", "started", "tries")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Entry(Item):
         """When it was dispatched."""
         self.group: Any = None
         """Batch that computes it. Set and read by the core."""
+        self.tries = 0
+        """Number of times that it was tried again alone after it had failed."""
         self.is_moved = False
         """Whether it goes on as another entry, in another event loop."""
 

@@ -9,6 +9,10 @@ A replica that fails is taken out at once, and its batch goes to another. To ret
 each prompt, or nothing but errors, is to fail too. If the other succeeds, the first one stays out, for a second, then
 for twice as long each time it fails again. If it fails there too, the batch is to blame, and the replica comes back.
 
+One that fails some of its items is not trusted with them: they are tried on another replica. Those that succeed there
+count against the first, which is taken out once they are more than a quarter of its items of late. So one that answers
+quickly, with an exception for nearly every item, does not draw the traffic.
+
 One that hangs fails nothing. It is taken out when a batch in it was cancelled because all its deadlines had passed,
 after more than twice the time that any batch took elsewhere: requests may also be late because they waited long.
 
@@ -25,12 +29,18 @@ from typing import Any
 
 from batchwright.batcher.model import DEADLINES_PASSED, Model, Runner, is_being_cancelled, is_failure
 from batchwright.clock import Clock
+from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.request import InferenceRequest
 
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _HANGS = 2.0
 """Times the longest batch elsewhere: a batch that took longer, and was late, hung."""
+_ITEMS_REMEMBERED = 64
+"""Items by which a replica is judged."""
+_FEW_BAD = 3
+_BAD_SHARE = 0.25
+"""Share of its items, from `_FEW_BAD` on, that a replica may fail and another compute."""
 _ROUNDING = 1e-6
 """Seconds by which a timer may ring early."""
 
@@ -51,6 +61,10 @@ class Replica:
     """Seconds of its longest batch."""
     failures: int = 0
     """Batches that failed here and not elsewhere, or hung here until all their deadlines had passed."""
+    good: float = 0.0
+    """Prompts that it computed of late."""
+    bad: float = 0.0
+    """Prompts that failed here of late, and not in another replica."""
     pause: float = 0.0
     """Seconds that it was last taken out for; 0 since it last computed a batch."""
     returns: float = -math.inf
@@ -77,17 +91,38 @@ class Replicas(Runner):
         return min((replica.returns for replica in self.replicas if not self._is_in(replica)), default=math.inf)
 
     async def run(self, prompts: list[Any], requests: list[InferenceRequest | None]) -> list[Any]:
+        outputs, replica = await self._run_whole(prompts, requests)
+        failed = [number for number, output in enumerate(outputs) if _may_succeed_elsewhere(output)]
+        if not failed:
+            self._count_items(replica, len(outputs), 0)
+        elif len(failed) < len(outputs):
+            some = await self._run_elsewhere(
+                replica, [prompts[number] for number in failed], [requests[number] for number in failed]
+            )
+            redeemed = 0
+            for number, output in zip(failed, some, strict=False):
+                if not is_failure(output):
+                    outputs[number] = output
+                    redeemed += 1
+            self._count_items(replica, len(outputs) - len(failed), redeemed)
+        return outputs
+
+    async def _run_whole(
+        self, prompts: list[Any], requests: list[InferenceRequest | None]
+    ) -> tuple[list[Any], Replica]:
+        """Return the outputs of the first replica that computes any of a batch, or of the second, and that replica."""
         suspect: Replica | None = None
         while True:
             replica = await self._take(len(prompts))
+            assert replica is not None  # any will do
             begin = self._clock.now()
             try:
                 outputs = await replica.runner.run(prompts, requests)
                 if not all(map(is_failure, outputs)):
                     self._succeeded(replica, suspect, len(prompts), self._clock.now() - begin)
-                    return outputs
+                    return outputs, replica
                 if not self._compares(replica, suspect):
-                    return outputs
+                    return outputs, replica
             except (Exception, asyncio.CancelledError) as error:
                 if is_being_cancelled():
                     if error.args == (DEADLINES_PASSED,):
@@ -99,14 +134,49 @@ class Replicas(Runner):
                 self._free(replica)
             suspect = replica
 
+    async def _run_elsewhere(
+        self, replica: Replica, prompts: list[Any], requests: list[InferenceRequest | None]
+    ) -> list[Any]:
+        """Return the outputs that another replica than `replica` has for these items; none where it has none."""
+        other = await self._take(len(prompts), instead_of=replica)
+        if other is None:
+            return []
+        try:
+            outputs = await other.runner.run(prompts, requests)
+            self._count_items(other, sum(not is_failure(output) for output in outputs), 0)
+            return outputs
+        except (Exception, asyncio.CancelledError):
+            if is_being_cancelled():
+                raise
+            # The items are to blame: they failed in both.
+            return []
+        finally:
+            self._free(other)
+
+    def _count_items(self, replica: Replica, good: int, bad: int) -> None:
+        """Count items that a replica computed, and those that it failed and another computed."""
+        replica.good += good
+        replica.bad += bad
+        if (known := replica.good + replica.bad) > _ITEMS_REMEMBERED:
+            replica.good *= _ITEMS_REMEMBERED / known
+            replica.bad *= _ITEMS_REMEMBERED / known
+        if replica.bad >= _FEW_BAD and replica.bad > _BAD_SHARE * (replica.good + replica.bad):
+            replica.good = replica.bad = 0.0
+            if self._is_in(replica) and self._take_out(replica):
+                replica.failures += 1
+
     def close(self) -> None:
         for replica in self.replicas:
             replica.runner.close()
 
-    async def _take(self, size: int) -> Replica:
+    async def _take(self, size: int, instead_of: Replica | None = None) -> Replica | None:
+        """Wait for a free replica, and take it; None: there is no other one than `instead_of` now."""
         loop = asyncio.get_running_loop()
         while True:
-            free = [replica for replica in self.replicas if not replica.busy and self._is_in(replica)]
+            there = [replica for replica in self.replicas if self._is_in(replica) and replica is not instead_of]
+            if not there and instead_of is not None:
+                return None
+            free = [replica for replica in there if not replica.busy]
             if free:
                 replica = min(free, key=lambda each: each.given)
                 replica.busy = True
@@ -163,6 +233,11 @@ class Replicas(Runner):
     def _take_back(self, replica: Replica) -> None:
         replica.pause = replica.pause / 2 if replica.pause > _FIRST_PAUSE else 0.0
         replica.returns = -math.inf
+
+
+def _may_succeed_elsewhere(output: object) -> bool:
+    # What needs too much memory is computed again in a smaller batch.
+    return is_failure(output) and not ran_out_of_memory(output)
 
 
 def _release(freed: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from batchwright.batcher.model import ModelCall, WrongOutputs, checked_outputs, is_being_cancelled
+from batchwright.batcher.model import ModelCall, checked_outputs, is_being_cancelled
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_entry import TokenEntry
 
@@ -100,7 +100,7 @@ class StepCore(TokenCore):
 
     def _failed(self, sequences: list[TokenEntry], error: BaseException) -> list[list[TokenEntry]]:
         """Answer all with the error or, where one may be the cause, return halves to compute again."""
-        if len(sequences) == 1 or isinstance(error, WrongOutputs) or not self._shared.limits.isolate:
+        if len(sequences) == 1 or not self._shared.limits.isolate:
             self._fail(sequences, error)
             return []
         self._stats.splits += 1

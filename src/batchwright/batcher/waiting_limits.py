@@ -17,6 +17,8 @@ class WaitingLimits:
     """Most tokens of waiting requests in all; None: any number."""
     isolate: bool
     """Whether a batch that raises is computed again in parts, until the request that causes it is alone."""
+    retries: int = 0
+    """How often a request that failed by itself is tried again."""
 
     def exceeded(self, waiting: int, tokens: int, length: int) -> str | None:
         """Return why there is no room for `length` beside `waiting` requests of `tokens` in all; None: there is.
@@ -28,6 +30,16 @@ class WaitingLimits:
         if self.waiting_tokens is not None and waiting and tokens + length > self.waiting_tokens:
             return f"requests of {tokens} tokens wait and this one has {length}, the limit is {self.waiting_tokens}"
         return None
+
+
+def model_down(error: BaseException, after: float) -> Overloaded:
+    """Return the error for a request that was not computed since the model fails every one, the last with `error`."""
+    failure = Overloaded(
+        f"the model is down: it fails every request, the last with {type(error).__name__}; try again in {after:.3g} s",
+        retry_after=after,
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def overloaded(reason: str, after: float | None) -> Overloaded:

@@ -14,16 +14,30 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+_MANY = 8
+"""Requests left to try of which one is no more likely to be bad than any."""
+
 
 class Search(Generic[T]):
-    """Search among the requests of one failed batch: try each `part()`, and report `succeeded()` or `failed()`."""
+    """Search among the requests of one batch: try each `part()`, or `single()`, and report `succeeded()` or `failed()`.
 
-    def __init__(self, batch: Sequence[T]) -> None:
-        self._sets: list[tuple[list[T], bool]] = [(list(batch), True)]
+    `error`: how the batch failed; None: it was not computed yet, and so may be fine.
+    """
+
+    def __init__(self, batch: Sequence[T], error: BaseException | None = None) -> None:
+        self.error = error
+        self._sets: list[tuple[list[T], bool]] = [(list(batch), error is not None)]
         """Sets to be tried, the last first, each with whether it is known to hold a culprit."""
         self._part: list[T] = []
+        self._is_likely = False
+        """Whether `_part` was to be expected to fail, were the batch computed before."""
         self._other: list[T] | None = None
         """Other half of the set that `_part` comes from, if that set is known to hold a culprit."""
+
+    @property
+    def was_suspected(self) -> bool:
+        """Whether the part that is being tried is likely to fail, since few were left that may be to blame."""
+        return self.error is not None and self._is_likely
 
     def left(self) -> list[T]:
         """Return the requests that are not settled, without the part that is being tried."""
@@ -31,19 +45,33 @@ class Search(Generic[T]):
 
     def part(self, wanted: Callable[[T], bool]) -> list[T]:
         """Return the requests to try together next, without those no longer wanted; none: the search is over."""
-        while self._sets:
-            all_items, blamed = self._sets.pop()
-            items = [item for item in all_items if wanted(item)]
-            if not items:
-                continue
-            if blamed and 1 < len(items) == len(all_items):
-                middle = len(items) // 2
-                self._part, self._other = items[:middle], items[middle:]
+        items, blamed = self._next(wanted)
+        # Of a single request nothing is known that its own batch did not show.
+        middle = len(items) // 2 if blamed and len(items) > 1 else 0
+        self._part, self._other = (items[:middle], items[middle:]) if middle else (items, None)
+        self._is_likely = middle > 0 or len(items) < _MANY
+        return self._part
+
+    def single(self, wanted: Callable[[T], bool]) -> list[T]:
+        """Do as `part`, with one request: it shows whether anything can be computed at all."""
+        items, blamed = self._next(wanted)
+        self._part, self._other = items[:1], None
+        self._is_likely = len(items) < _MANY
+        if rest := items[1:]:
+            if blamed:
+                self._other = rest
             else:
+                self._sets.append((rest, False))
+        return self._part
+
+    def _next(self, wanted: Callable[[T], bool]) -> tuple[list[T], bool]:
+        """Remove the next set that holds wanted requests; return these, and whether one of them is to blame."""
+        while self._sets:
+            items, blamed = self._sets.pop()
+            if live := [item for item in items if wanted(item)]:
                 # Where some have gone, the culprit may have been among them.
-                self._part, self._other = items, None
-            return self._part
-        return []
+                return live, blamed and len(live) == len(items)
+        return [], False
 
     def succeeded(self) -> None:
         """Note that all of the part have been answered."""
