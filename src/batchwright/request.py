@@ -170,6 +170,10 @@ class InferenceRequest(SamplingParams):
         super().__post_init__()
         self._check()
 
+    def __hash__(self) -> int:
+        # Some fields cannot be hashed; requests with the same id are seldom different ones.
+        return hash(self.request_id)
+
     def _check(self) -> None:
         """Check the fields that are not among the sampling parameters."""
         _check_prompt(self.prompt)

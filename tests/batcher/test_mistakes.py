@@ -295,3 +295,53 @@ def test_shutdown_answers_what_waits_and_what_runs(make: Make, closing: Closing)
             await _ask(made, "later")
 
     play(main)
+
+
+def test_a_model_that_asks_its_own_batcher_gets_an_error() -> None:
+    class Asks:
+        batcher: Batcher
+
+        async def generate_batch(self, prompts: list[str]) -> list[str]:
+            return [await self.batcher.compute(prompt) for prompt in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        model = Asks()
+        async with Batcher(model, clock=clock) as model.batcher:
+            with pytest.raises(RuntimeError, match="the model asked the batcher that it computes for"):
+                await model.batcher.compute("hello")
+
+    play(main)
+
+
+def test_a_blocking_model_that_asks_its_own_batcher_gets_an_error() -> None:
+    def model(prompts: list[str]) -> list[str]:
+        return [batcher.submit_item(prompt).result(timeout=60) for prompt in prompts]
+
+    with Batcher(model) as batcher, pytest.raises(RuntimeError, match="the model asked the batcher"):
+        batcher.submit_item("hello").result(timeout=60)
+
+
+def test_a_model_may_ask_another_batcher_and_what_it_starts_its_own_when_it_has_answered() -> None:
+    later: list[asyncio.Task[str]] = []
+
+    class Asks:
+        batcher: Batcher
+        other: Batcher
+
+        async def generate_batch(self, prompts: list[str]) -> list[str]:
+            async def ask_later() -> str:
+                await asyncio.sleep(5.0)
+                answer: str = await self.batcher.compute("later")
+                return answer
+
+            if "hello" in prompts:
+                later.append(asyncio.create_task(ask_later()))
+            return [await self.other.compute(prompt) for prompt in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        model = Asks()
+        async with Batcher(model, clock=clock) as model.batcher, Batcher(Model(), clock=clock) as model.other:
+            assert await model.batcher.compute("hello") == "HELLO"
+            assert await later[0] == "LATER"
+
+    play(main)

@@ -319,3 +319,9 @@ def test_a_callback_that_nobody_would_await_is_refused() -> None:
         with pytest.raises(InvalidRequest, match="callback") as raised:
             InferenceRequest("x", callback=callback)  # type: ignore[arg-type]
         assert raised.value.param == "callback"
+
+
+def test_requests_can_be_kept_in_sets() -> None:
+    one = InferenceRequest("x", logit_bias={1: 1.0}, metadata={"a": []}, stop=("b",))
+    other = InferenceRequest([{"role": "user", "content": "x"}])
+    assert len({one, other, one, dataclasses.replace(one)}) == 2

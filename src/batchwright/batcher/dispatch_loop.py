@@ -27,6 +27,7 @@ import heapq
 import logging
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import cast
 
 from batchwright.batcher.batcher_stats import BatcherStats
@@ -49,6 +50,10 @@ _ALL_LATE = 8
 """Batches in a row that are not computed because all of their requests would be late."""
 _DONE_KEPT = 64
 """Answered entries that the heap of deadlines may hold beside twice the unanswered ones."""
+
+
+_COMPUTING: ContextVar[tuple[RunningBatch, ...]] = ContextVar("batches being computed", default=())
+"""Batches inside whose model call the present code runs."""
 
 
 class DispatchLoop:
@@ -110,9 +115,14 @@ class DispatchLoop:
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
 
-        Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, and `DeadlineExceeded`
-        for one certain to be late.
+        Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, `DeadlineExceeded` for
+        one certain to be late, and RuntimeError for one of the very model that computes here.
         """
+        if (computing := _COMPUTING.get()) and not self._groups.isdisjoint(computing):
+            raise RuntimeError(
+                "the model asked the batcher that it computes for, which would wait for it for ever: call the model "
+                "itself, or give it a batcher of its own"
+            )
         if self._room and entry.due == math.inf:
             self._room -= 1
             self._arrived.append(entry)
@@ -458,6 +468,7 @@ class DispatchLoop:
 
     async def _run(self, group: RunningBatch) -> None:
         error: BaseException | None = None
+        _COMPUTING.set((*_COMPUTING.get(), group))
         if group.task is not None:
             group.task.remove_done_callback(self._never_ran)
         try:

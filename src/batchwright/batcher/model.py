@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import os
@@ -116,7 +117,8 @@ class ModelCall:
             # Its own threads: those of the loop may all be waiting for us.
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="batchwright-model")
             self._executor_of = os.getpid()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _carried, work)
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, _carried, work)
 
     def close(self) -> None:
         """Let the threads end once they are done."""
