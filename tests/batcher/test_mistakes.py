@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,10 @@ from batchwright.batcher import (
     SimpleBatcher,
     TimeBasedBatcher,
 )
+from batchwright.batcher.computation import RunningBatch
 from batchwright.clock import ManualClock
 from batchwright.errors import BatcherClosed, Cancelled, ContextLengthExceeded, DeadlineExceeded
+from batchwright.policies import simple
 
 from .virtual import Model, at, play
 
@@ -311,6 +314,22 @@ def test_a_model_that_asks_its_own_batcher_gets_an_error() -> None:
                 await model.batcher.compute("hello")
 
     play(main)
+
+
+def test_what_is_remembered_of_the_batches_before_does_not_grow() -> None:
+    sizes: list[int] = []
+
+    async def model(prompts: list[str]) -> list[str]:
+        kept = [value for value in copy_context().values() if isinstance(value, tuple | RunningBatch)]
+        sizes.append(sum(len(value) if isinstance(value, tuple) else 1 for value in kept))
+        return prompts
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, simple(1, 0.0), clock=clock) as batcher:
+            await asyncio.gather(*[batcher.compute(str(number)) for number in range(20)])
+
+    play(main)
+    assert sizes == [sizes[0]] * 20
 
 
 def test_a_blocking_model_that_asks_its_own_batcher_gets_an_error() -> None:

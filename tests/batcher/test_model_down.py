@@ -174,6 +174,16 @@ def test_retries_grow_rarer_and_end() -> None:
     assert 0.35 <= now <= 0.7
 
 
+def test_a_batch_that_is_not_isolated_is_not_tried_again() -> None:
+    model = Unsteady(seconds=0.0)
+
+    async def main(clock: ManualClock) -> list[Any]:
+        return await _ended(Batcher(model, retries=3, isolate_failures=False, clock=clock), ["a", "b"])
+
+    assert [type(each) for each in play(main)] == [ConnectionError] * 2
+    assert len(model.batches) == 1
+
+
 def test_an_exception_among_the_outputs_is_tried_again_too() -> None:
     calls: list[list[str]] = []
 

@@ -90,9 +90,39 @@ async def test_a_job_of_prompts_is_cancelled_by_delete(service: Service) -> None
 
     await service.until(it_runs)
     cancelled = await service.http.delete(f"/v1/batch/{made['batch_id']}")
-    assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+    state = cancelled.json()
+    # No final status without the results that belong to it.
+    assert (cancelled.status_code, state["status"] == "cancelled") == (200, state["outputs"] is not None)
     state = await _ended(service, made["batch_id"])
     assert (state["status"], state["outputs"], len(state["errors"])) == ("cancelled", [None], 1)
+    assert state["progress"] == 0.0
+
+
+@with_service()
+async def test_a_final_status_comes_with_the_results_and_progress_tells_what_was_computed(service: Service) -> None:
+    made = (await service.http.post("/v1/batch/async", json={"prompts": ["a", "wait", "wait", "fail"]})).json()
+    path = f"/v1/batch/{made['batch_id']}"
+
+    async def two_are_done() -> bool:
+        return bool((await service.http.get(path)).json()["progress"] == 0.5)
+
+    await service.until(two_are_done)
+    seen = [(await service.http.delete(path)).json()]
+
+    async def is_final() -> bool:
+        stats = (await service.http.get("/v1/batch/stats")).json()
+        assert stats["processing"] + stats["cancelled"] == 1
+        seen.append((await service.http.get(path)).json())
+        return bool(seen[-1]["status"] not in ("pending", "processing"))
+
+    await service.until(is_final)
+    for state in seen:
+        is_ended = state["status"] == "cancelled"
+        assert is_ended or state["status"] == "processing"
+        assert ((state["outputs"] is not None), (state["errors"] is not None)) == (is_ended, is_ended)
+        assert state["progress"] == 0.5
+    assert seen[-1]["outputs"] == ["A", None, None, None]
+    assert [each["code"] for each in seen[-1]["errors"]] == ["batch_cancelled"] * 2 + ["generation_failed"]
 
 
 @with_service()

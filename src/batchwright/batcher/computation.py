@@ -182,7 +182,7 @@ class BatchExecutor:
             group.error = error
         now = self._clock.now()
         for entry in entries:
-            if not memory and entry.tries < self._most_tries:
+            if not memory and len(entries) == 1 and entry.tries < self._most_tries:
                 group.to_retry.append(entry)
             elif entry.waits_for_answer:
                 group.wanted -= 1

@@ -51,9 +51,8 @@ _ALL_LATE = 8
 _DONE_KEPT = 64
 """Answered entries that the heap of deadlines may hold beside twice the unanswered ones."""
 
-
-_COMPUTING: ContextVar[tuple[RunningBatch, ...]] = ContextVar("batches being computed", default=())
-"""Batches inside whose model call the present code runs."""
+_COMPUTING: ContextVar[RunningBatch | None] = ContextVar("batch being computed", default=None)
+"""Batch inside whose model call the present code runs. Code that outlives the call keeps it."""
 
 
 class DispatchLoop:
@@ -118,7 +117,7 @@ class DispatchLoop:
         Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, `DeadlineExceeded` for
         one certain to be late, and RuntimeError for one of the very model that computes here.
         """
-        if (computing := _COMPUTING.get()) and not self._groups.isdisjoint(computing):
+        if (computing := _COMPUTING.get()) is not None and computing in self._groups:
             raise RuntimeError(
                 "the model asked the batcher that it computes for, which would wait for it for ever: call the model "
                 "itself, or give it a batcher of its own"
@@ -468,7 +467,7 @@ class DispatchLoop:
 
     async def _run(self, group: RunningBatch) -> None:
         error: BaseException | None = None
-        _COMPUTING.set((*_COMPUTING.get(), group))
+        _COMPUTING.set(group)
         if group.task is not None:
             group.task.remove_done_callback(self._never_ran)
         try:

@@ -26,7 +26,7 @@ from batchwright.server.http.json_bodies import JsonRoute
 from batchwright.server.http.sse import while_connected
 from batchwright.server.routes.parameters import BatchId, IdempotencyKey, SimpleBatch, SimpleBatchAsync
 from batchwright.service.access.api_keys import bounded_priority
-from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, status_of
+from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, share_computed, status_of
 from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
 from batchwright.service.observability.figures import batcher_stats, engine_stats
@@ -75,7 +75,7 @@ class SimpleState(ApiModel):
     batch_id: str
     status: SimpleStatus
     progress: float
-    """Share of the prompts that are done, 0..1."""
+    """Share that is done, 0..1; once the job has ended, the share of its prompts that were computed."""
     outputs: list[str | None] | None
     """Outputs, once the job has ended and until its files expire or are deleted; null for a prompt without one."""
     errors: list[PromptError] | None
@@ -165,9 +165,9 @@ async def batch_stats(services: ServicesOf, tenant: Tenant) -> SimpleStats:
         total_batches=sum(counts.values()),
         completed=counts.get("completed", 0),
         pending=counts.get("validating", 0),
-        processing=counts.get("in_progress", 0) + counts.get("finalizing", 0),
+        processing=sum(counts.get(status, 0) for status in ("in_progress", "finalizing", "cancelling")),
         failed=counts.get("failed", 0) + counts.get("expired", 0),
-        cancelled=counts.get("cancelling", 0) + counts.get("cancelled", 0),
+        cancelled=counts.get("cancelled", 0),
         padding_efficiency=efficiencies[0] if efficiencies else None,
         occupancy=engine.occupancy_mean if engine is not None and engine.steps else None,
         tokens_per_sec=sum(services.live.rates(name).generated for name in services.inference.figures),
@@ -236,7 +236,5 @@ async def _state(services: Services, batch: BatchRecord) -> SimpleState:
             for place, each in enumerate(found)
             if each.text is None
         ]
-    progress = services.jobs.progress(batch)
-    return SimpleState(
-        batch_id=batch.id, status=status_of(batch), progress=progress.fraction, outputs=outputs, errors=errors
-    )
+    progress = share_computed(batch, found) if batch.status in ENDED else services.jobs.progress(batch).fraction
+    return SimpleState(batch_id=batch.id, status=status_of(batch), progress=progress, outputs=outputs, errors=errors)

@@ -16,6 +16,7 @@ from batchwright.wire.requests import read_generation
 
 ENDPOINT: Endpoint = "/v1/completions"
 SimpleStatus: TypeAlias = Literal["pending", "processing", "completed", "failed", "cancelled"]
+# "cancelled" is final: it is not shown before the results are there.
 _STATUSES: dict[BatchStatus, SimpleStatus] = {
     "validating": "pending",
     "failed": "failed",
@@ -23,7 +24,7 @@ _STATUSES: dict[BatchStatus, SimpleStatus] = {
     "finalizing": "processing",
     "completed": "completed",
     "expired": "failed",
-    "cancelling": "cancelled",
+    "cancelling": "processing",
     "cancelled": "cancelled",
 }
 _encode = msgspec.json.Encoder().encode
@@ -62,6 +63,8 @@ class SimpleOutput:
     """Generated text; None: the prompt failed."""
     code: str | None = None
     message: str | None = None
+    was_computed: bool = True
+    """Whether the prompt was computed, with whatever result, before the batch ended."""
 
 
 async def input_of(prompts: Prompts) -> AsyncGenerator[bytes]:
@@ -76,10 +79,18 @@ def status_of(batch: BatchRecord) -> SimpleStatus:
     return _STATUSES[batch.status]
 
 
+def share_computed(batch: BatchRecord, outputs: Sequence[SimpleOutput] | None) -> float:
+    """Return the share of the prompts of an ended batch that were computed, given its outputs; None: removed."""
+    if outputs is None:
+        # Of the failed ones it is not known any more whether they were computed.
+        return 1.0 if batch.status == "completed" else batch.counts.completed / max(1, batch.counts.total)
+    return sum(each.was_computed for each in outputs) / max(1, len(outputs))
+
+
 def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
     """Return the output for a prompt, given its line and the status of its batch."""
     if line.output is None:
-        return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"])
+        return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"], was_computed=False)
     found = msgspec.json.decode(line.output)
     if line.state == "succeeded":
         return SimpleOutput(found["response"]["body"]["choices"][0]["text"])
