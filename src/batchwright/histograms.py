@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 _GROWTH = 1.02
@@ -91,6 +91,19 @@ class Histogram:
                 position += 1
             counts.append(seen)
         return [*counts, seen + sum(number for _, number in buckets[position:])]
+
+    @classmethod
+    def merged(cls, histograms: Iterable[Histogram]) -> Histogram:
+        """Return a histogram of the values of all."""
+        result = cls()
+        for each in histograms:
+            result.count += each.count
+            result.total += each.total
+            result.maximum = max(result.maximum, each.maximum)
+            result._zeros += each._zeros  # noqa: SLF001 - of this class
+            for bucket, number in each._buckets.copy().items():  # noqa: SLF001
+                result._buckets[bucket] = result._buckets.get(bucket, 0) + number
+        return result
 
     def copy(self) -> Histogram:
         """Return a histogram that counts on its own."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from batchwright.histograms import Histogram
-from batchwright.policies import Reason
+from batchwright.policies import Item, Reason
+from batchwright.priority_levels import PriorityLevels
 
 _WHY: dict[str, str] = {
     Reason.FULL: "nothing more would have fitted",
@@ -28,6 +32,8 @@ class BatcherStats:
     """Requests in the model now, or to be computed again because their batch failed."""
     requests: int = 0
     """Requests taken into the queue."""
+    with_deadline: int = 0
+    """Requests among them that had a deadline."""
     succeeded: int = 0
     failed: int = 0
     """Requests answered with an error of the model or the engine, or because the batcher was closed."""
@@ -69,8 +75,13 @@ class BatcherStats:
     """Time from submission to dispatch, of dispatched requests."""
     model_ms: Histogram = field(default_factory=Histogram)
     """Time of a batch in the model."""
-    latency_ms: Histogram = field(default_factory=Histogram)
-    """Time from submission to the answer, of requests that succeeded."""
+    levels: PriorityLevels = field(default_factory=PriorityLevels)
+    """Latency, share in time and refusals by priority: `levels[0].latency_ms.percentile(99)`."""
+
+    @property
+    def latency_ms(self) -> Histogram:
+        """Time from submission to the answer, of requests that succeeded."""
+        return Histogram.merged(level.latency_ms for level in self.levels.copy().values())
 
     def count_batch(self, reason: str, size: int) -> None:
         """Count a dispatched batch of `size` requests."""
@@ -83,10 +94,35 @@ class BatcherStats:
         """Count the dispatch of requests that arrived at these times."""
         _add_times(self.queue_ms, arrivals, now)
 
-    def count_successes(self, arrivals: list[float], now: float) -> None:
-        """Count the answers to requests that arrived at these times."""
-        self.succeeded += len(arrivals)
-        _add_times(self.latency_ms, arrivals, now)
+    def count_successes(self, items: Sequence[Item], now: float) -> None:
+        """Count the answers to these requests."""
+        self.succeeded += len(items)
+        priorities = {item.priority for item in items}
+        for priority in priorities:
+            mine = items if len(priorities) == 1 else [item for item in items if item.priority == priority]
+            level = self.levels.at(priority)
+            level.succeeded += len(mine)
+            _add_times(level.latency_ms, [item.arrival for item in mine], now)
+            if self.with_deadline:
+                dues = [item.due for item in mine if item.due < math.inf]
+                in_time = sum(now <= due for due in dues)
+                level.in_time += in_time
+                level.late += len(dues) - in_time
+
+    def count_failure(self, item: Item) -> None:
+        """Count a request that was answered with an error."""
+        self.failed += 1
+        self.levels.at(item.priority).failed += 1
+
+    def count_late(self, item: Item) -> None:
+        """Count a request whose deadline passed."""
+        self.expired += 1
+        self.levels.at(item.priority).late += 1
+
+    def count_refusal(self, item: Item, why: Literal["overloaded", "refused", "too_large"]) -> None:
+        """Count a request that was not taken, under the name of the figure for the reason."""
+        setattr(self, why, getattr(self, why) + 1)
+        self.levels.at(item.priority).refused += 1
 
     @property
     def sizes_by_reason(self) -> dict[str, float]:
@@ -110,7 +146,7 @@ class BatcherStats:
 
     def summary(self) -> str:
         """Return a few lines for a reader who asks "why didn't it batch?", which `print` shows too."""
-        return "\n".join([self._ends(), *self._dispatches(), *self._costs(), *self._troubles()])
+        return "\n".join([self._ends(), *self._by_level(), *self._dispatches(), *self._costs(), *self._troubles()])
 
     def __str__(self) -> str:
         return self.summary()
@@ -119,6 +155,20 @@ class BatcherStats:
         counts = {"succeeded": self.succeeded, "failed": self.failed, "late": self.expired, "cancelled": self.cancelled}
         counts |= {"waiting": self.waiting, "running": self.running}
         return f"{self.requests} requests: {_listed(counts) or 'none has come yet'}"
+
+    def _by_level(self) -> list[str]:
+        """Return a line for each priority, where there are several."""
+        lines = []
+        for name, level in self.levels.ordered() if len(self.levels) > 1 else ():
+            told = [f"{level.succeeded} succeeded"]
+            if level.latency_ms.count:
+                told.append(_times(level.latency_ms))
+            if level.in_time_share is not None:
+                told.append(f"{level.in_time_share:.1%} in time")
+            if others := _listed({"failed": level.failed, "refused": level.refused}):
+                told.append(others)
+            lines.append(f"  priority {name}: {', '.join(told)}")
+        return lines
 
     def _dispatches(self) -> list[str]:
         if not self.batches:

@@ -128,17 +128,17 @@ class BatchExecutor:
 
     def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
         """Answer with outputs none of which is a failure."""
-        arrivals = []
+        answered = []
         for entry, output in zip(entries, outputs, strict=True):
             if entry.future.done():
                 continue
             group.wanted -= 1
             if entry.request is None:
-                arrivals.append(entry.arrival)
+                answered.append(entry)
                 entry.future.set_result(output)
             else:
                 entry.succeed(output, now, self._measure, self._stats)
-        self._stats.count_successes(arrivals, now)
+        self._stats.count_successes(answered, now)
 
     def _answer_each(
         self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float

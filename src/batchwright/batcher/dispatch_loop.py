@@ -145,7 +145,7 @@ class DispatchLoop:
         try:
             self._backlog.add((entry,))
         except InvalidRequest:
-            self._stats.too_large += 1
+            self._stats.count_refusal(entry, "too_large")
             raise
         if entry.due < math.inf:
             try:
@@ -153,6 +153,7 @@ class DispatchLoop:
             except Exception:
                 self._remove(entry)
                 raise
+            self._stats.with_deadline += 1
             self._remember(entry)
         self._count_tokens([entry])
         self._count_room()
@@ -229,7 +230,7 @@ class DispatchLoop:
         waiting = len(self._backlog) + len(self._retries)
         reason = self._limits.exceeded(waiting, self._waiting_tokens, entry.length)
         if reason is not None:
-            self._stats.overloaded += 1
+            self._stats.count_refusal(entry, "overloaded")
             work = self._backlog.predict()
             after = None if work is None else self._slot_free_in(self.clock.now()) + work / self._runner.slots
             raise overloaded(reason, after)
@@ -246,7 +247,7 @@ class DispatchLoop:
         latency = self._slot_free_in(entry.arrival) + work / self._runner.slots
         allowed = entry.due - entry.arrival
         if latency > allowed:
-            self._stats.refused += 1
+            self._stats.count_refusal(entry, "refused")
             raise DeadlineExceeded(
                 f"refused: it would take at least {latency * 1e3:.4g} ms, its deadline is in {allowed * 1e3:.4g} ms: "
                 "try again when less waits, or allow more time",

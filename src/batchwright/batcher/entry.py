@@ -75,22 +75,22 @@ class Entry(Item):
             self.fail(output, now, stats)
             return
         if self.request is None:
-            stats.count_successes([self.arrival], now)
+            stats.count_successes((self,), now)
             self.future.set_result(output)
             return
         response = self._response(self.request, output, now, measure)
         stats.generated_tokens += response.tokens_generated
         if response.error is None:
-            stats.count_successes([self.arrival], now)
+            stats.count_successes((self,), now)
         else:
-            stats.failed += 1
+            stats.count_failure(self)
         self._answer(self.request, response)
 
     def fail(self, error: BaseException, now: float, stats: BatcherStats) -> None:
         """Answer with an error; a request's response carries it as a `BatchwrightError`, the original as its cause."""
         if self.future.done():
             return
-        stats.failed += 1
+        stats.count_failure(self)
         self._fail(error, now, "error")
 
     def expire(self, now: float, stats: BatcherStats, error: DeadlineExceeded | None = None) -> None:
@@ -98,7 +98,7 @@ class Entry(Item):
         if error is None:
             where = "in the queue" if self.started is None else "in the model"
             error = DeadlineExceeded(f"its deadline of {(self.due - self.arrival) * 1e3:.4g} ms passed {where}")
-        stats.expired += 1
+        stats.count_late(self)
         self._fail(error, now, "error")
 
     def abandon(self, now: float) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.errors import MissingExtra
 from batchwright.histograms import Histogram
+from batchwright.priority_levels import PriorityLevels
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -53,6 +54,7 @@ _GAUGES = {
     "running": ("running_requests", "Requests in the model now."),
     "occupancy": ("occupancy_requests", "Mean number of requests in a batch, since the batcher was made."),
     "padding_efficiency": ("padding_efficiency_ratio", "Lengths over padded lengths, since the batcher was made."),
+    "is_model_down": ("model_down", "1 while the model fails every request and is tried with one at a time, else 0."),
 }
 _OUTCOMES = ("succeeded", "failed", "expired", "cancelled")
 _REJECTIONS = {"overloaded": "overloaded", "refused": "deadline", "too_large": "too_large"}
@@ -64,6 +66,8 @@ _HISTOGRAMS = {
     "tpot_ms": ("time_per_output_token_seconds", "Between two tokens of a sequence."),
 }
 """Histograms by attribute of the figures; the last two only where tokens are computed one by one."""
+_LEVEL_ANSWERS = ("succeeded", "failed", "refused")
+_LEVEL_DEADLINES = ("in_time", "late")
 _REPLICA_COUNTERS = {
     "batches": ("replica_batches", "Batches that this replica computed."),
     "items": ("replica_requests", "Requests that this replica computed."),
@@ -127,6 +131,18 @@ class _Families:
             key: HistogramMetricFamily(_PREFIX + name, told, labels=batcher)
             for key, (name, told) in _HISTOGRAMS.items()
         }
+        by_priority = [*batcher, "priority"]
+        self.level_latency = HistogramMetricFamily(
+            _PREFIX + "priority_latency_seconds",
+            "From submission to the answer by priority, of requests that succeeded.",
+            labels=by_priority,
+        )
+        self.level_answers = _counter(
+            "priority_requests", "Requests by priority and how they ended.", [*by_priority, "outcome"]
+        )
+        self.level_deadlines = _counter(
+            "priority_deadlines", "Requests with a deadline by whether it was met.", [*by_priority, "outcome"]
+        )
         self.memory = _gauge("memory_limit_bytes", "What a batch may take of memory now.", batcher)
         self.answers = _counter("answers", "Requests by how they ended.", [*batcher, "outcome"])
         self.rejections = _counter("rejections", "Requests not taken, by why.", [*batcher, "reason"])
@@ -152,7 +168,9 @@ class _Families:
             self.batches.add_metric([name, reason], count)
             self.batched.add_metric([name, reason], stats.items_by_reason.get(reason, 0))
         for key, histogram in self.histograms.items():
-            _fill(histogram, name, getattr(stats, key, None))
+            if (times := getattr(stats, key, None)) is not None:
+                _fill(histogram, [name], times)
+        self._add_levels(name, stats.levels)
         if stats.memory_limit_mb is not None:
             self.memory.add_metric([name], stats.memory_limit_mb * 1e6)
         for number, replica in enumerate(getattr(batcher, "replicas", ())):
@@ -160,11 +178,21 @@ class _Families:
                 family.add_metric([name, str(number)], getattr(replica, key))
             self.pauses.add_metric([name, str(number)], replica.pause)
 
+    def _add_levels(self, name: str, levels: PriorityLevels) -> None:
+        for level, figures in levels.ordered():
+            labels = [name, str(level)]
+            _fill(self.level_latency, labels, figures.latency_ms)
+            for outcome in _LEVEL_ANSWERS:
+                self.level_answers.add_metric([*labels, outcome], getattr(figures, outcome))
+            for outcome in _LEVEL_DEADLINES:
+                self.level_deadlines.add_metric([*labels, outcome], getattr(figures, outcome))
+
     def all(self) -> Iterator[Metric]:
         yield from self.counters.values()
         yield from self.gauges.values()
         yield from (self.memory, self.answers, self.rejections, self.batches, self.batched)
         yield from self.histograms.values()
+        yield from (self.level_latency, self.level_answers, self.level_deadlines)
         yield from self.replicas.values()
         yield self.pauses
 
@@ -181,9 +209,7 @@ def _gauge(name: str, told: str, labels: list[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(_PREFIX + name, told, labels=labels)
 
 
-def _fill(family: HistogramMetricFamily, name: str, histogram: Any) -> None:
-    if not isinstance(histogram, Histogram):
-        return
+def _fill(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
     bounds = [*map(str, _SECONDS), "+Inf"]
     counts = histogram.at_most([bound * 1e3 for bound in _SECONDS])
-    family.add_metric([name], list(zip(bounds, counts, strict=True)), histogram.total / 1e3)
+    family.add_metric(labels, list(zip(bounds, counts, strict=True)), histogram.total / 1e3)

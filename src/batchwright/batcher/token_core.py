@@ -73,6 +73,7 @@ class TokenCore(ABC):
         self._slots.add(sequence)
         self._stats.requests += 1
         if sequence.due < math.inf:
+            self._stats.with_deadline += 1
             self._watch(sequence)
         self._wake()
 
@@ -205,6 +206,6 @@ class TokenCore(ABC):
         waiting = self._shared.waiting
         reason = self._shared.limits.exceeded(waiting, self._slots.waiting_length, sequence.length)
         if reason is not None:
-            self._stats.overloaded += 1
+            self._stats.count_refusal(sequence, "overloaded")
             after = None if self._stay is None else self._stay * max(1.0, waiting / self._shared.places)
             raise overloaded(reason, after)

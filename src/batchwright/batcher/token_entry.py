@@ -107,7 +107,7 @@ class TokenEntry(Entry):
         """Raise `error` for the caller: the request, which was counted as taken, can never be computed."""
         if self.request is None or self.future.done():
             return
-        stats.failed += 1
+        stats.count_failure(self)
         self.future.set_exception(error)
         if self._listener is not None:
             self._listener(self._failure(self.request, error, now, "error"))
@@ -118,9 +118,9 @@ class TokenEntry(Entry):
             return
         if response.error is not None:
             if isinstance(response.error, DeadlineExceeded):
-                stats.expired += 1
+                stats.count_late(self)
             else:
-                stats.failed += 1
+                stats.count_failure(self)
             self._answer(self.request, self._response(self.request, response, now, self._measure))
             return
         stats.queue_ms.add(response.queue_ms)
