@@ -22,6 +22,7 @@ from batchwright.errors import EndpointError, MissingExtra
 from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.service.observability.logs import configure_logging, logger
 from batchwright.service.observability.scrape import engine_families
+from batchwright.service.observability.slo_classes import SloClass
 from batchwright.service.observability.traces import Tracing, configured
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
@@ -46,9 +47,9 @@ async def _shown(service: Service) -> dict[str, tuple[str, set[str]]]:
     return shown
 
 
-@with_service()
+@with_service(slo={"any": SloClass(ttft_ms=1.0)})
 async def test_the_page_tells_of_every_metric_and_of_no_other(service: Service) -> None:
-    await service.http.get("/health")
+    await service.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-SLO-Class": "any"})
     shown = await _shown(service)
     # The stub dispatches nothing.
     shown["batchwright_dispatches_total"] = ("counter", {"reason"})

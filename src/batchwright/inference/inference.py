@@ -26,6 +26,8 @@ class Call:
     Nothing is lost by giving the call up in between. Only used by an `Inference` that retries by itself."""
     flow: Flow | None = None
     """Owner and request whose fair share the call uses. None: one share for all calls without a flow."""
+    slo: str | None = None
+    """Class of service level objectives by which the call is judged."""
     used: Callable[[int], None] | None = None
     """Called with the number of tokens of prompts and answers, once it is known."""
     defaults: SamplingParams | Mapping[str, Any] | None = None

@@ -183,7 +183,7 @@ async def open_services(
             )
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
-        measured = MeasuredInference(inference or await load_inference(settings), clock, tracing)
+        measured = MeasuredInference(inference or await load_inference(settings), clock, tracing, settings.slo)
         opened.push_async_callback(measured.close)
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)

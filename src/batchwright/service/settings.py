@@ -6,6 +6,7 @@ A flag takes precedence over the environment, the environment over the file, and
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -33,6 +34,7 @@ from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.service.limits import ServiceLimits
+from batchwright.service.observability.slo_classes import SloClass, read_slo_classes
 from batchwright.wire.bounds import MAX_PROMPTS
 
 ENV_PREFIX = "BATCHWRIGHT_"
@@ -78,6 +80,7 @@ def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+SloClasses = Annotated[Mapping[str, SloClass], NoDecode, BeforeValidator(read_slo_classes)]
 Text = Annotated[str, AfterValidator(_no_blank)]
 Location = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Seconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
@@ -215,6 +218,14 @@ class Settings(_EngineSettings):
     )
     batch_concurrency: Count | None = _setting(
         "Two classes of traffic", None, "Most batch lines under way at once. Default: as many as keep the batches full."
+    )
+
+    slo: SloClasses = _setting(
+        "Two classes of traffic",
+        {},
+        "Service level objectives of classes of online requests, whose attainment is reported: tables such as "
+        "[slo.interactive] with ttft_ms, tpot_ms, latency_ms, goal, max_priority and keys; elsewhere as text: "
+        "interactive: ttft_ms=500 max_priority=2; bulk: latency_ms=60000 keys=nightly",
     )
 
     data: Location = _setting(
@@ -397,6 +408,8 @@ def type_name(field: FieldInfo) -> str:
         return "|".join(map(str, get_args(first)))
     if get_origin(first) is tuple:
         return "list"
+    if get_origin(first) is Mapping:
+        return "tables"
     names = {bool: "true|false", int: "number", float: "number", ByteSize: "size", Path: "path", SecretStr: "secret"}
     return names.get(first, "text") if isinstance(first, type) else "text"
 
@@ -404,7 +417,7 @@ def type_name(field: FieldInfo) -> str:
 def shown_default(field: FieldInfo) -> str:
     """Return the default as a user would write it; empty if there is none, or the description tells it."""
     value = field.default
-    if value is None or value in ("", ()):
+    if value is None or value in ("", (), {}):
         return ""
     if isinstance(value, bool):
         return str(value).lower()

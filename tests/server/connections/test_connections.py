@@ -57,7 +57,7 @@ def test_a_connection_that_was_refused_in_the_midst_of_answers_does_not_hinder_t
             # As the client does not read, the last answer is still in the buffers when the next request is refused.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", service.port))
-            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3 + ambiguous)
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 2 + ambiguous)
             await service.until(service.closing)
             for connection in service.connections:
                 connection.shutdown()  # as uvicorn does at the end

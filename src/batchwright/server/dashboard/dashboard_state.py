@@ -18,6 +18,7 @@ from batchwright.request import Traffic
 from batchwright.service.composition import Services
 from batchwright.service.observability.activity import Point, TokenRates
 from batchwright.service.observability.figures import dispatch_reasons, engine_stats
+from batchwright.service.observability.slo_classes import VERDICTS
 from batchwright.service.worker.processes import process_name
 from batchwright.store.records import ENDED, ApiKey, BatchRecord, BatchStatus
 from batchwright.version import __version__
@@ -59,6 +60,40 @@ class ClassState(_Part):
     """Time to the first token."""
     tpot_ms: Percentiles = Percentiles()
     """Time between two tokens."""
+
+
+class LevelState(_Part):
+    """Online requests of one priority, since the process started."""
+
+    priority: int | Literal["other"]
+    """`other`: all priorities beyond the first nine that occurred."""
+    succeeded: int
+    failed: int
+    refused: int
+    """Number not taken because the service was full or stopping."""
+    in_time_share: float | None
+    """Share of those with a deadline that were answered by then; null: there were none."""
+    p50: float | None
+    """Percentiles of the time to the answer."""
+    p99: float | None
+
+
+class SloState(_Part):
+    """A class of online requests with service level objectives."""
+
+    name: str
+    goal: float
+    """Share of its requests that is to meet all targets."""
+    attained: float | None
+    """Share of the last requests, a thousand at most, that did; null: there were none."""
+    ttft_ms: float | None
+    """Targets; null: none."""
+    tpot_ms: float | None
+    latency_ms: float | None
+    met: int
+    missed: int
+    failed: int
+    refused: int
 
 
 class EngineState(_Part):
@@ -167,6 +202,10 @@ class DashboardState(_Part):
     batch: ClassState
     engine: EngineState | None
     """Null when an endpoint elsewhere computes."""
+    levels: list[LevelState] = Field(default_factory=list)
+    """Online requests by priority, the most urgent first."""
+    slos: list[SloState] = Field(default_factory=list)
+    """Classes with service level objectives, if there are any."""
     dispatch_reasons: dict[str, int]
     """Why batches or steps were dispatched when they were: counts since the process started."""
     lines_pending: int
@@ -210,6 +249,8 @@ async def dashboard_state(services: Services, tenant: str, key: ApiKey | None = 
         online=_traffic(services, "online", 0),
         batch=_traffic(services, "batch", lines.get("pending", 0)),
         engine=_engine(services),
+        levels=_levels(services),
+        slos=_slos(services),
         dispatch_reasons=dict(dispatch_reasons(services.inference.inner)),
         lines_pending=lines.get("pending", 0),
         lines_claimed=lines.get("claimed", 0),
@@ -240,6 +281,30 @@ def _traffic(services: Services, traffic: Traffic, pending: int) -> ClassState:
         ttft_ms=_percentiles(figures.recent_ttft_ms if engine is None else engine.recent_ttft_ms),
         tpot_ms=_percentiles(figures.recent_tpot_ms if engine is None else engine.recent_tpot_ms),
     )
+
+
+def _levels(services: Services) -> list[LevelState]:
+    return [
+        LevelState(
+            **_common(LevelState, level),
+            priority=priority,
+            p50=level.latency_ms.percentile(50),
+            p99=level.latency_ms.percentile(99),
+        )
+        for priority, level in services.inference.figures["online"].levels.ordered()
+    ]
+
+
+def _slos(services: Services) -> list[SloState]:
+    return [
+        SloState(
+            name=name,
+            attained=figures.attained,
+            **_common(SloState, figures.objective),
+            **{verdict: figures.verdicts[verdict] for verdict in VERDICTS},
+        )
+        for name, figures in services.inference.slos.items()
+    ]
 
 
 async def _quotas(services: Services, tenant: str, key: ApiKey | None) -> list[QuotaState]:

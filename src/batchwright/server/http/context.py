@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from fastapi.security import HTTPBearer
 
 from batchwright.inference.inference import Call
@@ -20,6 +20,7 @@ from batchwright.server.http.auth import require_scope
 from batchwright.server.http.middleware import ANSWER_HEADERS
 from batchwright.service.access.online_quotas import Use, duration_text
 from batchwright.service.composition import Services
+from batchwright.service.observability.slo_classes import SLO_HEADER
 from batchwright.store.records import ApiKey, KeyScope
 
 
@@ -72,6 +73,14 @@ async def flow_of(request: Request) -> Flow:
     return Flow(request_id, request_id) if key is None else Flow(key.id, request_id, key.weight)
 
 
+async def slo_named_by(
+    # Not in the schema: which names are valid is known from the settings alone.
+    name: Annotated[str | None, Header(alias=SLO_HEADER, include_in_schema=False)] = None,
+) -> str | None:
+    """Return the class of service level objectives that the request names."""
+    return name
+
+
 needs_key = Depends(HTTPBearer(auto_error=False, scheme_name="key", description="A key of batchwright keys create."))
 """Mentions the key in the OpenAPI description; `auth.AuthMiddleware` checks it."""
 
@@ -80,6 +89,7 @@ Key = Annotated[ApiKey | None, Depends(key_of)]
 Tenant = Annotated[str, Depends(tenant_of)]
 RequestId = Annotated[str, Depends(request_id_of)]
 FlowOf = Annotated[Flow, Depends(flow_of)]
+SloNamed = Annotated[str | None, Depends(slo_named_by)]
 
 
 def within_quotas(services: Services, request: Request, *calls: Call) -> AbstractAsyncContextManager[Use]:

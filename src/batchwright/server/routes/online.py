@@ -14,7 +14,7 @@ from batchwright.errors import ModelNotFound
 from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call
 from batchwright.request import Flow
-from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, needs, within_quotas
+from batchwright.server.http.context import FlowOf, Key, RequestId, ServicesOf, SloNamed, needs, within_quotas
 from batchwright.server.http.json_bodies import JsonRoute
 from batchwright.server.http.sse import EventStream, first_of, while_connected
 from batchwright.server.routes.openapi_answers import (
@@ -27,6 +27,7 @@ from batchwright.server.routes.openapi_answers import (
 )
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.composition import Services
+from batchwright.service.observability.slo_classes import slo_class_of
 from batchwright.store.records import ApiKey
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.bounds import require_sizes
@@ -60,26 +61,44 @@ class ModelList(ApiModel):
 
 @router.post(CHAT_URL, **_options(ChatCompletion))
 async def chat_completions(
-    body: ChatBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
+    body: ChatBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
 ) -> Response:
     """Answer a chat; with `stream: true` as server-sent events, the last of them `data: [DONE]`."""
-    return await _answer(CHAT_URL, body, request, services, request_id, flow, key)
+    return await _answer(CHAT_URL, body, request, services, request_id, flow, key, slo)
 
 
 @router.post(COMPLETION_URL, **_options(Completion))
 async def completions(
-    body: CompletionBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
+    body: CompletionBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
 ) -> Response:
     """Complete prompts; with `stream: true` as server-sent events, the last of them `data: [DONE]`."""
-    return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key)
+    return await _answer(COMPLETION_URL, body, request, services, request_id, flow, key, slo)
 
 
 @router.post(EMBEDDINGS_URL, **_options(Embeddings, stream=False))
 async def embeddings(
-    body: EmbeddingsBody, request: Request, services: ServicesOf, request_id: RequestId, flow: FlowOf, key: Key
+    body: EmbeddingsBody,
+    request: Request,
+    services: ServicesOf,
+    request_id: RequestId,
+    flow: FlowOf,
+    key: Key,
+    slo: SloNamed = None,
 ) -> Response:
     """Compute the vectors of texts."""
-    return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key)
+    return await _answer(EMBEDDINGS_URL, body, request, services, request_id, flow, key, slo)
 
 
 @router.get("/v1/models")
@@ -104,12 +123,14 @@ async def _answer(
     request_id: str,
     flow: Flow,
     key: ApiKey | None,
+    slo: str | None,
 ) -> Response:
     """Return the whole answer, or a stream of it. If the client hangs up, the request is cancelled at once."""
     # Checked before anything reads the contents of these lists.
     require_sizes({name: body.get(name) for name in ("messages", "prompt", "input")})
     bounded = bounded_priority(body, None if key is None else key.best_priority)
-    call = Call(endpoint, bounded, request_id, flow=flow)
+    judged = slo_class_of(services.settings.slo, slo, key, bounded)
+    call = Call(endpoint, bounded, request_id, flow=flow, slo=judged)
     if endpoint != EMBEDDINGS_URL and wants_stream(body):
         return EventStream(await first_of(request, _streamed(services, request, call)))
     async with within_quotas(services, request, call) as used:

@@ -20,7 +20,7 @@ from batchwright.errors import (
 )
 from batchwright.inference.inference import Call
 from batchwright.server.http.audit_trail import Deed, audited, not_audited
-from batchwright.server.http.context import FlowOf, Key, ServicesOf, Tenant, needs, within_quotas
+from batchwright.server.http.context import FlowOf, Key, ServicesOf, SloNamed, Tenant, needs, within_quotas
 from batchwright.server.http.error_answers import as_http, log_failure
 from batchwright.server.http.json_bodies import JsonRoute
 from batchwright.server.http.sse import while_connected
@@ -30,6 +30,7 @@ from batchwright.service.batches.simple_batches import Prompts, SimpleStatus, sh
 from batchwright.service.composition import Services
 from batchwright.service.new_ids import new_id
 from batchwright.service.observability.figures import batcher_stats, engine_stats
+from batchwright.service.observability.slo_classes import slo_class_of
 from batchwright.store.records import ENDED, BatchRecord
 from batchwright.wire.api_model import ApiModel
 from batchwright.wire.requests import COMPLETION_URL
@@ -100,7 +101,9 @@ class SimpleStats(ApiModel):
 
 
 @router.post("/sync", dependencies=[needs("online")])
-async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf, key: Key) -> SyncAnswer:
+async def batch_sync(
+    body: SimpleBatch, request: Request, services: ServicesOf, flow: FlowOf, key: Key, slo: SloNamed = None
+) -> SyncAnswer:
     """Compute prompts and wait for all of them. A prompt that fails has an entry in `errors`; the others are answered.
 
     When the client hangs up, unfinished prompts are cancelled.
@@ -110,9 +113,11 @@ async def batch_sync(body: SimpleBatch, request: Request, services: ServicesOf, 
     batch_id = new_id("batch_")
     started = services.clock.now()
     best = None if key is None else key.best_priority
+    bodies = [bounded_priority(each, best) for each in prompts.bodies()]
+    judged = slo_class_of(services.settings.slo, slo, key, bodies[0])
     calls = [
-        Call(COMPLETION_URL, bounded_priority(each, best), f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow)
-        for place, each in enumerate(prompts.bodies())
+        Call(COMPLETION_URL, each, f"req_{batch_id.removeprefix('batch_')}_{place}", flow=flow, slo=judged)
+        for place, each in enumerate(bodies)
     ]
     async with within_quotas(services, request, *calls) as used:
         results = await while_connected(request.receive, _computed(services, calls))

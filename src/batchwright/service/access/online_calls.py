@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from batchwright.clock import Clock
-from batchwright.errors import ServiceStopping
+from batchwright.errors import Overloaded, ServiceStopping
 from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call
 from batchwright.limiting.admission import AdmissionController, Size
@@ -43,11 +43,16 @@ class OnlineCalls:
     @contextmanager
     def admitted(self, calls: list[Call]) -> Iterator[None]:
         """Reserve capacity for the calls of one request during the block. Raises the same errors as `answer`."""
-        if self.closed:
-            raise ServiceStopping
         flow = calls[0].flow or Flow(calls[0].request_id, calls[0].request_id)
         size = sum(map(_size, calls), Size(0, 0))
-        self.admission.admit(flow, size, self._clock.now())
+        try:
+            if self.closed:
+                raise ServiceStopping
+            self.admission.admit(flow, size, self._clock.now())
+        except (Overloaded, ServiceStopping) as error:
+            for call in calls:
+                self._inference.refused(call, error)
+            raise
         self.inside += 1
         try:
             yield

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchwright.histograms import Histogram, Recent
+from batchwright.priority_levels import PriorityLevels
 
 if TYPE_CHECKING:
     from batchwright.batcher.batcher_stats import BatcherStats
@@ -68,6 +69,8 @@ class CallFigures:
     generated_tokens: int = 0
     embedded_tokens: int = 0
     """Number of prompt tokens in requests for embeddings."""
+    levels: PriorityLevels = field(default_factory=PriorityLevels)
+    """Latency, deadlines met and refusals by priority."""
     latency_ms: Histogram = field(default_factory=Histogram)
     ttft_ms: Histogram = field(default_factory=Histogram)
     """Time to the first token. This and `tpot_ms` are measured for streams only."""

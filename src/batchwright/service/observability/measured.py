@@ -9,12 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from batchwright.clock import Clock
+from batchwright.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServiceStopping
 from batchwright.histograms import Histogram, Recent
 from batchwright.inference.calls import closing
 from batchwright.inference.inference import Call, Inference, WorkUnderWay, why_not_ready, work_of
+from batchwright.priority_levels import LevelFigures
 from batchwright.request import Traffic
 from batchwright.service.observability.figures import CallFigures
+from batchwright.service.observability.slo_classes import SloClass, SloFigures
 from batchwright.service.observability.traces import Tracing
+from batchwright.wire.fields import DEFAULT_PRIORITY, deadline_seconds, priority_of
 
 
 class MeasuredInference:
@@ -23,8 +27,12 @@ class MeasuredInference:
     Usage is requested for every stream, since its tokens are counted by it, and removed where the client wants none.
     """
 
-    def __init__(self, inner: Inference, clock: Clock, tracing: Tracing) -> None:
+    def __init__(
+        self, inner: Inference, clock: Clock, tracing: Tracing, objectives: Mapping[str, SloClass] | None = None
+    ) -> None:
         self.inner = inner
+        self.slos = {name: SloFigures(each) for name, each in (objectives or {}).items()}
+        """Figures of the classes of service level objectives, by name."""
         self.figures: Mapping[Traffic, CallFigures] = {"online": CallFigures(), "batch": CallFigures()}
         self._clock = clock
         self._tracing = tracing
@@ -43,7 +51,7 @@ class MeasuredInference:
         return why_not_ready(self.inner)
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        with self._counted(call) as figures:
+        with self._counted(call) as (figures, _):
             body = await self.inner.answer(call)
             _count_tokens(figures, body.get("usage"), call)
             return body
@@ -54,7 +62,7 @@ class MeasuredInference:
         asked = options is not None and (not isinstance(options, Mapping) or bool(options.get("include_usage")))
         if not asked:
             call = replace(call, body={**call.body, "stream_options": {**(options or {}), "include_usage": True}})
-        with self._counted(call) as figures:
+        with self._counted(call) as (figures, times):
             started, first, last, usage = self._clock.now(), None, 0.0, None
             try:
                 async with closing(self.inner.stream(call)) as bodies:
@@ -64,7 +72,8 @@ class MeasuredInference:
                             last = self._clock.now()
                             if first is None:
                                 first = last
-                                _add(figures.ttft_ms, figures.recent_ttft_ms, (first - started) * 1e3)
+                                times["ttft_ms"] = (first - started) * 1e3
+                                _add(figures.ttft_ms, figures.recent_ttft_ms, times["ttft_ms"])
                         if asked:
                             yield body
                         elif body.get("choices"):
@@ -72,7 +81,8 @@ class MeasuredInference:
             finally:
                 generated = _count_tokens(figures, usage, call)
                 if first is not None and generated > 1:
-                    _add(figures.tpot_ms, figures.recent_tpot_ms, (last - first) * 1e3 / (generated - 1))
+                    times["tpot_ms"] = (last - first) * 1e3 / (generated - 1)
+                    _add(figures.tpot_ms, figures.recent_tpot_ms, times["tpot_ms"])
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self.inner, prefix)
@@ -80,25 +90,73 @@ class MeasuredInference:
     async def close(self) -> None:
         await self.inner.close()
 
+    def refused(self, call: Call, error: Exception) -> None:
+        """Count a call that was not passed on to here."""
+        self._count_error(call, error)
+
     @contextmanager
-    def _counted(self, call: Call) -> Iterator[CallFigures]:
+    def _counted(self, call: Call) -> Iterator[tuple[CallFigures, dict[str, float]]]:
+        """Count a call. Yields the figures of its traffic, and a mapping for its times in milliseconds."""
         figures = self.figures[call.traffic]
+        times: dict[str, float] = {}
         started = self._clock.now()
         figures.in_flight += 1
         try:
             with self._tracing.span("inference", endpoint=call.endpoint, traffic=call.traffic):
-                yield figures
+                yield figures, times
         except (asyncio.CancelledError, GeneratorExit):
             figures.cancelled += 1
             raise
-        except Exception:
+        except Exception as error:
             figures.failed += 1
+            self._count_error(call, error)
             raise
         else:
             figures.answered += 1
-            _add(figures.latency_ms, figures.recent_latency_ms, (self._clock.now() - started) * 1e3)
+            times["latency_ms"] = (self._clock.now() - started) * 1e3
+            _add(figures.latency_ms, figures.recent_latency_ms, times["latency_ms"])
+            self._count_answer(call, times)
         finally:
             figures.in_flight -= 1
+
+    def _count_answer(self, call: Call, times: Mapping[str, float]) -> None:
+        latency_ms = times["latency_ms"]
+        level = self._level(call)
+        level.succeeded += 1
+        level.latency_ms.add(latency_ms)
+        if (deadline_ms := _deadline_ms(call)) is not None:
+            in_time = latency_ms <= deadline_ms
+            level.in_time += in_time
+            level.late += not in_time
+        if call.slo is not None:
+            self.slos[call.slo].answered(times)
+
+    def _count_error(self, call: Call, error: Exception) -> None:
+        level = self._level(call)
+        if isinstance(error, DeadlineExceeded):
+            level.late += 1
+        elif isinstance(error, (Overloaded, ServiceStopping)):
+            level.refused += 1
+        else:
+            level.failed += 1
+        if call.slo is not None:
+            self.slos[call.slo].failed(error)
+
+    def _level(self, call: Call) -> LevelFigures:
+        try:
+            priority = priority_of(call.body)
+        except InvalidRequest:
+            priority = DEFAULT_PRIORITY
+        return self.figures[call.traffic].levels.at(priority)
+
+
+def _deadline_ms(call: Call) -> float | None:
+    try:
+        seconds = deadline_seconds(call.body)
+    except InvalidRequest:
+        # An endpoint elsewhere, which knows no deadlines, has answered it.
+        return None
+    return None if seconds is None else seconds * 1e3
 
 
 def _add(histogram: Histogram, recent: Recent, value: float) -> None:

@@ -23,6 +23,7 @@ from batchwright.service.observability.figures import (
     dispatch_reasons,
     engine_stats,
 )
+from batchwright.service.observability.slo_classes import TARGETS, VERDICTS, SloFigures
 from batchwright.service.observability.timed_store import StoreFigures
 from batchwright.service.worker.worker import WorkerStats
 from batchwright.store.records import BatchStatus
@@ -168,6 +169,8 @@ class _Families:
         yield from _http(services.http)
         yield from _connections(services.connections)
         yield from _calls(services.inference.figures)
+        yield from _levels(services.inference.figures)
+        yield from _slos(services.inference.slos)
         if (engine := engine_stats(services.inference.inner)) is not None:
             yield from engine_families(engine)
         reasons = counter("dispatches", "Batches of embeddings by why they were dispatched when they were.", "reason")
@@ -218,6 +221,41 @@ def _calls(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
         for name, times_of in times.items():
             fill(times_of, [traffic], getattr(figures, name))
     yield from (outcomes, in_flight, *tokens.values(), *times.values())
+
+
+def _levels(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
+    labels = ("traffic", "priority")
+    seconds = histogram("priority_call_seconds", "From a call to its answer by priority, if it succeeded.", *labels)
+    outcomes = counter("priority_calls", "Calls by priority and how they ended.", *labels, "outcome")
+    deadlines = counter("priority_deadlines", "Calls with a deadline by whether it was met.", *labels, "outcome")
+    for traffic, figures in calls.items():
+        for name, level in figures.levels.ordered():
+            of_level = [traffic, str(name)]
+            fill(seconds, of_level, level.latency_ms)
+            for outcome in ("succeeded", "failed", "refused"):
+                outcomes.add_metric([*of_level, outcome], getattr(level, outcome))
+            for outcome in ("in_time", "late"):
+                deadlines.add_metric([*of_level, outcome], getattr(level, outcome))
+    yield from (seconds, outcomes, deadlines)
+
+
+def _slos(classes: Mapping[str, SloFigures]) -> Iterator[Metric]:
+    verdicts = counter("slo_requests", "Online requests of a class by whether they met its targets.", "slo", "outcome")
+    misses = counter("slo_misses", "Answered requests of a class that missed a target.", "slo", "target")
+    goals = gauge("slo_goal_ratio", "Share of the requests of a class that is to meet its targets.", "slo")
+    targets = gauge("slo_target_seconds", "Targets of a class.", "slo", "target")
+    seconds = histogram("slo_seconds", "Times of answered requests of a class, by target.", "slo", "target")
+    for name, figures in classes.items():
+        goals.add_metric([name], figures.objective.goal)
+        for verdict in VERDICTS:
+            verdicts.add_metric([name, verdict], figures.verdicts[verdict])
+        for target in TARGETS:
+            label = target.removesuffix("_ms")
+            fill(seconds, [name, label], figures.times[target])
+            if (limit := getattr(figures.objective, target)) is not None:
+                targets.add_metric([name, label], limit / 1e3)
+                misses.add_metric([name, label], figures.misses[target])
+    yield from (verdicts, misses, goals, targets, seconds)
 
 
 def _quotas(services: Services, kept: Sequence[tuple[str, int, int]]) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { byId, fill, fillBars, fromTemplate, part, reconcile, setText, show } from "./dom.js";
-import { count, duration, exact, milliseconds, rate, share } from "./format.js";
+import { count, duration, exact, milliseconds, preciseShare, rate, share } from "./format.js";
 
 const REASONS = {
   full: ["Full", "Nothing more would have fitted"],
@@ -26,6 +26,8 @@ export class Figures {
     format: count,
   });
   #reasons = new Map();
+  #levels = new Map();
+  #slos = new Map();
 
   update(state) {
     fill(document.querySelector(".brand"), { version: state.version });
@@ -41,7 +43,35 @@ export class Figures {
     traffic(byId("online"), state.online);
     traffic(byId("batch"), state.batch);
     this.#dispatches(state.dispatch_reasons);
+    this.#byLevel(state.levels);
+    this.#byClass(state.slos);
     deliveries(state);
+  }
+
+  #byLevel(levels) {
+    show(byId("levels"), levels.length > 1);
+    const names = levels.map((level) => String(level.priority));
+    reconcile(byId("level-rows"), names, this.#levels, () => fromTemplate("level-row"));
+    for (const level of levels) {
+      fill(this.#levels.get(String(level.priority)), {
+        priority: String(level.priority), succeeded: count(level.succeeded), refused: count(level.refused),
+        p50: milliseconds(level.p50), p99: milliseconds(level.p99), in_time: preciseShare(level.in_time_share),
+      });
+    }
+  }
+
+  #byClass(classes) {
+    show(byId("slos"), classes.length > 0);
+    reconcile(byId("slo-rows"), classes.map(({ name }) => name), this.#slos, () => fromTemplate("slo-row"));
+    for (const each of classes) {
+      const row = this.#slos.get(each.name);
+      fill(row, {
+        name: each.name, goal: preciseShare(each.goal), attained: preciseShare(each.attained),
+        missed: count(each.missed), failed: count(each.failed), refused: count(each.refused),
+      });
+      row.querySelector("th").title = targets(each);
+      part(row, "attained").classList.toggle("bad", each.attained !== null && each.attained < each.goal);
+    }
   }
 
   #dispatches(reasons) {
@@ -94,6 +124,12 @@ function traffic(card, seen) {
   }
   fill(card, texts);
   part(card, "failed").classList.toggle("bad", seen.failed > 0);
+}
+
+function targets(each) {
+  const named = [["first token", each.ttft_ms], ["each further token", each.tpot_ms], ["whole answer", each.latency_ms]];
+  return named.filter(([, limit]) => limit !== null).map(([name, limit]) => `${name} within ${milliseconds(limit)}`)
+    .join(", ");
 }
 
 function deliveries(state) {

@@ -44,6 +44,11 @@ export function share(value) {
   return `${value >= 1 ? 100 : Math.min(99, Math.round(value * 100))}%`;
 }
 
+/** A share to a tenth of a percent, for objectives such as 99.5%; never rounded up to 100%. */
+export function preciseShare(value) {
+  return known(value) ? `${(Math.floor(value * 1000) / 10).toFixed(1)}%` : UNKNOWN;
+}
+
 export function milliseconds(value) {
   if (!known(value)) return UNKNOWN;
   if (value < 9.95) return `${value.toFixed(1)} ms`;
