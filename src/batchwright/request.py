@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import partial
+from functools import partial, wraps
 from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
@@ -143,7 +143,11 @@ class Flow:
 
 @dataclass(frozen=True)
 class InferenceRequest(SamplingParams):
-    """One prompt with its sampling parameters and its place in the queue."""
+    """One prompt with its sampling parameters and its place in the queue.
+
+    Two or more values by position are `request_id, prompt, max_tokens, temperature, created_at, callback`, as in code
+    written for hand-made batchers; a single one is the prompt.
+    """
 
     prompt: Prompt
     request_id: str = field(default_factory=lambda: _new_id(), kw_only=True)
@@ -206,6 +210,27 @@ class InferenceRequest(SamplingParams):
         return request
 
 
+_POSITIONS = ("request_id", "prompt", "max_tokens", "temperature", "created_at", "callback")
+"""Fields of a request that is given by position."""
+_init_request = InferenceRequest.__init__
+
+
+@wraps(_init_request)
+def _init_by_position(self: InferenceRequest, *values: Any, **named: Any) -> None:
+    if len(values) < 2:
+        _init_request(self, *values, **named)
+        return
+    if len(values) > len(_POSITIONS):
+        raise TypeError(f"InferenceRequest takes at most {len(_POSITIONS)} values by position: {', '.join(_POSITIONS)}")
+    by_position = dict(zip(_POSITIONS, values, strict=False))
+    if twice := by_position.keys() & named:
+        raise TypeError(f"{min(twice)} is given by position and by name")
+    _init_request(self, **by_position, **named)
+
+
+# Over the initializer that `dataclass` made, whose signature stays the one that is documented and checked.
+InferenceRequest.__init__ = _init_by_position  # type: ignore[method-assign]
+
 _OWN_FIELDS = frozenset(each.name for each in fields(InferenceRequest)) - {each.name for each in fields(SamplingParams)}
 _OWN_DEFAULTS = {
     each.name: each.default
@@ -222,6 +247,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
+    is_estimate: bool = False
+    """Whether the model has no tokenizer, and a token is taken for four characters of text."""
 
     @property
     def total_tokens(self) -> int:
@@ -261,10 +288,10 @@ class InferenceResponse:
     tokens_generated: int
     latency_ms: float
     """Time from submission to the last token, queue included."""
-    queue_ms: float
+    queue_ms: float = 0.0
     """Time from submission to the first step that computed any of it."""
-    finish_reason: FinishReason
-    usage: Usage
+    finish_reason: FinishReason = "stop"
+    usage: Usage = Usage(0, 0)
     token_ids: tuple[int, ...] = ()
     error: BatchwrightError | None = None
     ttft_ms: float | None = None

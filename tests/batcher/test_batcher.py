@@ -244,7 +244,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
 
 def test_the_queue_is_bounded_by_tokens_too_and_a_single_giant_is_taken() -> None:
     async def main(clock: ManualClock) -> None:
-        async with Batcher(Model(), max_waiting_tokens=10, clock=clock) as batcher:
+        async with Batcher(Model(), max_waiting_tokens=10, length=len, clock=clock) as batcher:
             tasks = [asyncio.create_task(outcome(batcher, "x"))]
             await asyncio.sleep(0.1)
             tasks += [asyncio.create_task(outcome(batcher, "x" * n)) for n in (6, 5, 4)]
@@ -312,13 +312,24 @@ def test_tokens_are_counted_by_the_tokenizer_of_the_model() -> None:
     play(main)
 
 
-def test_without_a_tokenizer_no_tokens_are_made_up() -> None:
+def test_without_a_tokenizer_tokens_are_estimated_which_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main(clock: ManualClock) -> None:
+        caplog.set_level("INFO", "batchwright.batcher")
         async with Batcher(Model(), clock=clock) as batcher:
-            response = await batcher.add_request("two words")
-            assert (response.tokens_generated, response.usage) == (0, Usage(0, 0))
+            responses = [await batcher.add_request("two words") for _ in range(3)]
+            stats = batcher.stats()
+        usage = Usage(3, 3, is_estimate=True)
+        assert [(each.tokens_generated, each.usage) for each in responses] == [(3, usage)] * 3
+        assert (stats.tokens, stats.generated_tokens) == (9, 9)
+
+        async def first(prompts: list[Any]) -> list[Any]:
+            return [prompt[0] for prompt in prompts]
+
+        async with Batcher(first, clock=clock) as batcher:
+            assert (await batcher.add_request([1, 2, 3, 4, 5])).usage == Usage(5, 0)
 
     play(main)
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the model has no tokenizer"]
 
 
 def test_a_model_may_take_the_requests_and_answer_with_responses() -> None:

@@ -122,7 +122,7 @@ def test_ends(fields: dict[str, Any], output: str, reason: str, tokens: int) -> 
 
 def test_prompt_and_output_fit_in_the_length_together() -> None:
     async def main(clock: ManualClock) -> None:
-        async with ContinuousBatcher(Steps(), max_sequence_length=6, clock=clock) as batcher:
+        async with ContinuousBatcher(Steps(), max_sequence_length=6, length=len, clock=clock) as batcher:
             response = await batcher.add_request("x:9")
             assert (response.output, response.finish_reason) == ("x0 x1 x2 ", "length")
             with pytest.raises(ContextLengthExceeded, match="max_sequence_length=6"):

@@ -154,7 +154,9 @@ def test_a_deadline_is_kept_in_the_queue_and_in_a_model_that_hangs_and_gives_the
 
 def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
     async def main(clock: ManualClock) -> None:
-        async with ContinuousBatcher(Steps(), 2, max_waiting=2, max_waiting_tokens=10, clock=clock) as batcher:
+        async with ContinuousBatcher(
+            Steps(), 2, max_waiting=2, max_waiting_tokens=10, length=len, clock=clock
+        ) as batcher:
             tasks = [asyncio.create_task(batcher.add_request("x:1")) for _ in range(3)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="limit is 10") as unknown:

@@ -64,7 +64,7 @@ def _ask(batcher: Batcher, lengths: list[int], **options: Any) -> Any:
 
 
 def test_the_estimate_is_the_padded_rectangle_with_the_longest_answer() -> None:
-    batcher = MemoryEfficientBatcher(Model(), 8000, 1000)
+    batcher = MemoryEfficientBatcher(Model(), 8000, 1000, length=len)
     requests = [InferenceRequest("x" * 300, max_tokens=50), InferenceRequest("x" * 100, max_tokens=200)]
     assert batcher.estimate_memory(requests) == (300 + 200) * 2 / 1000
     assert batcher.estimate_memory(["x" * 44]) == (44 + 256) / 1000
@@ -72,7 +72,7 @@ def test_the_estimate_is_the_padded_rectangle_with_the_longest_answer() -> None:
 
 
 def test_the_best_size_is_how_many_of_the_first_fit() -> None:
-    batcher = MemoryEfficientBatcher(Model(), 2, 1000)
+    batcher = MemoryEfficientBatcher(Model(), 2, 1000, length=len)
     short, long = InferenceRequest("x" * 100, max_tokens=100), InferenceRequest("x" * 900, max_tokens=100)
     assert batcher.find_optimal_batch_size([short] * 100) == 10
     assert batcher.find_optimal_batch_size([short] * 4) == 4
@@ -84,7 +84,7 @@ def test_the_best_size_is_how_many_of_the_first_fit() -> None:
 def test_the_largest_batch_that_fits_goes_with_the_first() -> None:
     async def main(clock: ManualClock) -> None:
         model = Model()
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             await _ask(batcher, [100, 900, 100, 450, 90, 500, 100])
         assert [list(map(len, batch)) for batch in model.batches] == [[100, 100, 90, 100], [900], [450, 500]]
         assert batcher.stats().reasons == {"full": 2, "idle": 1}
@@ -95,7 +95,7 @@ def test_the_largest_batch_that_fits_goes_with_the_first() -> None:
 def test_what_will_be_generated_counts() -> None:
     async def main(clock: ManualClock) -> None:
         model = Model()
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             requests = [InferenceRequest("x" * 10, max_tokens=n) for n in (90, 490, 90, 490)]
             await asyncio.gather(*map(batcher.add_request, requests))
         assert list(map(len, model.batches)) == [2, 2]
@@ -106,7 +106,7 @@ def test_what_will_be_generated_counts() -> None:
 def test_the_more_urgent_go_first_and_are_not_displaced_by_shorter_ones() -> None:
     async def main(clock: ManualClock) -> None:
         model = Model()
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             await asyncio.gather(
                 _ask(batcher, [10] * 4, priority=9), _ask(batcher, [20], priority=1), _ask(batcher, [600], priority=1)
             )
@@ -117,7 +117,7 @@ def test_the_more_urgent_go_first_and_are_not_displaced_by_shorter_ones() -> Non
 
 def test_a_request_too_large_alone_is_refused_with_its_estimate_the_limit_and_the_remedy() -> None:
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(Model(), 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Model(), 1, 1000, clock=clock, length=len) as batcher:
             with pytest.raises(ContextLengthExceeded, match=r"900 tokens .* 200 .* 1.1 MB .* is 1: .*max_memory_mb"):
                 await batcher.add_request(InferenceRequest("x" * 900, max_tokens=200))
             with pytest.raises(ContextLengthExceeded):
@@ -143,7 +143,7 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, float], name
 
 def test_thousands_are_processed_in_order_and_one_that_fails_concerns_no_other() -> None:
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(Model(), 40, 1000, max_waiting=100, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Model(), 40, 1000, max_waiting=100, clock=clock, length=len) as batcher:
             prompts = [f"{n}." + "x" * (n % 700) for n in range(3000)]
             prompts[1234] = "y" * 50_000
             responses = await batcher.process_with_memory_limit(prompts)
@@ -158,7 +158,7 @@ def test_thousands_are_processed_in_order_and_one_that_fails_concerns_no_other()
 
 def test_a_queue_that_others_fill_is_waited_for() -> None:
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(Model(), 1, 1000, max_waiting=4, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Model(), 1, 1000, max_waiting=4, clock=clock, length=len) as batcher:
             others = [asyncio.create_task(outcome(batcher, "o" * 500)) for _ in range(4)]
             await asyncio.sleep(0)
             responses = await batcher.process_with_memory_limit(["a", "b", "c"])
@@ -172,7 +172,7 @@ def test_a_queue_that_others_fill_is_waited_for() -> None:
 def test_what_is_no_prompt_is_refused_before_anything_is_computed() -> None:
     async def main(clock: ManualClock) -> None:
         model = Model()
-        async with MemoryEfficientBatcher(model, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, clock=clock, length=len) as batcher:
             with pytest.raises(InvalidRequest):
                 await batcher.process_with_memory_limit(["a", []])
             assert await batcher.process_with_memory_limit([]) == []
@@ -239,7 +239,7 @@ def test_a_batch_that_ran_out_of_memory_is_halved_and_nobody_fails(
 ) -> None:
     async def main(clock: ManualClock) -> None:
         model = Device(300, error)
-        async with MemoryEfficientBatcher(model, 1, 1000, isolate_failures=isolate, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, isolate_failures=isolate, clock=clock, length=len) as batcher:
             assert await _ask(batcher, [100] * 10) == ["X" * 100] * 10
             stats = batcher.stats()
         assert list(map(len, model.batches)) == [10, 5, 2, 3, 5, 2, 3]
@@ -253,7 +253,7 @@ def test_a_batch_that_ran_out_of_memory_is_halved_and_nobody_fails(
 def test_the_limit_falls_below_what_failed_and_grows_back_slowly_and_no_further() -> None:
     async def main(clock: ManualClock) -> None:
         model = Device(500)
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             await _ask(batcher, [100] * 10)
             assert batcher.stats().memory_limit_mb == 0.75
             model.cells = 10_000
@@ -288,7 +288,7 @@ def test_a_request_to_blame_for_it_does_not_make_later_batches_small() -> None:
 
     async def main(clock: ManualClock) -> None:
         words = ["a" * 10] * 7 + ["b" * 10]
-        async with MemoryEfficientBatcher(Allergic(), 1, 80, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Allergic(), 1, 80, clock=clock, length=len) as batcher:
             outputs = await asyncio.gather(*map(batcher.compute, words), return_exceptions=True)
             assert outputs[:-1] == ["A" * 10] * 7
             assert isinstance(outputs[-1], OutOfMemory)
@@ -301,7 +301,7 @@ def test_a_request_to_blame_for_it_does_not_make_later_batches_small() -> None:
 
 def test_one_request_alone_fails_with_out_of_memory() -> None:
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(Device(5), 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Device(5), 1, 1000, clock=clock, length=len) as batcher:
             response = await batcher.add_request("x" * 6)
             assert isinstance(response.error, OutOfMemory)
             assert "alone (MemoryError" in str(response.error)
@@ -321,7 +321,7 @@ def test_outputs_that_say_so_are_tried_again_and_the_others_are_answered_at_once
 
     async def main(clock: ManualClock) -> None:
         model = Partial()
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             responses = await asyncio.gather(*(batcher.add_request(word) for word in "abc"))
             assert [response.output for response in responses] == ["A", "B", "C"]
             assert [response.latency_ms for response in responses] == [1000.0, 1000.0, 2000.0]
@@ -358,7 +358,7 @@ def test_what_the_failed_batch_held_is_let_go_before_it_is_tried_again() -> None
         return prompts
 
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(model, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, clock=clock, length=len) as batcher:
             await _ask(batcher, [1] * 4)
 
     gc.disable()
@@ -373,7 +373,7 @@ def test_what_the_failed_batch_held_is_let_go_before_it_is_tried_again() -> None
 def test_cancelled_requests_are_not_tried_again() -> None:
     async def main(clock: ManualClock) -> None:
         model = Device(2)
-        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(model, 1, 1000, clock=clock, length=len) as batcher:
             tasks = [asyncio.create_task(batcher.compute(letter)) for letter in "abcd"]
             await asyncio.sleep(0.5)
             tasks[0].cancel()
@@ -450,7 +450,7 @@ def test_like_lengths_priorities_and_memory_in_one_batcher() -> None:
     async def main(clock: ManualClock) -> None:
         model = Model(base=0.01, each=0.001)
         policy = within_memory(1, 1000, inner=LikeLengths(8), order=Urgency())
-        async with Batcher(model, policy, clock=clock) as batcher:
+        async with Batcher(model, policy, clock=clock, length=len) as batcher:
             for size in (1, 2, 3):
                 await _ask(batcher, [5 * size] * size)
             await asyncio.gather(_ask(batcher, [300, 10] * 4), _ask(batcher, [250, 240], priority=0))
@@ -467,7 +467,7 @@ def test_an_error_of_another_kind_is_not_learned_from() -> None:
             raise ValueError("no")
 
     async def main(clock: ManualClock) -> None:
-        async with MemoryEfficientBatcher(Broken(), 1, 1000, clock=clock) as batcher:
+        async with MemoryEfficientBatcher(Broken(), 1, 1000, clock=clock, length=len) as batcher:
             with pytest.raises(ValueError, match="no"):
                 await batcher.compute("x")
             assert isinstance((await batcher.add_request("x")).error, GenerationError)

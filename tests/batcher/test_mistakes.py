@@ -182,15 +182,16 @@ class Letters:
 
 
 @each_batcher
-def test_tokens_are_counted_by_the_tokenizer_or_not_at_all(make: Make) -> None:
+def test_tokens_are_counted_by_the_tokenizer_or_estimated_as_a_quarter_of_the_characters(make: Make) -> None:
     async def main(clock: ManualClock) -> None:
         plain, counting = Model(), Model()
         counting.tokenizer = Letters()  # type: ignore[attr-defined]
-        for model, tokens in ((plain, 0), (counting, 9)):
+        for model, tokens in ((plain, 3), (counting, 9)):
             async with make(model, clock) as made:
                 response = await _ask(made, "two words")
             assert (response.tokens_generated, response.usage.prompt_tokens) == (tokens, tokens)
             assert response.usage.completion_tokens == tokens
+            assert response.usage.is_estimate == (model is plain)
 
     play(main)
 
@@ -262,12 +263,12 @@ def test_a_request_larger_than_the_whole_budget_goes_alone_or_is_refused_with_th
             await asyncio.sleep(0)
             if isinstance(made, MemoryEfficientBatcher):
                 with pytest.raises(ContextLengthExceeded, match="max_memory_mb"):
-                    await _ask(made, "y" * 5000)
+                    await _ask(made, "y" * 20_000)
             else:
-                assert (await _ask(made, "y" * 5000)).output == "Y" * 5000
+                assert (await _ask(made, "y" * 20_000)).output == "Y" * 20_000
             assert [response.output for response in await others] == ["X" * 30] * 5
         if isinstance(made, LengthAwareBatcher):
-            assert ["y" * 5000] in model.batches
+            assert ["y" * 20_000] in model.batches
 
     play(main)
 

@@ -140,7 +140,7 @@ def test_one_bad_request_in_a_hundred_costs_no_more_calls_than_before() -> None:
         prompts = _poisoned(0.01, 2000, seed)
 
         async def main(clock: ManualClock, model: Unsteady = model, prompts: list[str] = prompts) -> list[Any]:
-            return await _ended(Batcher(model, clock=clock), prompts)
+            return await _ended(Batcher(model, length=len, clock=clock), prompts)
 
         play(main)
         calls.append(len(model.batches))

@@ -106,7 +106,7 @@ def test_errors_are_told_to_callbacks_and_raised_together_at_the_end() -> None:
             request("slow:9", n=2),
         ]
         seen: list[tuple[str, str]] = []
-        async with StreamingBatchProcessor(_Faulty(), 2, max_sequence_length=16, clock=clock) as processor:
+        async with StreamingBatchProcessor(_Faulty(), 2, max_sequence_length=16, length=len, clock=clock) as processor:
             with pytest.raises(ExceptionGroup, match="5 requests failed") as raised:
                 await gather(processor.process_streaming(requests), seen)
             assert dict(seen).keys() == {"a:2", "bad:3", "late:9", "b:1"}

@@ -17,6 +17,9 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 
 _log = logging.getLogger("batchwright.batcher")
 
+_NO_USAGE = Usage(0, 0)
+"""What a response has whose maker said nothing of its usage."""
+
 
 class Entry(Item):
     """A waiting or running request. It is answered once, by `succeed` or `fail`; what comes later is ignored.
@@ -123,11 +126,15 @@ class Entry(Item):
     def _response(self, request: InferenceRequest, output: Any, now: float, measure: Measure) -> InferenceResponse:
         latency_ms, queue_ms = self._times(now)
         if isinstance(output, InferenceResponse):
+            usage = output.usage
+            if usage == _NO_USAGE:
+                usage = measure.usage(self.prompt, self.length, output.tokens_generated)
             return replace(
                 output,
                 request_id=request.request_id,
                 latency_ms=latency_ms,
                 queue_ms=queue_ms,
+                usage=usage,
                 metadata=request.metadata,
             )
         generated = measure.output_tokens(output)
@@ -138,7 +145,7 @@ class Entry(Item):
             latency_ms=latency_ms,
             queue_ms=queue_ms,
             finish_reason="stop",
-            usage=Usage(measure.prompt_tokens(self.prompt, self.length), generated),
+            usage=measure.usage(self.prompt, self.length, generated),
             metadata=request.metadata,
         )
 

@@ -169,7 +169,7 @@ class TokenEntry(Entry):
             latency_ms=latency_ms,
             queue_ms=queue_ms,
             finish_reason=reason,
-            usage=Usage(self._measure.prompt_tokens(self.prompt, self.length) if began else 0, self.generated),
+            usage=self._measure.usage(self.prompt, self.length, self.generated) if began else Usage(0, 0),
             error=error,
             ttft_ms=None if self._first_at is None else (self._first_at - self.arrival) * 1e3,
             metadata=request.metadata,

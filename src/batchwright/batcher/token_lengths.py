@@ -1,4 +1,7 @@
-"""Lengths of prompts and outputs: in tokens where the model has a tokenizer, never by splitting on blanks."""
+"""Lengths of prompts and outputs in tokens: by the model's tokenizer, or estimated where it has none.
+
+An estimate is a token for four characters, as is usual for English text; it is said in the log once for each batcher.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from batchwright.errors import InvalidRequest
+from batchwright.request import Usage
 
 _log = logging.getLogger("batchwright.batcher")
 
@@ -15,8 +19,8 @@ _log = logging.getLogger("batchwright.batcher")
 class Measure:
     """Lengths for the policy, and token counts for the answers.
 
-    Without a tokenizer a text is as long as its characters and everything else as `len` says (1 where it says nothing):
-    good for comparing lengths, and no count of tokens. `length` replaces both measures.
+    What is no text is as long as `len` says (1 where it says nothing). `length` replaces this and the tokenizer as the
+    measure of prompts.
     """
 
     def __init__(self, tokenizer: Any, length: Callable[[Any], int] | None = None) -> None:
@@ -26,11 +30,14 @@ class Measure:
         if self._encode is not None and _accepts(self._encode, "add_special_tokens"):
             self._bare = {"add_special_tokens": False}
         self._length = length
+        self._estimates_told = False
 
     def length(self, prompt: Any) -> int:
         """Return the length, at least 0. Raises `InvalidRequest` for a prompt that cannot be measured."""
         if self._length is None and self._encode is None:
-            return _size(prompt, len)
+            if not self._estimates_told:
+                self._tell_estimates(prompt)
+            return _size(prompt, estimated_tokens)
         try:
             if self._length is not None:
                 length = self._length(prompt)
@@ -39,28 +46,48 @@ class Measure:
         except Exception as error:
             raise InvalidRequest(f"prompt: its length cannot be measured: {error}", param="prompt") from error
 
-    def prompt_tokens(self, prompt: Any, length: int) -> int:
-        """Return the number of tokens by the tokenizer, or of token ids; 0: unknown. `length` is what was measured."""
+    def usage(self, prompt: Any, length: int, generated: int) -> Usage:
+        """Return the token counts of a request; `length` is what was measured of its prompt."""
+        is_estimate = self._encode is None and (isinstance(prompt, str) or generated > 0)
+        return Usage(self._prompt_tokens(prompt, length), generated, is_estimate=is_estimate)
+
+    def output_tokens(self, output: Any) -> int:
+        """Return the number of tokens; 0 for an output that is no text."""
+        return self._counted(output, **self._bare) if isinstance(output, str) else 0
+
+    def _prompt_tokens(self, prompt: Any, length: int) -> int:
+        """Return the number of tokens of a text, or of token ids; 0: unknown."""
         if isinstance(prompt, str):
-            return self._counted(prompt) if self._length is not None else length * (self._encode is not None)
+            return length if self._length is None else self._counted(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], int):
             return len(prompt)
         return 0
 
-    def output_tokens(self, output: Any) -> int:
-        """Return the number of tokens by the tokenizer; 0 without one, or for an output that is no text."""
-        return self._counted(output, **self._bare) if isinstance(output, str) else 0
+    def _tell_estimates(self, prompt: Any) -> None:
+        if isinstance(prompt, str):
+            self._estimates_told = True
+            _log.info(
+                "the model has no tokenizer: lengths are estimated at four characters a token; give the model an "
+                "attribute `tokenizer`, or the batcher length="
+            )
 
     def _counted(self, text: str, **options: bool) -> int:
-        """Return the number of tokens; 0 too where the tokenizer fails: an answer is not thrown away for that."""
+        """Return the number of tokens; 0 where the tokenizer fails: an answer is not thrown away for that."""
+        if self._encode is None:
+            return estimated_tokens(text)
         try:
-            return len(self._encode(text, **options)) if self._encode is not None else 0
+            return len(self._encode(text, **options))
         except Exception:
             _log.exception("the tokenizer failed on a text of %d characters; its tokens are not counted", len(text))
             return 0
 
     def _tokens(self, text: str) -> int:
         return len(self._encode(text)) if self._encode is not None else 0
+
+
+def estimated_tokens(text: str) -> int:
+    """Return the estimated number of tokens of a text: one for four characters, or a part of four."""
+    return (len(text) + 3) // 4
 
 
 def _size(prompt: Any, of_text: Callable[[str], int]) -> int:
