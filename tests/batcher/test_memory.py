@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from batchwright import ContextLengthExceeded, InferenceRequest, InferenceResponse, OutOfMemory, Usage
 from batchwright.batcher import Batcher, MemoryEfficientBatcher
 from batchwright.clock import ManualClock
-from batchwright.errors import GenerationError, InvalidRequest
+from batchwright.errors import GenerationError
 from batchwright.out_of_memory import ran_out_of_memory
 from batchwright.policies import (
     Backlog,
@@ -67,8 +67,13 @@ def test_the_estimate_is_the_padded_rectangle_with_the_longest_answer() -> None:
     batcher = MemoryEfficientBatcher(Model(), 8000, 1000, length=len)
     requests = [InferenceRequest("x" * 300, max_tokens=50), InferenceRequest("x" * 100, max_tokens=200)]
     assert batcher.estimate_memory(requests) == (300 + 200) * 2 / 1000
-    assert batcher.estimate_memory(["x" * 44]) == (44 + 256) / 1000
+    assert batcher.estimate_memory(["x" * 44, [1] * 50]) == 2 * 50 / 1000
     assert batcher.estimate_memory([]) == 0.0
+    assert batcher.estimate_memory(4, 250) == batcher.estimate_memory(batch_size=4, sequence_length=250) == 1.0
+    with pytest.raises(TypeError, match="sequence_length"):
+        batcher.estimate_memory(*[4])
+    with pytest.raises(ValueError, match="batch_size=-1"):
+        batcher.estimate_memory(-1, 250)
 
 
 def test_the_best_size_is_how_many_of_the_first_fit() -> None:
@@ -79,6 +84,8 @@ def test_the_best_size_is_how_many_of_the_first_fit() -> None:
     assert batcher.find_optimal_batch_size([short, long, short]) == 2
     assert batcher.find_optimal_batch_size([InferenceRequest("x" * 1901, max_tokens=100), short]) == 0
     assert batcher.find_optimal_batch_size([]) == 0
+    # Just what is given: 256 tokens of an answer are not added.
+    assert batcher.find_optimal_batch_size([[7] * 250] * 20) == batcher.find_optimal_batch_size(["x" * 250] * 20) == 8
 
 
 def test_the_largest_batch_that_fits_goes_with_the_first() -> None:
@@ -146,7 +153,7 @@ def test_thousands_are_processed_in_order_and_one_that_fails_concerns_no_other()
         async with MemoryEfficientBatcher(Model(), 40, 1000, max_waiting=100, clock=clock, length=len) as batcher:
             prompts = [f"{n}." + "x" * (n % 700) for n in range(3000)]
             prompts[1234] = "y" * 50_000
-            responses = await batcher.process_with_memory_limit(prompts)
+            responses = await batcher.process_with_memory_limit([InferenceRequest(prompt) for prompt in prompts])
         assert [response.output for response in responses if response.error is None] == [
             prompt.upper() for prompt in prompts if prompt[0] != "y"
         ]
@@ -162,21 +169,33 @@ def test_a_queue_that_others_fill_is_waited_for() -> None:
             others = [asyncio.create_task(outcome(batcher, "o" * 500)) for _ in range(4)]
             await asyncio.sleep(0)
             responses = await batcher.process_with_memory_limit(["a", "b", "c"])
-            assert [response.output for response in responses] == ["A", "B", "C"]
+            assert responses == ["A", "B", "C"]
             assert await asyncio.gather(*others) == ["O" * 500] * 4
             assert batcher.stats().overloaded > 0
 
     play(main)
 
 
-def test_what_is_no_prompt_is_refused_before_anything_is_computed() -> None:
+def test_bare_sequences_give_bare_outputs_and_the_first_error_when_all_are_computed() -> None:
+    class Sums:
+        batches: ClassVar[list[Any]] = []
+
+        async def generate_batch(self, sequences: list[list[int]]) -> list[Any]:
+            self.batches.append(sequences)
+            return [ValueError("it is odd") if sum(each) % 2 else sum(each) for each in sequences]
+
     async def main(clock: ManualClock) -> None:
-        model = Model()
-        async with MemoryEfficientBatcher(model, clock=clock, length=len) as batcher:
-            with pytest.raises(InvalidRequest):
-                await batcher.process_with_memory_limit(["a", []])
+        async with MemoryEfficientBatcher(Sums(), 0.004, 1000, clock=clock) as batcher:
+            assert await batcher.process_with_memory_limit([[1, 1], [2, 2], [3, 3], []]) == [2, 4, 6, 0]
             assert await batcher.process_with_memory_limit([]) == []
-        assert model.batches == []
+            with pytest.raises(ValueError, match="it is odd") as raised:
+                await batcher.process_with_memory_limit([[2], [1], [4]])
+            assert raised.value.__notes__ == ["of sequences[1]"]
+            with pytest.raises(ContextLengthExceeded):
+                await batcher.process_with_memory_limit([[2], [1] * 5])
+            mixed = await batcher.process_with_memory_limit([InferenceRequest([1, 1], max_tokens=1), [2]])
+            assert (mixed[0].output, mixed[1]) == (2, 2)
+        assert all(len(batch) * max(map(len, batch)) <= 4 for batch in Sums.batches)
 
     play(main)
 

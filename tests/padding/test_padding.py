@@ -82,7 +82,7 @@ def test_what_is_no_whole_number_is_refused_by_name(make: Callable[[Any], object
 
 
 def test_whole_numbers_of_numpy_are_taken() -> None:
-    assert BucketedPadding(_any(np.array([4, 8]))).bucket_boundaries == [4, 8]
+    assert BucketedPadding(_any(np.array([4, 8]))).boundaries == (4, 8)
     assert PaddingOptimizer(PaddingConfig(max_length=_any(np.int64(3)))).pad_batch([[1, 2, 3]])[0].shape == (1, 3)
 
 
@@ -93,7 +93,7 @@ def test_whole_numbers_of_numpy_are_taken() -> None:
             lambda: PackedSequences(8).unpack(_any(PackedSequences(8).pack([[1, 2]]))),
             "packed of type tuple.*row, left =",
         ),
-        (lambda: BucketedPadding([4]).pad_bucket(_any([[1], [2]])), "bucket of type list.*bucket_sequences"),
+        (lambda: BucketedPadding([4]).pad_bucket(_any([[1], [2]])), "bucket of type list.*`buckets` returns"),
         (lambda: PaddingOptimizer(_any({"max_length": 3})), "config of type dict: must be a PaddingConfig"),
         (lambda: BucketedPadding(_any(8)), "bucket_boundaries=8: must be a list"),
     ],
@@ -117,7 +117,7 @@ def test_efficiency(lengths: list[int], expected: float) -> None:
 @given(SEQUENCES, st.lists(st.integers(1, 10), min_size=1, max_size=4, unique=True).map(sorted))
 def test_buckets_hold_everything_and_cut_nothing(sequences: list[list[int]], boundaries: list[int]) -> None:
     padding = BucketedPadding(boundaries)
-    buckets = padding.bucket_sequences(sequences)
+    buckets = padding.buckets(sequences)
     assert sorted(i for bucket in buckets for i in bucket.indices) == list(range(len(sequences)))
     for bucket in buckets:
         ids, mask = padding.pad_bucket(bucket)
@@ -173,7 +173,7 @@ def test_packing_all_round_trips(sequences: list[list[int]], separator: int | No
 @given(SEQUENCES, st.integers(1, 20))
 def test_one_row_returns_what_did_not_fit(sequences: list[list[int]], room: int) -> None:
     packer = PackedSequences(max_length=room)
-    row, left = packer.pack(sequences)
+    row, left = packer.pack_row(sequences)
     assert sorted(row.indices + left) == list(range(len(sequences)))
     assert [part.tolist() for part in packer.unpack(row)] == [sequences[i] for i in row.indices]
     assert len(row.ids) <= room
@@ -190,3 +190,37 @@ def test_best_fit_decreasing_fills_rows() -> None:
     packed = PackedSequences(max_length=10).pack_all([[0] * n for n in (6, 4, 5, 5, 7, 3)])
     assert len(packed.rows) == 3
     assert packed.efficiency == 1.0
+
+
+def test_buckets_by_width_and_arrays_of_bare_sequences() -> None:
+    padding = BucketedPadding([4, 8], pad_token_id=9)
+    found = padding.bucket_sequences([[1, 2], [1] * 6, [3], [5] * 11, [5] * 10])
+    assert found == {4: [[1, 2], [3]], 8: [[1] * 6], 11: [[5] * 11, [5] * 10]}
+    assert {width: padding.pad_bucket(sequences, width).shape for width, sequences in found.items()} == {
+        4: (2, 4), 8: (1, 8), 11: (2, 11),
+    }  # fmt: skip
+    assert padding.pad_bucket(found[4], 4).tolist() == [[1, 2, 9, 9], [3, 9, 9, 9]]
+    with pytest.raises(ValueError, match="longer than max_length=4"):
+        padding.pad_bucket([[1] * 5], 4)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6), st.sampled_from([None, -1, 99]))
+def test_positions_find_the_sequences_in_a_packed_row(sequences: list[list[int]], separator: int | None) -> None:
+    packer = PackedSequences(64)
+    packed, positions = packer.pack(sequences, separator_token=separator)
+    assert len(packed) == sum(map(len, sequences)) + (len(sequences) if separator == 99 else 0)
+    assert packer.unpack(packed, positions) == sequences
+    assert packer.unpack(np.array(packed, dtype=np.int64), positions) == sequences
+    assert [end - start for start, end in positions] == [len(sequence) for sequence in sequences]
+    # What a model gave for each token.
+    assert packer.unpack([str(token) for token in packed], positions) == [list(map(str, each)) for each in sequences]
+
+
+def test_a_row_that_is_too_short_for_all_is_refused_and_nothing_is_dropped() -> None:
+    packer = PackedSequences(4, separator_id=0)
+    assert packer.pack([[1], [2]]) == ([1, 0, 2, 0], [(0, 1), (2, 3)])
+    assert packer.pack([[1], [2]], -1) == ([1, 2], [(0, 1), (1, 2)])
+    with pytest.raises(ValueError, match="sequences 0 to 1 take 5 tokens, a row holds max_length=4: use pack_all"):
+        packer.pack([[1], [2, 3], [4]])
+    with pytest.raises(ValueError, match=r"positions\[0\]=\(1, 9\)"):
+        packer.unpack([1, 2], [(1, 9)])

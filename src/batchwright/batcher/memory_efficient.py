@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.entry import failed_response
 from batchwright.batcher.model import Model
 from batchwright.errors import BatchwrightError, Overloaded
 from batchwright.policies import Item, Memory, Policy, Urgency, WithinMemory
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt
+from batchwright.policies.checks import check_size
+from batchwright.request import InferenceRequest
 
 _PAUSE = 0.1
 """Seconds until a full queue is tried again when it is not known when it will have room."""
@@ -25,9 +27,9 @@ class MemoryEfficientBatcher(Batcher):
         MB = (longest prompt + most max_tokens) · requests / tokens_per_mb
 
     and kept within `max_memory_mb`. Lengths are tokens where the model has a `tokenizer` or prompts are token ids;
-    otherwise say with `length=` how to measure, or choose `tokens_per_mb` in characters. Bare items (`compute`)
-    generate nothing. Whenever the model is free, the most urgent request goes with those that suit it. With
-    `concurrency=n`, each of n batches may take `max_memory_mb`.
+    otherwise they are estimated, unless `length=` says how to measure. Bare items (`compute`) generate nothing.
+    Whenever the model is free, the most urgent request goes with those that suit it. With `concurrency=n`, each of n
+    batches may take `max_memory_mb`.
 
     A request that exceeds the limit alone is refused with `ContextLengthExceeded`. A batch that runs out of memory
     (`MemoryError`, torch's `OutOfMemoryError`, `OutOfMemory`, or a RuntimeError that says so) is halved and tried
@@ -42,54 +44,94 @@ class MemoryEfficientBatcher(Batcher):
         self._memory = Memory(max_memory_mb, tokens_per_mb)
         super().__init__(model, Policy(WithinMemory(self._memory), order=Urgency()), **options)
 
-    def estimate_memory(self, requests: Sequence[InferenceRequest | Prompt]) -> float:
-        """Return the MB that these need by the formula; 0 for none. A bare prompt has `max_tokens` of 256."""
-        return self._memory.estimate(self._items(requests))
+    @overload
+    def estimate_memory(self, batch_size: Sequence[Any], /) -> float: ...
 
-    def find_optimal_batch_size(self, requests: Sequence[InferenceRequest | Prompt]) -> int:
-        """Return how many of the first of `requests` fit into memory together, by the limit now in use.
+    @overload
+    def estimate_memory(self, batch_size: int, sequence_length: int) -> float: ...
 
-        0 when there are none, or the first exceeds `max_memory_mb` alone. To put as many together as possible, sort
-        them by length.
+    def estimate_memory(self, batch_size: int | Sequence[Any], sequence_length: int | None = None) -> float:
+        """Return the MB that a batch needs by the formula; 0 for none.
+
+        A batch is given by its size and the length of its longest sequence, or as the requests and prompts themselves;
+        a bare prompt is just as long as it is.
         """
-        items = self._items(requests)
+        if not isinstance(batch_size, int):
+            return self._memory.estimate(self._items(batch_size))
+        check_size("batch_size", batch_size, least=0)
+        if sequence_length is None:
+            raise TypeError("sequence_length: give it with a batch_size, or the requests themselves")
+        check_size("sequence_length", sequence_length, least=0)
+        return self._memory.megabytes(sequence_length, 0, batch_size)
+
+    def find_optimal_batch_size(self, sequences: Sequence[Any]) -> int:
+        """Return how many of the first of `sequences` fit into memory together, by the limit now in use.
+
+        They may be requests, prompts or token ids; what is no request is just as long as it is. 0 when there are none,
+        or the first exceeds `max_memory_mb` alone. To put as many together as possible, sort them by length.
+        """
+        items = self._items(sequences)
         return self._memory.leading(items) if items and self._memory.admits(items[0]) else 0
 
-    async def process_with_memory_limit(self, requests: Sequence[InferenceRequest | Prompt]) -> list[InferenceResponse]:
-        """Have all of `requests`, any number of them, computed, and return their answers in order.
+    async def process_with_memory_limit(self, sequences: Sequence[Any]) -> list[Any]:
+        """Have all of `sequences`, any number of them, computed, and return their results in order.
 
-        One that is refused or fails has `error` set and concerns no other. At most half of the queue is taken up at a
-        time, and where it is full because of others it is waited for. Raises `InvalidRequest`, before anything is
-        computed, for what is no prompt, and TypeError for a single prompt or request in place of a list.
+        The result of an `InferenceRequest` is its answer, with `error` set if it is refused or fails, which concerns no
+        other. The result of anything else is the model's output; if some of these fail, the first error is raised when
+        all have been computed. At most half of the queue is taken up at a time, and where it is full because of others
+        it is waited for. Raises TypeError for a single prompt or request in place of a list.
         """
-        asked = self._requests(requests)
-        answers: dict[int, InferenceResponse] = {}
+        asked = _listed(sequences)
+        results: dict[int, Any] = {}
         rest = iter(range(len(asked)))
 
         async def work() -> None:
             for number in rest:
-                answers[number] = await self._process(asked[number])
+                results[number] = await self._process(asked[number])
 
         workers = min(len(asked), max(1, self._limits.waiting // 2))
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(work())
-        return [answers[number] for number in range(len(asked))]
+        for number in range(len(asked)):
+            if isinstance(failure := results[number], _Failure):
+                failure.error.add_note(f"of sequences[{number}]")
+                raise failure.error
+        return [results[number] for number in range(len(asked))]
 
-    async def _process(self, request: InferenceRequest) -> InferenceResponse:
+    async def _process(self, request: Any) -> Any:
+        """Return the result of one request; a `_Failure` for what is no `InferenceRequest` and failed."""
         while True:
             try:
-                return await self.add_request(request)
+                if isinstance(request, InferenceRequest):
+                    return await self.add_request(request)
+                return await self.compute(request)
             except Overloaded as error:
                 await asyncio.sleep(error.retry_after or _PAUSE)
-            except BatchwrightError as error:
+            except Exception as error:
+                if not isinstance(request, InferenceRequest):
+                    return _Failure(error)
+                if not isinstance(error, BatchwrightError):
+                    raise
                 return failed_response(request, error)
 
-    def _items(self, requests: Sequence[InferenceRequest | Prompt]) -> list[Item]:
-        asked = self._requests(requests)
-        return [Item(0.0, self._measure.length(each.prompt), max_tokens=each.max_tokens) for each in asked]
+    def _items(self, sequences: Sequence[Any]) -> list[Item]:
+        return [
+            Item(0.0, self._measure.length(each.prompt), max_tokens=each.max_tokens)
+            if isinstance(each, InferenceRequest)
+            else Item(0.0, self._measure.length(each))
+            for each in _listed(sequences)
+        ]
 
-    def _requests(self, requests: Sequence[InferenceRequest | Prompt]) -> list[InferenceRequest]:
-        if isinstance(requests, (str, bytes, InferenceRequest)) or not isinstance(requests, Iterable):
-            raise TypeError(f"requests of type {type(requests).__name__}: must be a list of requests or prompts")
-        return [each if isinstance(each, InferenceRequest) else InferenceRequest(each) for each in requests]
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Error in place of an output."""
+
+    error: Exception
+
+
+def _listed(sequences: Sequence[Any]) -> list[Any]:
+    if isinstance(sequences, (str, bytes, InferenceRequest)) or not isinstance(sequences, Iterable):
+        raise TypeError(f"sequences of type {type(sequences).__name__}: must be a list of sequences or prompts")
+    return list(sequences)

@@ -72,7 +72,7 @@ def bucketed(sequences: Sequence[Tokens], pad_token_id: int) -> list[Cells]:
     buckets = min(MOST_BUCKETS, -(-len(sequences) // _BUCKET_SIZE))
     boundaries = fit_boundaries([len(sequence) for sequence in sequences], buckets)
     padding = BucketedPadding(boundaries, pad_token_id)
-    return [_rectangle(*padding.pad_bucket(bucket), bucket.indices) for bucket in padding.bucket_sequences(sequences)]
+    return [_rectangle(*padding.pad_bucket(bucket), bucket.indices) for bucket in padding.buckets(sequences)]
 
 
 def batches(sequences: Sequence[Tokens], most_cells: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import overload
 
 import numpy as np
 
@@ -29,8 +30,9 @@ class BucketedPadding:
     """Sorts sequences into buckets and pads each to its boundary.
 
     A sequence longer than the last boundary goes into an overflow bucket that is padded to its own longest: nothing
-    is cut. Raises ValueError for boundaries that are not positive and rising, for none at all, and for a `pad_token_id`
-    that is not a whole number of at least 0.
+    is cut. `buckets` keeps the places of the sequences in the input, which `bucket_sequences` does not. Raises
+    ValueError for boundaries that are not positive and rising, for none at all, and for a `pad_token_id` that is not a
+    whole number of at least 0.
     """
 
     def __init__(self, bucket_boundaries: Sequence[int] | None = None, pad_token_id: int = 0) -> None:
@@ -43,7 +45,8 @@ class BucketedPadding:
         if not boundaries or not all(low < high for low, high in pairwise(boundaries)):
             raise ValueError(f"bucket_boundaries={boundaries}: give at least one, and each above the one before it")
         check_size("pad_token_id", pad_token_id, least=0)
-        self.bucket_boundaries = boundaries
+        self.boundaries: Sequence[int] = tuple(boundaries)
+        """Boundaries, rising."""
         self.pad_token_id = pad_token_id
 
     @classmethod
@@ -57,10 +60,10 @@ class BucketedPadding:
         Raises ValueError for a `length` that is not a whole number of at least 0.
         """
         check_size("length", length, least=0)
-        index = bisect_left(self.bucket_boundaries, length)
-        return self.bucket_boundaries[index] if index < len(self.bucket_boundaries) else None
+        index = bisect_left(self.boundaries, length)
+        return self.boundaries[index] if index < len(self.boundaries) else None
 
-    def bucket_sequences(self, sequences: Sequence[Tokens]) -> list[Bucket]:
+    def buckets(self, sequences: Sequence[Tokens]) -> list[Bucket]:
         """Return the buckets that are not empty, by boundary, overflow last; each keeps the order of the input."""
         buckets: dict[int | None, Bucket] = {}
         for index, sequence in enumerate(sequences):
@@ -68,22 +71,45 @@ class BucketedPadding:
             bucket = buckets.setdefault(boundary, Bucket(boundary))
             bucket.indices.append(index)
             bucket.sequences.append(sequence)
-        overflow = self.bucket_boundaries[-1] + 1
+        overflow = self.boundaries[-1] + 1
         return sorted(buckets.values(), key=lambda bucket: overflow if bucket.boundary is None else bucket.boundary)
 
-    def pad_bucket(self, bucket: Bucket) -> tuple[Ids, Mask]:
-        """`(ids, mask)` as from `PaddingOptimizer.pad_batch`, as wide as the boundary, or an overflow's longest.
+    def bucket_sequences(self, sequences: Sequence[Tokens]) -> dict[int, list[Tokens]]:
+        """Return the sequences by the width that they are padded to: a boundary, or the longest of the overflow."""
+        return {_width(bucket): bucket.sequences for bucket in self.buckets(sequences)}
 
-        Raises TypeError for what is not a `Bucket`.
+    @overload
+    def pad_bucket(self, bucket: Bucket) -> tuple[Ids, Mask]: ...
+
+    @overload
+    def pad_bucket(self, bucket: Sequence[Tokens], bucket_size: int) -> Ids: ...
+
+    def pad_bucket(self, bucket: Bucket | Sequence[Tokens], bucket_size: int | None = None) -> tuple[Ids, Mask] | Ids:
+        """Return a bucket of `buckets` as `(ids, mask)`, as `PaddingOptimizer.pad_batch` does.
+
+        Sequences, with the width that `bucket_sequences` gives them, are returned as ids alone. Raises ValueError for a
+        sequence that is longer, and TypeError for anything else.
         """
-        if not isinstance(bucket, Bucket):
+        if isinstance(bucket, Bucket):
+            return self._padded(bucket.sequences, _width(bucket))
+        if bucket_size is None:
             raise TypeError(
-                f"bucket of type {type(bucket).__name__}: must be a Bucket, of those that `bucket_sequences` returns"
+                f"bucket of type {type(bucket).__name__}: must be a Bucket, of those that `buckets` returns, or "
+                "sequences with the bucket_size that `bucket_sequences` gives them"
             )
-        longest = max((len(sequence) for sequence in bucket.sequences), default=0)
-        width = longest if bucket.boundary is None else bucket.boundary
+        check_size("bucket_size", bucket_size, least=0)
+        return self._padded(bucket, bucket_size)[0]
+
+    def _padded(self, sequences: Sequence[Tokens], width: int) -> tuple[Ids, Mask]:
         config = PaddingConfig(pad_token_id=self.pad_token_id, max_length=max(width, 1))
-        return PaddingOptimizer(config).pad_batch(bucket.sequences, width)
+        return PaddingOptimizer(config).pad_batch(sequences, width)
+
+
+def _width(bucket: Bucket) -> int:
+    """Return the width that the sequences of a bucket are padded to."""
+    if bucket.boundary is not None:
+        return bucket.boundary
+    return max((len(sequence) for sequence in bucket.sequences), default=0)
 
 
 def fit_boundaries(lengths: Sequence[int], num_buckets: int) -> list[int]:

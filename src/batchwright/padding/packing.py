@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from batchwright.padding.rectangle import Ids, Tokens, as_ids
 from batchwright.policies.checks import check_size
+
+_T = TypeVar("_T")
 
 Positions = npt.NDArray[np.int64]
 Boundaries = npt.NDArray[np.int32]
@@ -60,7 +63,32 @@ class PackedSequences:
         self.max_length = max_length
         self.separator_id = separator_id
 
-    def pack(self, sequences: Sequence[Tokens]) -> tuple[PackedRow, list[int]]:
+    def pack(
+        self, sequences: Sequence[Tokens], separator_token: int | None = None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return all sequences in one row, and where each begins and ends in it, separators excluded.
+
+        `separator_token` follows each sequence; None is the `separator_id` of this packer, and below 0 there is none.
+        Raises ValueError when a row does not hold them all: `pack_all` takes several rows, and `pack_row` what fits.
+        """
+        separator = self.separator_id if separator_token is None else separator_token
+        check_size("separator_token", -1 if separator is None else separator, least=-(2**63))
+        after = [] if separator is None or separator < 0 else [separator]
+        packed: list[int] = []
+        positions = []
+        for index, row in enumerate(self._rows(sequences)):
+            start = len(packed)
+            packed += row.tolist()
+            positions.append((start, len(packed)))
+            packed += after
+            if len(packed) > self.max_length:
+                raise ValueError(
+                    f"sequences 0 to {index} take {len(packed)} tokens, a row holds max_length={self.max_length}: use "
+                    "pack_all for several rows, pack_row for those that fit, or raise max_length"
+                )
+        return packed, positions
+
+    def pack_row(self, sequences: Sequence[Tokens]) -> tuple[PackedRow, list[int]]:
         """Return one row with as many of the leading sequences as fit, and the indices of those that did not.
 
         A sequence that does not fit is passed over, and later ones that do are taken. None is dropped or cut: what is
@@ -102,15 +130,31 @@ class PackedSequences:
             insort(rooms, (room - size, where))
         return PackedBatch([self._join(rows, sorted(members)) for members in bins], self.max_length)
 
-    def unpack(self, packed: PackedRow | PackedBatch) -> list[Ids]:
+    @overload
+    def unpack(self, packed: PackedRow | PackedBatch) -> list[Ids]: ...
+
+    @overload
+    def unpack(
+        self, packed: Sequence[_T] | npt.NDArray[Any], positions: Sequence[tuple[int, int]]
+    ) -> list[list[_T]]: ...
+
+    def unpack(
+        self,
+        packed: PackedRow | PackedBatch | Sequence[Any] | npt.NDArray[Any],
+        positions: Sequence[tuple[int, int]] | None = None,
+    ) -> list[Ids] | list[list[Any]]:
         """Return the sequences, without separators, in the order of their indices: the inverse of packing.
 
-        Of one row, those that it holds; of a batch, all. Raises TypeError for anything else.
+        Of a row of `pack`, or of what a model gave for each of its tokens, with the positions of `pack`, a list for
+        each sequence. Of one `PackedRow`, those that it holds; of a batch, all. Raises TypeError for anything else, and
+        ValueError for positions that are not in the row.
         """
+        if positions is not None and not isinstance(packed, (PackedRow, PackedBatch)):
+            return _parts(packed, positions)
         if not isinstance(packed, (PackedRow, PackedBatch)):
             raise TypeError(
-                f"packed of type {type(packed).__name__}: must be a PackedRow or a PackedBatch; `pack` returns a row "
-                "and what did not fit, `row, left = packer.pack(sequences)`"
+                f"packed of type {type(packed).__name__}: must be a PackedRow or a PackedBatch, or be given with the "
+                "positions of `packed, positions = packer.pack(sequences)`"
             )
         rows = packed.rows if isinstance(packed, PackedBatch) else [packed]
         found: list[tuple[int, Ids]] = []
@@ -143,3 +187,13 @@ class PackedSequences:
             indices=indices,
             separated=self.separator_id is not None,
         )
+
+
+def _parts(row: Sequence[Any] | npt.NDArray[Any], positions: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    for number, (start, end) in enumerate(positions):
+        if not 0 <= start <= end <= len(row):
+            raise ValueError(
+                f"positions[{number}]={(start, end)}: must lie within the row, which has {len(row)} entries"
+            )
+    parts = [row[start:end] for start, end in positions]
+    return [part.tolist() if isinstance(part, np.ndarray) else list(part) for part in parts]
