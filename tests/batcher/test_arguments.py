@@ -26,10 +26,10 @@ def test_a_single_prompt_is_no_list_of_them(requests: Any) -> None:
     async def main(clock: ManualClock) -> None:
         model = Model()
         async with MemoryEfficientBatcher(model, clock=clock) as batcher:
-            with pytest.raises(TypeError, match=r"requests of type .*: must be a list"):
+            with pytest.raises(TypeError, match=r"sequences of type .*: must be a list|sequence_length: give it"):
                 await batcher.process_with_memory_limit(requests)
             for function in (batcher.estimate_memory, batcher.find_optimal_batch_size):
-                with pytest.raises(TypeError, match=r"requests of type .*: must be a list"):
+                with pytest.raises(TypeError, match=r"sequences of type .*: must be a list|sequence_length: give it"):
                     function(requests)
         assert model.batches == []
 

@@ -91,7 +91,7 @@ def test_whole_numbers_of_numpy_are_taken() -> None:
     [
         (
             lambda: PackedSequences(8).unpack(_any(PackedSequences(8).pack([[1, 2]]))),
-            "packed of type tuple.*row, left =",
+            "packed of type tuple.*packed, positions =",
         ),
         (lambda: BucketedPadding([4]).pad_bucket(_any([[1], [2]])), "bucket of type list.*`buckets` returns"),
         (lambda: PaddingOptimizer(_any({"max_length": 3})), "config of type dict: must be a PaddingConfig"),
