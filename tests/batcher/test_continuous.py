@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,8 @@ def test_over_a_model_that_streams_batches_free_slots_get_a_batch_of_their_own()
             responses = await asyncio.gather(*map(batcher.add_request, ["a:1", "b:4", "c:2", "d:1"]))
         assert [response.output for response in responses] == ["a0 ", "b0 b1 b2 b3 ", "c0 c1 ", "d0 "]
         assert model.batches == [["a:1", "b:4"], ["c:2"], ["d:1"]]
-        assert [response.latency_ms for response in responses] == [2000.0, 4000.0, 4000.0, 5000.0]
+        # The first cannot know yet that None is the end; its slot is given on at once.
+        assert [response.latency_ms for response in responses] == [4000.0, 4000.0, 4000.0, 5000.0]
         assert model.open == 0
 
     play(main)
@@ -354,3 +356,55 @@ def test_a_name_is_enough(smollm2_path: Path) -> None:
         assert batcher.submit(InferenceRequest("1, 2, 3,", max_tokens=2)).result().tokens_generated == 2
         with pytest.raises(ContextLengthExceeded):
             batcher.submit(InferenceRequest("x", max_tokens=64)).result()
+
+
+class _Counts:
+    """Gives as its next token what it was given, three times."""
+
+    async def generate_step(self, prompts: list[str], partial_outputs: list[list[str]]) -> list[str]:
+        assert all(type(each) is list for each in partial_outputs)
+        return [f"{each!r};" if len(each) < 3 else "" for each in partial_outputs]
+
+
+class _Unannotated:
+    async def generate_step(self, prompts, partial_outputs):  # type: ignore[no-untyped-def]
+        return ["t" if len(each) < 2 else "" for each in partial_outputs]
+
+
+class _Texts:
+    async def generate_step(self, prompts: list[str], partial_texts: Any) -> list[str]:
+        return [f"{each!r};" if len(each) < 9 else "" for each in partial_texts]
+
+
+class _Annotated:
+    async def generate_step(self, prompts: list[str], partial_outputs: Sequence[str]) -> list[str]:
+        return [f"{each!r};" if len(each) < 9 else "" for each in partial_outputs]
+
+
+def test_a_step_gets_the_tokens_so_far_or_their_text_where_it_says_so() -> None:
+    async def main(clock: ManualClock) -> None:
+        outputs = []
+        for model in (_Counts(), _Unannotated(), _Texts(), _Annotated()):
+            async with ContinuousBatcher(model, clock=clock) as batcher:
+                outputs.append((await batcher.add_request("x")).output)
+        assert outputs[0].startswith("[];['[];'];")
+        assert outputs[1] == "tt"
+        assert outputs[2] == outputs[3]
+        assert outputs[2].startswith("'';\"'';\";")
+
+    play(main)
+
+
+def test_a_step_may_do_what_it_likes_with_its_lists() -> None:
+    class Spoils:
+        async def generate_step(self, prompts: list[str], partial_outputs: list[list[str]]) -> list[str]:
+            tokens = ["" if len(each) == 2 else str(len(each)) for each in partial_outputs]
+            for each in partial_outputs:
+                each.clear()
+            return tokens
+
+    async def main(clock: ManualClock) -> None:
+        async with ContinuousBatcher(Spoils(), clock=clock) as batcher:
+            assert (await batcher.add_request("x")).output == "01"
+
+    play(main)

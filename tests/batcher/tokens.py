@@ -56,9 +56,7 @@ class Streams:
             self.open -= 1
 
     def token(self, prompt: str, tokens: list[str], i: int) -> Any:
-        if i < len(tokens):
-            return tokens[i]
-        return "" if i == len(tokens) else None
+        return tokens[i] if i < len(tokens) else None
 
 
 def request(prompt: str, **fields: Any) -> InferenceRequest:

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.engine_loop import EngineLoop
-from batchwright.batcher.model import ModelCall, RequestStepModel, RequestStreamModel, StepModel, StreamModel
+from batchwright.batcher.model import (
+    ModelCall,
+    RequestStepModel,
+    RequestStreamModel,
+    StepModel,
+    StreamModel,
+    TextStepModel,
+    wants_text,
+)  # fmt: skip
 from batchwright.batcher.steps import StepCore
+from batchwright.batcher.stream_ends import StreamEnds
 from batchwright.batcher.streams import StreamCore
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_entry import Listener, TokenEntry
@@ -32,9 +41,8 @@ if TYPE_CHECKING:
     from batchwright.engine.async_engine import AsyncEngine
     from batchwright.engine.engine import Engine
 
-TokenModel: TypeAlias = (
-    "StepModel | RequestStepModel | StreamModel | RequestStreamModel | AsyncEngine | Engine | str | Path"
-)
+_OwnModel: TypeAlias = StepModel | TextStepModel | RequestStepModel | StreamModel | RequestStreamModel
+TokenModel: TypeAlias = "_OwnModel | AsyncEngine | Engine | str | Path"
 """A model that computes token by token, with steps or streams; an engine; or the model of an engine to be made."""
 
 _BATCH_SIZE = 32
@@ -52,7 +60,8 @@ class ContinuousBatcher(
     Use it where outputs differ in length: a batch computed as a whole lasts as long as its longest output, and whoever
     comes meanwhile waits for its end. `model` is one of
 
-    - a model with `generate_step(prompts, partial_outputs)`, which gives one token for each prompt, `""` at its end;
+    - a model with `generate_step(prompts, partial_outputs)`, which gets the tokens of each prompt so far and gives one
+      more for each, `""` at its end;
     - a model with `generate_stream_batch(prompts)`: its batches are fixed, so free slots get a batch of their own;
     - an `AsyncEngine`, an `Engine`, which then belongs to the batcher, or the name or path of a model to make one for:
       then this is the engine's own loop. Making one loads the model, which blocks: in a running program use
@@ -63,7 +72,7 @@ class ContinuousBatcher(
     - `max_batch_size`: slots. `order` decides who gets a free one; by default the priority, with aging, and deadlines.
     - `max_sequence_length`: prompt and output together. A prompt that leaves no room for a token is refused with
       `ContextLengthExceeded`, an output ends there with "length". A prompt's length is that of its tokens if the model
-      has a `tokenizer` or they are token ids, else of its characters; `length` measures it otherwise.
+      has a `tokenizer` or they are token ids, else an estimate; `length` measures it otherwise.
     - `max_waiting`, `max_waiting_tokens`: what the queue holds; more is refused with `Overloaded`.
     - `isolate_failures`: take a step that raised again in halves, so that only the request that is to blame fails.
 
@@ -98,10 +107,10 @@ class ContinuousBatcher(
         slots = places = max_batch_size
         if callable(step := getattr(model, "generate_step", None)):
             self._call = ModelCall(step, threads=1)
-            self._core_in: Callable[..., TokenCore] = partial(StepCore, self._call)
+            self._core_in: Callable[..., TokenCore] = partial(StepCore, self._call, wants_text(step))
         elif callable(stream := getattr(model, "generate_stream_batch", None)):
             self._call = ModelCall(stream, threads=max_batch_size)
-            self._core_in = partial(StreamCore, self._call)
+            self._core_in = partial(StreamCore, self._call, StreamEnds())
         else:
             _require_own(
                 order=order,
@@ -170,6 +179,12 @@ class ContinuousBatcher(
         core.enter(sequence)
         future.add_done_callback(lambda _: core.leave(sequence))
         return future
+
+    @property
+    def held(self) -> int:
+        """Number of unanswered requests that have left their slots, since they have probably ended."""
+        core = self._core
+        return 0 if core is None else core.held
 
     def stats(self) -> ContinuousStats:
         """Return a copy of the figures since the batcher was made. Over an engine, batches are the engine's steps."""
@@ -264,7 +279,7 @@ class _Pieces:
 
     def put(self, piece: str | InferenceResponse) -> None:
         """Add a piece, in the event loop of the batcher. Ignored when the reader's loop has been closed."""
-        if isinstance(piece, InferenceResponse):
+        if isinstance(piece, InferenceResponse) or not piece:
             return
         if asyncio.get_running_loop() is self._home:
             self._queue.put_nowait(piece)

@@ -133,5 +133,5 @@ class _Failure:
 
 def _listed(sequences: Sequence[Any]) -> list[Any]:
     if isinstance(sequences, (str, bytes, InferenceRequest)) or not isinstance(sequences, Iterable):
-        raise TypeError(f"sequences of type {type(sequences).__name__}: must be a list of requests, prompts or sequences")
+        raise TypeError(f"sequences of type {type(sequences).__name__}: must be a list of requests or sequences")
     return list(sequences)

@@ -7,11 +7,12 @@ import contextvars
 import inspect
 import math
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
 
 from batchwright.errors import GenerationError
 from batchwright.request import InferenceRequest, InferenceResponse
@@ -38,7 +39,7 @@ Model: TypeAlias = BatchModel | RequestModel | Callable[[list[Any]], Awaitable[S
 
 
 class StepModel(Protocol):
-    """Model that computes one more token for each of several prompts, from the text that it gave for them before.
+    """Model that computes one more token for each of several prompts, from the tokens that it gave for them before.
 
     A token is text; an empty one ends its sequence, and an exception object fails it alone. A step must change nothing:
     one that raises is tried again in halves. `generate_step` may also be a plain function, which is then called in a
@@ -46,7 +47,18 @@ class StepModel(Protocol):
     """
 
     def generate_step(
-        self, prompts: list[Any], partial_outputs: list[str], /
+        self, prompts: list[Any], partial_outputs: list[list[str]], /
+    ) -> Awaitable[Sequence[str | BaseException]] | Sequence[str | BaseException]: ...
+
+
+class TextStepModel(Protocol):
+    """`StepModel` that gets the text of the tokens before.
+
+    It says so by its signature: the second parameter is annotated as a list of `str`, or named `partial_texts`.
+    """
+
+    def generate_step(
+        self, prompts: list[Any], partial_texts: list[str], /
     ) -> Awaitable[Sequence[str | BaseException]] | Sequence[str | BaseException]: ...
 
 
@@ -54,7 +66,7 @@ class RequestStepModel(Protocol):
     """`StepModel` that takes the parameters of its prompts."""
 
     def generate_step(
-        self, prompts: list[Any], partial_outputs: list[str], /, *, requests: list[Any]
+        self, prompts: list[Any], partial_outputs: Any, /, *, requests: list[Any]
     ) -> Awaitable[Sequence[str | BaseException]] | Sequence[str | BaseException]: ...
 
 
@@ -65,9 +77,9 @@ Tokens: TypeAlias = Sequence[str | BaseException | None]
 class StreamModel(Protocol):
     """Model that computes several prompts to their ends, and yields their tokens as they come.
 
-    Each list has one entry for each prompt, in their order: its next token; None when it has none this time, or has
-    ended; an empty text when it has ended; an exception object, which fails it alone. All end with the iterator. A
-    plain generator is run in a thread.
+    Each list has one entry for each prompt, in their order: its next token; an empty text when there is nothing new;
+    None when it has ended; an exception object, which fails it alone. All end with the iterator. A plain generator is
+    run in a thread. A model for which None is "nothing new" and an empty text the end is found out, and loses no text.
     """
 
     def generate_stream_batch(
@@ -235,6 +247,25 @@ def _takes_requests(call: Callable[..., Any]) -> bool:
     # By name only: `**kwargs` may belong to a wrapper of something that does not take it. The first takes the prompts,
     # whatever it is called.
     return "requests" in list(parameters)[1:]
+
+
+def wants_text(step: Callable[..., Any]) -> bool:
+    """Return whether a `generate_step` gets the outputs so far as texts, by its second parameter."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    if len(parameters) < 2:
+        return False
+    second = parameters[1]
+    try:
+        annotation = get_type_hints(step).get(second.name)
+    except Exception:
+        # A name of the annotations of others may not be known here.
+        annotation = second.annotation
+    if isinstance(annotation, str):
+        return re.fullmatch(r"(\w+\.)*([Ll]ist|Sequence|Iterable|Collection)\[str\]", annotation) is not None
+    return second.name == "partial_texts" or (get_origin(annotation) is not None and get_args(annotation) == (str,))
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

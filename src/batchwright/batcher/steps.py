@@ -18,9 +18,11 @@ from batchwright.batcher.token_entry import TokenEntry
 class StepCore(TokenCore):
     """The loop of steps."""
 
-    def __init__(self, call: ModelCall, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+    def __init__(self, call: ModelCall, as_text: bool, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._call = call
+        self._as_text = as_text
+        """Whether the model gets the outputs so far as text, not as lists of tokens."""
         self._task: asyncio.Task[None] | None = None
         self._computing: set[TokenEntry] = set()
         """Sequences in the model now that are still wanted."""
@@ -82,7 +84,7 @@ class StepCore(TokenCore):
         try:
             result = await self._call(
                 [sequence.prompt for sequence in sequences],
-                [sequence.raw for sequence in sequences],
+                [sequence.raw if self._as_text else list(sequence.tokens) for sequence in sequences],
                 requests=[sequence.request for sequence in sequences],
             )
         except (Exception, asyncio.CancelledError):

@@ -122,7 +122,7 @@ class _Reading:
         try:
             position = 0
             while True:
-                while len(self._live) >= self._size or len(self._unread) >= self._size * _UNREAD:
+                while len(self._live) - self._batcher.held >= self._size or len(self._unread) >= self._size * _UNREAD:
                     self._room.clear()
                     await self._room.wait()
                 if not self._begin(await anext(self._requests), position):
@@ -159,6 +159,9 @@ class _Reading:
         return True
 
     def _hear(self, request_id: str, said: str | InferenceResponse) -> None:
+        if said == "":
+            self._room.set()
+            return
         self._changed.set()
         if isinstance(said, str):
             self._unread.append((request_id, said))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from batchwright.batcher.model import ModelCall, WrongOutputs, awaited, checked_outputs, is_being_cancelled
+from batchwright.batcher.stream_ends import Meaning, Silence, StreamEnds
 from batchwright.batcher.token_core import Shared, TokenCore
 from batchwright.batcher.token_entry import TokenEntry
 
@@ -25,6 +26,7 @@ class _Stream:
 
     def __init__(self, sequences: list[TokenEntry]) -> None:
         self.sequences = sequences
+        self.silences = [Silence() for _ in sequences]
         self.task: asyncio.Task[None] | None = None
         self.in_thread = False
         """Whether it runs in a thread, where it cannot be cancelled while it computes."""
@@ -40,11 +42,39 @@ class _Stream:
 class StreamCore(TokenCore):
     """The streams of one model, side by side."""
 
-    def __init__(self, call: ModelCall, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+    def __init__(self, call: ModelCall, ends: StreamEnds, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
         super().__init__(loop, shared)
         self._call = call
+        self._ends = ends
+        self._held: set[TokenEntry] = set()
+        """Sequences without a slot that have probably ended."""
         self._pumping = False
         """Whether `_pump` is about to be called."""
+
+    @property
+    def is_empty(self) -> bool:
+        return super().is_empty and not self._held
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def _free(self, sequence: TokenEntry) -> None:
+        self._held.discard(sequence)
+        super()._free(sequence)
+
+    def _take_all(self) -> list[TokenEntry]:
+        held = list(self._held)
+        self._held.clear()
+        return held + super()._take_all()
+
+    def _hold(self, sequence: TokenEntry) -> None:
+        """Give the slot of a sequence to the next one, and wait to see whether it has ended."""
+        if sequence.waits_for_answer and sequence not in self._held:
+            self._held.add(sequence)
+            self._slots.remove(sequence)
+            sequence.leave_slot()
+            self._wake()
 
     def _wake(self) -> None:
         if not self._pumping:
@@ -71,6 +101,7 @@ class StreamCore(TokenCore):
 
     def _end(self, stream: _Stream, task: asyncio.Task[None]) -> None:
         """Answer what is left, usually nothing, and separate the sequences from their stream."""
+        self._end_held(stream)
         mine = [sequence for sequence in stream.sequences if sequence.group is stream]
         for sequence in mine:
             sequence.group = None
@@ -87,6 +118,7 @@ class StreamCore(TokenCore):
         except Exception as error:
             self._failed(stream, error)
         else:
+            self._ends.stream_ended(stream.silences)
             now = self._clock.now()
             for sequence in stream.sequences:
                 self._accept(sequence, "", now)
@@ -99,9 +131,12 @@ class StreamCore(TokenCore):
                 stream.begun = True
                 now = self._clock.now()
                 self._count_step(size, len(self._slots.live), now - begin)
-                for sequence, token in zip(stream.sequences, tokens, strict=True):
-                    if token is not None:
-                        self._accept(sequence, token, now)
+                for sequence, silence, entry in zip(stream.sequences, stream.silences, tokens, strict=True):
+                    meaning = self._ends.meaning(entry, silence)
+                    if meaning is Meaning.HELD:
+                        self._hold(sequence)
+                    elif meaning is not Meaning.NOTHING_NEW:
+                        self._accept(sequence, "" if meaning is Meaning.END else entry, now)
                 # Those who come, those who go and those who read have their turn, also where the model never waits.
                 await asyncio.sleep(0)
                 begin, size = self._clock.now(), stream.wanted
@@ -131,8 +166,16 @@ class StreamCore(TokenCore):
                 f"generate_stream_batch returned {type(found).__name__}: it must return an async iterator of lists"
             )
 
+    def _end_held(self, stream: _Stream) -> None:
+        """Answer the sequences of a stream that had probably ended before it did, however that was."""
+        now = self._clock.now()
+        for sequence in stream.sequences:
+            if sequence in self._held:
+                self._accept(sequence, "", now)
+
     def _failed(self, stream: _Stream, error: BaseException) -> None:
         """Answer all with the error or, where one may be the cause and no token has come, begin halves anew."""
+        self._end_held(stream)
         live = [sequence for sequence in stream.sequences if sequence.waits_for_answer]
         isolate = self._shared.limits.isolate and not stream.begun and not isinstance(error, WrongOutputs)
         if len(live) < 2 or not isolate:

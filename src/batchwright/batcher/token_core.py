@@ -65,6 +65,11 @@ class TokenCore(ABC):
     def is_empty(self) -> bool:
         return not len(self._slots)
 
+    @property
+    def held(self) -> int:
+        """Number of unanswered requests that have left their slots, since they have probably ended."""
+        return 0
+
     def enter(self, sequence: TokenEntry) -> None:
         """Take a new sequence. Raises `BatcherClosed` and `Overloaded`."""
         if self._closing:
@@ -99,7 +104,7 @@ class TokenCore(ABC):
 
     def abandon(self) -> None:
         """Forget all requests: the event loop has ended, and all callers with it."""
-        self._stats.cancelled += len(self._slots.clear())
+        self._stats.cancelled += len(self._take_all())
 
     @abstractmethod
     def _wake(self) -> None:
@@ -108,6 +113,10 @@ class TokenCore(ABC):
     @abstractmethod
     def _left(self, sequence: TokenEntry) -> None:
         """Note that `sequence`, which may be in the model, is not wanted any more; it has left the slots."""
+
+    def _take_all(self) -> list[TokenEntry]:
+        """Remove and return all requests."""
+        return cast(list[TokenEntry], self._slots.clear())
 
     def _watch(self, sequence: TokenEntry) -> None:
         """See to it that `sequence` is answered at its deadline."""
@@ -165,7 +174,7 @@ class TokenCore(ABC):
 
     def _fail_all(self, error: BaseException) -> None:
         """Answer all requests with this error, and leave the model."""
-        everybody = cast(list[TokenEntry], self._slots.clear())
+        everybody = self._take_all()
         self._fail(everybody, error)
         for sequence in everybody:
             self._left(sequence)

@@ -15,7 +15,10 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 from batchwright.stop_strings import StopStrings
 
 Listener: TypeAlias = Callable[[str | InferenceResponse], None]
-"""Callback for each piece of text and last the response, in the event loop of the batcher. It must not raise."""
+"""Callback for each piece of text and last the response, in the event loop of the batcher. It must not raise.
+
+An empty piece says that the request has left its slot before its answer is certain.
+"""
 
 
 class TokenEntry(Entry):
@@ -32,6 +35,7 @@ class TokenEntry(Entry):
         "generated",
         "raw",
         "timer",
+        "tokens",
     )
 
     def __init__(
@@ -49,8 +53,10 @@ class TokenEntry(Entry):
         listener: Listener | None,
     ) -> None:
         super().__init__(future, request.prompt, request, arrival, length, priority, due, tenant)
-        self.raw = ""
+        self.tokens: list[str] = []
         """All tokens so far, from which the model goes on."""
+        self.raw = ""
+        """Their text."""
         self.generated = 0
         """Number of generated tokens."""
         self.timer: asyncio.TimerHandle | None = None
@@ -79,6 +85,7 @@ class TokenEntry(Entry):
         if self._first_at is None:
             self._first_at = now
             stats.ttft_ms.add((now - self.arrival) * 1e3)
+        self.tokens.append(token)
         self.raw += token
         piece, stopped = token, False
         if self._stops is not None and self.request is not None:
@@ -96,6 +103,11 @@ class TokenEntry(Entry):
         """Pass a piece of text on to the listener, if there is one."""
         if piece and self._listener is not None:
             self._listener(piece)
+
+    def leave_slot(self) -> None:
+        """Tell the listener that another request may have its slot, although it is not answered yet."""
+        if self._listener is not None:
+            self._listener("")
 
     def finish(self, reason: FinishReason, now: float, stats: ContinuousStats) -> None:
         """Answer with the whole text."""
