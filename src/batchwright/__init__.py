@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         LengthAwareBatcher,
         MemoryEfficientBatcher,
         ParallelBatchProcessor,
+        PrioritizedRequest,
         PriorityBatcher,
         SimpleBatcher,
         StreamingBatchProcessor,
@@ -116,6 +117,7 @@ __all__ = [
     "PaddingConfig",
     "PaddingOptimizer",
     "ParallelBatchProcessor",
+    "PrioritizedRequest",
     "PriorityBatcher",
     "Prompt",
     "ResumeRefused",
@@ -144,8 +146,8 @@ _LAZY = {
     for module, names in {
         "batcher": (
             "AdaptiveBatcher AsyncBatchConfig AsyncBatchProcessor Batcher BatcherStats ContinuousBatcher "
-            "ContinuousStats LengthAwareBatcher MemoryEfficientBatcher ParallelBatchProcessor PriorityBatcher "
-            "SimpleBatcher StreamingBatchProcessor TimeBasedBatcher WrongOutputs batched"
+            "ContinuousStats LengthAwareBatcher MemoryEfficientBatcher ParallelBatchProcessor PrioritizedRequest "
+            "PriorityBatcher SimpleBatcher StreamingBatchProcessor TimeBasedBatcher WrongOutputs batched"
         ),
         "batcher.prometheus": "export_metrics",
         "padding": "BucketedPadding PackedSequences PaddingConfig PaddingOptimizer",

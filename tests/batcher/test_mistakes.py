@@ -60,7 +60,7 @@ each_batcher = pytest.mark.parametrize("make", BATCHERS.values(), ids=BATCHERS)
 
 
 def _ask(made: Made, request: Any, **options: Any) -> Awaitable[InferenceResponse]:
-    return made.add_request(request, **options) if isinstance(made, Batcher) else made.submit(request, **options)
+    return (made if isinstance(made, Batcher) else made.batcher).add_request(request, **options)
 
 
 def _stats(made: Made) -> Any:

@@ -73,7 +73,7 @@ def test_a_broken_replica_is_taken_out_its_batch_computed_elsewhere_and_it_is_tr
 def test_a_poisoned_request_takes_no_replica_out() -> None:
     async def main(clock: ManualClock) -> None:
         async with ParallelBatchProcessor([Fallible(), Fallible()], clock=clock) as processor:
-            responses = await asyncio.gather(*(processor.submit(p) for p in ("a", "bad", "b")))
+            responses = await asyncio.gather(*(processor.batcher.add_request(p) for p in ("a", "bad", "b")))
             assert [response.error is None for response in responses] == [True, False, True]
             assert processor.batcher._runner.slots == 2
             assert [replica.failures for replica in processor.replicas] == [0, 0]
@@ -86,7 +86,7 @@ def test_the_last_replica_stays_though_it_fails() -> None:
         model = Fallible()
         model.broken = True
         async with ParallelBatchProcessor([model], clock=clock) as processor:
-            assert (await processor.submit("x")).error is not None
+            assert (await processor.batcher.add_request("x")).error is not None
             model.broken = False
             assert (await processor.submit("x")).output == "X"
 
@@ -165,7 +165,7 @@ def test_everybody_is_answered_and_no_replica_computes_two_batches_at_once(
 
         async with ParallelBatchProcessor(models, batch_size, clock=clock) as processor:
             prompts = ["bad" if number in poison else f"p{number}" for number in range(len(arrivals))]
-            calls = [at(moment, processor.submit(p)) for moment, p in zip(arrivals, prompts, strict=True)]
+            calls = [at(moment, processor.batcher.add_request(p)) for moment, p in zip(arrivals, prompts, strict=True)]
             responses, _ = await asyncio.gather(
                 asyncio.gather(*calls), asyncio.gather(*(at(moment, toggle(n)) for n, moment in breaks))
             )
@@ -224,7 +224,7 @@ def test_where_all_answer_with_nothing_of_use_the_batch_is_to_blame() -> None:
 
     async def main(clock: ManualClock) -> None:
         async with ParallelBatchProcessor([few, few], clock=clock) as processor:
-            assert "0 outputs" in str((await processor.submit("x")).error)
+            assert "0 outputs" in str((await processor.batcher.add_request("x")).error)
             assert processor.batcher._runner.slots == 2
             assert [replica.failures for replica in processor.replicas] == [0, 0]
 
@@ -301,7 +301,7 @@ def test_an_item_that_fails_in_every_replica_takes_none_out() -> None:
         models = [Picky(base=0.01) for _ in range(3)]
         async with ParallelBatchProcessor(models, batch_size=4, clock=clock) as processor:
             prompts = ["bad" if number % 3 == 0 else "good" for number in range(300)]
-            responses = await asyncio.gather(*(processor.submit(prompt) for prompt in prompts))
+            responses = await asyncio.gather(*(processor.batcher.add_request(prompt) for prompt in prompts))
             for prompt, response in zip(prompts, responses, strict=True):
                 assert (response.error is not None) == (prompt == "bad")
             assert [replica.failures for replica in processor.replicas] == [0, 0, 0]
@@ -316,7 +316,7 @@ def test_items_are_not_tried_elsewhere_where_there_is_nowhere_else() -> None:
     async def main(clock: ManualClock) -> None:
         hole = BlackHole()
         async with ParallelBatchProcessor([hole], batch_size=4, clock=clock) as processor:
-            responses = await asyncio.gather(*(processor.submit("x") for _ in range(4)))
+            responses = await asyncio.gather(*(processor.batcher.add_request("x") for _ in range(4)))
         assert [response.error is None for response in responses] == [True, False, False, False]
         assert hole.items == 4
 

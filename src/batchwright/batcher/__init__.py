@@ -9,6 +9,7 @@ from batchwright.batcher.model import BatchModel, Model, RequestModel, StepModel
 from batchwright.batcher.named import (
     AdaptiveBatcher,
     LengthAwareBatcher,
+    PrioritizedRequest,
     PriorityBatcher,
     SimpleBatcher,
     TimeBasedBatcher,
@@ -30,6 +31,7 @@ __all__ = [
     "MemoryEfficientBatcher",
     "Model",
     "ParallelBatchProcessor",
+    "PrioritizedRequest",
     "PriorityBatcher",
     "RequestModel",
     "SimpleBatcher",

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar, TypeVarTuple
 
 from batchwright.batcher.batcher_stats import BatcherStats
@@ -131,6 +131,10 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         """Return the number of waiting requests."""
 
     @abstractmethod
+    def _waiting_entries(self) -> Sequence[Entry]:
+        """Return the waiting requests, the next one first."""
+
+    @abstractmethod
     async def _release(self) -> None:
         """Release what the model needed. Called when all is answered, perhaps more than once."""
 
@@ -172,7 +176,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
 
         May be called from any thread. Cancelling the future cancels the request.
         """
-        return self._hand_over(self.add_request(request, priority=priority, deadline=deadline, tenant=tenant))
+        return self.hand_over(self.add_request(request, priority=priority, deadline=deadline, tenant=tenant))
 
     async def settle(self) -> None:
         """Bind this batcher to the running event loop, unless it is bound to another one that runs.
@@ -180,6 +184,13 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         Need not be called: the first request does it. Raises `BatcherClosed`.
         """
         self._settled(asyncio.get_running_loop())
+
+    @property
+    def queue(self) -> Sequence[Any]:
+        """Requests that wait now, or bare items, in the order in which they would go if no more came."""
+        return tuple(
+            entry.prompt if entry.request is None else entry.request for entry in list(self._waiting_entries())
+        )
 
     def stats(self) -> _StatsT:
         """Return a copy of the figures since the batcher was made."""
@@ -313,8 +324,8 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             if self._core is not None and self._core.loop is loop:
                 self._leave()
 
-    def _hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run a call in our own loop, which no caller can end, and from there in the loop of the core."""
+    def hand_over(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Run a call to this batcher in its own loop, which no caller can end, and from there where it belongs."""
         try:
             with self._starting:
                 # Before closing or after it: what is handed over while the loop is being stopped would hang.

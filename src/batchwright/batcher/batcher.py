@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable, Coroutine, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, cast
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.batcher_stats import BatcherStats
@@ -34,8 +34,8 @@ class Batcher(
             response = await batcher.add_request("Why is the sky blue?")
 
     `model` has `generate_batch(prompts)`, or is a function from a list of items to the list of their outputs; both may
-    be async or not (then they run in a thread). `policy` decides which requests go together and when: "auto", which has
-    nothing to set, or one from `batchwright.policies`. A policy belongs to one batcher.
+    be async or not (then they run in a thread). An engine is a model too. `policy` decides which requests go together
+    and when: "auto", which has nothing to set, or one from `batchwright.policies`. A policy belongs to one batcher.
 
     - `max_wait_ms`: how long a request may be held back from a free model so that batches get fuller, by priority
       (`{9: 500}`: from priority 9 on half a second, others not at all; or one number for all), for the policy "auto". A
@@ -88,7 +88,7 @@ class Batcher(
         self._recomputes = isolate_failures
         self._limits = WaitingLimits(max_waiting, max_waiting_tokens, isolate_failures, retries)
         self._runner = model if isinstance(model, Runner) else Runner(model, slots=concurrency)
-        self._measure = Measure(getattr(model, "tokenizer", None), length)
+        self._measure = Measure(self._runner.tokenizer, length)
 
     async def compute(
         self,
@@ -133,7 +133,7 @@ class Batcher(
         max_wait_ms: float | None = None,
     ) -> concurrent.futures.Future[Any]:
         """`compute` for code without an event loop."""
-        return self._hand_over(
+        return self.hand_over(
             self.compute(item, priority=priority, deadline=deadline, tenant=tenant, max_wait_ms=max_wait_ms)
         )
 
@@ -167,8 +167,13 @@ class Batcher(
         core = self._core
         return len(self._backlog) + (0 if core is None else core.arrived)
 
+    def _waiting_entries(self) -> Sequence[Entry]:
+        core = self._core
+        arrived = () if core is None else core.arrived_entries
+        return cast("Sequence[Entry]", [*self._backlog.items, *arrived])
+
     async def _release(self) -> None:
-        self._runner.close()
+        await self._runner.release()
 
 
 def in_seconds(name: str, milliseconds: float, *, above_zero: bool = False) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,6 +12,7 @@ from batchwright.histograms import Histogram
 from batchwright.policies import Item, Reason
 from batchwright.priority_levels import PriorityLevels
 
+_RECENT = 100
 _WHY: dict[str, str] = {
     Reason.FULL: "nothing more would have fitted",
     Reason.IDLE: "the model was free, and nothing is held back from a free model",
@@ -75,6 +77,8 @@ class BatcherStats:
     """Time from submission to dispatch, of dispatched requests."""
     model_ms: Histogram = field(default_factory=Histogram)
     """Time of a batch in the model."""
+    recent_model_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Time in the model of each of the last hundred batches, the latest last."""
     levels: PriorityLevels = field(default_factory=PriorityLevels)
     """Latency, share in time and refusals by priority: `levels[0].latency_ms.percentile(99)`."""
 

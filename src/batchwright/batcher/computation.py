@@ -111,6 +111,7 @@ class BatchExecutor:
         stats.cells += cells
         stats.model_seconds += seconds
         stats.model_ms.add(seconds * 1e3)
+        stats.recent_model_ms.append(seconds * 1e3)
         if may_fail:
             short, again = self._answer_each(group, entries, outputs, now)
         else:

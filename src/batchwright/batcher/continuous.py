@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.engine_loop import EngineLoop
+from batchwright.batcher.engine_model import async_engine_of, engine_class, is_engine
+from batchwright.batcher.entry import Entry
 from batchwright.batcher.model import (
     ModelCall,
     RequestStepModel,
@@ -31,7 +32,7 @@ from batchwright.batcher.token_entry import Listener, TokenEntry
 from batchwright.batcher.token_lengths import Measure
 from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
-from batchwright.errors import ContextLengthExceeded, InvalidRequest, MissingExtra
+from batchwright.errors import ContextLengthExceeded, InvalidRequest
 from batchwright.policies import Order
 from batchwright.policies.checks import check_size
 from batchwright.policies.slots import Slots
@@ -263,6 +264,9 @@ class ContinuousBatcher(
     def _waiting(self) -> int:
         return self._shared.waiting
 
+    def _waiting_entries(self) -> Sequence[Entry]:
+        return cast("Sequence[Entry]", self._shared.waiting_items)
+
     async def _release(self) -> None:
         if self._call is not None:
             self._call.close()
@@ -296,16 +300,10 @@ class _Pieces:
         return await self._queue.get()
 
 
-def is_engine(model: object) -> bool:
-    """Return whether `model` is an engine, by its methods: asking for the class would import torch."""
-    steps = hasattr(model, "generate_step") or hasattr(model, "generate_stream_batch")
-    return not steps and hasattr(model, "generate") and hasattr(model, "stream")
-
-
 def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncEngine:
     """Return the engine given, or one made for a model. Raises what making it raises, TypeError and ValueError."""
     if isinstance(model, (str, Path)):
-        return _engine_class()(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
+        return engine_class()(model, max_num_seqs=max_batch_size, max_model_len=max_sequence_length)
     if not is_engine(model):
         raise TypeError(
             f"model of type {type(model).__name__}: must have generate_step(prompts, partial_outputs) or "
@@ -317,19 +315,7 @@ def _engine(model: Any, max_batch_size: int, max_sequence_length: int) -> AsyncE
     ):
         if value not in (default, own):
             raise ValueError(f"{name}={value}: the engine was made with {setting}={own}; leave it out, or change that")
-    if inspect.iscoroutinefunction(model.generate):
-        given: AsyncEngine = model
-        return given
-    return _engine_class()(model)
-
-
-def _engine_class() -> type[AsyncEngine]:
-    """Import the engine's class when it is needed, since it loads torch. Raises `MissingExtra`."""
-    try:
-        from batchwright.engine.async_engine import AsyncEngine
-    except ModuleNotFoundError as error:
-        raise MissingExtra.of_engine("a batcher over a model that is named", error) from error
-    return AsyncEngine
+    return async_engine_of(model)
 
 
 def _require_own(**settings: object) -> None:

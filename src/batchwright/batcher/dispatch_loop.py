@@ -111,6 +111,11 @@ class DispatchLoop:
         """Number of waiting requests that are not in the backlog yet."""
         return len(self._arrived)
 
+    @property
+    def arrived_entries(self) -> Sequence[Entry]:
+        """Waiting requests that are not in the backlog yet."""
+        return self._arrived
+
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
 

@@ -12,10 +12,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
 
+from batchwright.batcher.engine_model import EngineModel, is_engine
 from batchwright.errors import GenerationError
 from batchwright.request import InferenceRequest, InferenceResponse
+
+if TYPE_CHECKING:
+    from batchwright.engine.async_engine import AsyncEngine
+    from batchwright.engine.engine import Engine
 
 
 class BatchModel(Protocol):
@@ -34,8 +39,14 @@ class RequestModel(Protocol):
     def generate_batch(self, prompts: list[Any], requests: list[Any]) -> Awaitable[Sequence[Any]] | Sequence[Any]: ...
 
 
-Model: TypeAlias = BatchModel | RequestModel | Callable[[list[Any]], Awaitable[Sequence[Any]] | Sequence[Any]]
-"""A `BatchModel` or `RequestModel`, or a function, async or not, from a list of items to the list of their outputs."""
+Model: TypeAlias = (
+    "BatchModel | RequestModel | Callable[[list[Any]], Awaitable[Sequence[Any]] | Sequence[Any]] | AsyncEngine | Engine"
+)
+"""A `BatchModel` or `RequestModel`, or a function, async or not, from a list of items to the list of their outputs.
+
+An engine computes each request with its own sampling parameters, and a bare prompt with the defaults. An `Engine` then
+belongs to the batcher, and is closed with it; an `AsyncEngine` is not.
+"""
 
 
 class StepModel(Protocol):
@@ -145,10 +156,15 @@ class Runner:
     def __init__(self, model: Model, *, slots: int) -> None:
         if isinstance(model, type) and hasattr(model, "generate_batch"):
             raise TypeError(f"model: {model.__name__} is a class; give an instance of it, such as {model.__name__}()")
+        self._engine = EngineModel(model) if is_engine(model) else None
+        model = self._engine or model
+        self.tokenizer: Any = getattr(model, "tokenizer", None)
+        """Tokenizer of the model, if it has one."""
         call = getattr(model, "generate_batch", model)
         if not callable(call):
             raise TypeError(
-                f"model of type {type(model).__name__}: must have generate_batch(prompts), or be a function of a list"
+                f"model of type {type(model).__name__}: must have generate_batch(prompts), or be an engine or a "
+                "function of a list"
             )
         self._call = ModelCall(call, threads=slots)
         self.in_thread = self._call.in_thread
@@ -170,9 +186,11 @@ class Runner:
         """
         return checked_outputs(await self._call(list(prompts), requests=list(requests)), len(prompts))
 
-    def close(self) -> None:
-        """Let the threads end once they are done."""
+    async def release(self) -> None:
+        """Let the threads end once they are done, and close an engine that belongs to this. May be called again."""
         self._call.close()
+        if self._engine is not None:
+            await self._engine.release()
 
 
 DEADLINES_PASSED = "deadlines passed"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from batchwright.batcher.batcher import Batcher, in_seconds, waits_in_seconds
 from batchwright.batcher.model import Model
 from batchwright.policies import adaptive, length_aware, priority, simple, window
+from batchwright.policies.adaptive import TargetLatency
 from batchwright.policies.checks import check_size
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
@@ -51,7 +53,27 @@ class AdaptiveBatcher(Batcher):
         **options: Any,
     ) -> None:
         target_latency = in_seconds("target_latency_ms", target_latency_ms, above_zero=True)
-        super().__init__(model, adaptive(target_latency, min_batch_size, max_batch_size), **options)
+        policy = adaptive(target_latency, min_batch_size, max_batch_size)
+        self._shape = cast(TargetLatency, policy.shape)
+        super().__init__(model, policy, **options)
+
+    @property
+    def current_batch_size(self) -> int:
+        """Most requests that a batch would have now."""
+        return self._shape.largest_size(self._backlog.latency)
+
+    @property
+    def latency_history(self) -> list[float]:
+        """Milliseconds that each of the last hundred batches took in the model, the latest last."""
+        return list(self._stats.recent_model_ms)
+
+
+@dataclass(order=True, slots=True)
+class PrioritizedRequest:
+    """A request with a priority that goes before its own, for `PriorityBatcher`. Ordered by priority."""
+
+    priority: int
+    request: InferenceRequest | Prompt = field(compare=False)
 
 
 class PriorityBatcher(Batcher):
@@ -71,13 +93,16 @@ class PriorityBatcher(Batcher):
 
     async def add_request(
         self,
-        request: InferenceRequest | Prompt,
+        request: InferenceRequest | Prompt | PrioritizedRequest,
         priority: int | None = None,
         *,
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Do as `Batcher.add_request`; `priority` may stand second."""
+        """Do as `Batcher.add_request`; `priority` may stand second, or be that of a `PrioritizedRequest`."""
+        if isinstance(request, PrioritizedRequest):
+            priority = request.priority if priority is None else priority
+            request = request.request
         return await super().add_request(request, priority=priority, deadline=deadline, tenant=tenant)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Processor(Closable, Generic[_BatcherT]):
     """
 
     batcher: _BatcherT
+    _workers: Sequence[asyncio.Future[None]] = ()
+    """Futures that `start_workers` and `start` returned, in whatever event loops."""
 
     async def submit(
         self,
@@ -54,10 +57,18 @@ class Processor(Closable, Generic[_BatcherT]):
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Do as `add_request` of the batcher. A coroutine: without an event loop use `submit_sync`."""
-        return await self.batcher.add_request(
+        """Return the answer to one request. A coroutine: without an event loop use `submit_sync`.
+
+        Arguments, and what is raised for a request that is not taken, are those of `add_request` of the batcher. One
+        that fails raises its error: `DeadlineExceeded`, which is a TimeoutError, when its time is up, `GenerationError`
+        when the model failed. `batcher.add_request` answers with `error` set instead.
+        """
+        response = await self.batcher.add_request(
             request, priority=priority, deadline=self._nearest(deadline), tenant=tenant
         )
+        if response.error is not None:
+            raise response.error
+        return response
 
     def submit_sync(
         self,
@@ -71,7 +82,7 @@ class Processor(Closable, Generic[_BatcherT]):
 
         May be called from any thread. Cancelling the future cancels the request.
         """
-        return self.batcher.submit(request, priority=priority, deadline=self._nearest(deadline), tenant=tenant)
+        return self.batcher.hand_over(self.submit(request, priority=priority, deadline=deadline, tenant=tenant))
 
     def stats(self) -> BatcherStats:
         """Return a copy of the figures since the processor was made."""
@@ -81,6 +92,16 @@ class Processor(Closable, Generic[_BatcherT]):
     async def close(self, drain: bool = True) -> None:
         """Do as `close` of the batcher."""
         await self.batcher.close(drain)
+        for worker in self._workers:
+            _end(worker)
+
+    async def _stand_by(self, count: int) -> list[asyncio.Future[None]]:
+        """Bind to this event loop, and return futures for code that cancels or awaits workers."""
+        await self.batcher.settle()
+        loop = asyncio.get_running_loop()
+        workers: list[asyncio.Future[None]] = [loop.create_future() for _ in range(count)]
+        self._workers = [*self._workers, *workers]
+        return workers
 
     async def __aenter__(self) -> Self:
         await self.batcher.settle()
@@ -110,12 +131,15 @@ class AsyncBatchProcessor(Processor[Batcher]):
             model, auto(self.config.batch_size), concurrency=self.config.max_concurrent_batches, **options
         )
 
-    async def start_workers(self) -> None:
+    async def start_workers(self, num_workers: int = 2) -> list[asyncio.Future[None]]:
         """Bind the processor to this event loop, to which calls from other loops and threads are then handed over.
 
-        It need not be called: the first `submit` settles where it is made.
+        It need not be called: the first `submit` settles where it is made, and nothing runs while nothing is submitted.
+        The futures that it returns are done when the processor is closed; cancelling them has no effect. How many
+        batches are computed at once is said by `max_concurrent_batches`.
         """
-        await self.batcher.settle()
+        check_size("num_workers", num_workers)
+        return await self._stand_by(num_workers)
 
     def _nearest(self, deadline: float | None) -> float:
         limit = self.config.timeout_seconds
@@ -125,9 +149,9 @@ class AsyncBatchProcessor(Processor[Batcher]):
 class ParallelBatchProcessor(Processor[Batcher]):
     """Processor that spreads batches over several copies of a model, each of which computes one at a time.
 
-    There is one queue: a replica gets its next batch when it has none, so a slow one gets less. A replica that fails is
-    taken out and its batch goes to another; it is tried again after a second, then ever more rarely. `replicas` tells
-    how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
+    `models` may be engines. There is one queue: a replica gets its next batch when it has none, so a slow one gets
+    less. A replica that fails is taken out and its batch goes to another; it is tried again after a second, then ever
+    more rarely. `replicas` tells how each fares, `batcher` is what stands behind it; `options` are those of `Batcher`.
     """
 
     def __init__(
@@ -142,6 +166,22 @@ class ParallelBatchProcessor(Processor[Batcher]):
         runner = Replicas(models, clock)
         self.replicas = tuple(runner.replicas)
         self.batcher = Batcher(runner, auto(batch_size), clock=clock, **options)
+
+    async def start(self) -> list[asyncio.Future[None]]:
+        """Do as `AsyncBatchProcessor.start_workers`, with a future for each model."""
+        return await self._stand_by(len(self.replicas))
+
+
+def _end(worker: asyncio.Future[None]) -> None:
+    """Tell those who await a worker, in whatever event loop, that there is nothing more to wait for."""
+    loop = worker.get_loop()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_set_done, worker)
+
+
+def _set_done(worker: asyncio.Future[None]) -> None:
+    if not worker.done():
+        worker.set_result(None)
 
 
 def _refuse_policy(options: dict[str, Any]) -> None:

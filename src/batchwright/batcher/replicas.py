@@ -78,7 +78,7 @@ class Replicas(Runner):
         if not models:
             raise ValueError("models: give at least one")
         self.replicas = [Replica(Runner(model, slots=1)) for model in models]
-        self.tokenizer = getattr(models[0], "tokenizer", None)
+        self.tokenizer = self.replicas[0].runner.tokenizer
         self.in_thread = any(replica.runner.in_thread for replica in self.replicas)
         self._clock = clock
         self._freed: set[asyncio.Future[None]] = set()
@@ -165,9 +165,9 @@ class Replicas(Runner):
             if self._is_in(replica) and self._take_out(replica):
                 replica.failures += 1
 
-    def close(self) -> None:
+    async def release(self) -> None:
         for replica in self.replicas:
-            replica.runner.close()
+            await replica.runner.release()
 
     async def _take(self, size: int, instead_of: Replica | None = None) -> Replica | None:
         """Wait for a free replica, and take it; None: there is no other one than `instead_of` now."""

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from functools import partial
 from typing import Any
 
-from batchwright.batcher.continuous import ContinuousBatcher, TokenModel, is_engine
+from batchwright.batcher.continuous import ContinuousBatcher, TokenModel
+from batchwright.batcher.engine_model import is_engine
 from batchwright.batcher.model import is_being_cancelled
 from batchwright.batcher.processor import Processor
 from batchwright.errors import BatcherClosed, BatchwrightError, InvalidRequest

@@ -25,6 +25,7 @@ from batchwright.batcher.token_entry import TokenEntry
 from batchwright.batcher.waiting_limits import WaitingLimits, overloaded
 from batchwright.clock import Clock
 from batchwright.errors import BatcherClosed
+from batchwright.policies import Item
 from batchwright.policies.slots import Slots
 
 _log = logging.getLogger("batchwright.batcher")
@@ -45,6 +46,11 @@ class Shared:
     def waiting(self) -> int:
         """Number of waiting sequences."""
         return max(0, len(self.slots) - self.places)
+
+    @property
+    def waiting_items(self) -> Sequence[Item]:
+        """Waiting sequences, the next one first."""
+        return [*self.slots.live, *self.slots.waiting][self.places :]
 
 
 class TokenCore(ABC):

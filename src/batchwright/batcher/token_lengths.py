@@ -43,6 +43,8 @@ class Measure:
                 length = self._length(prompt)
                 return length if isinstance(length, int) and length > 0 else max(0, int(length))
             return _size(prompt, self._tokens)
+        except InvalidRequest:
+            raise
         except Exception as error:
             raise InvalidRequest(f"prompt: its length cannot be measured: {error}", param="prompt") from error
 

@@ -39,6 +39,13 @@ class TargetLatency(NarrowedShape):
             within = self._largest(batch, self.target, latency)
         return batch[:within], full or within < len(batch)
 
+    def largest_size(self, latency: LatencyModel) -> int:
+        """Return the size of the largest batch that would go now, of requests as long as those of the largest one."""
+        if not latency.largest_count:
+            return self.min_batch_size
+        item = Item(0.0, latency.largest_cells // latency.largest_count)
+        return self._largest([item] * self.inner.max_batch_size, self.target / 2, latency)
+
     def _largest(self, batch: Sequence[Item], seconds: float, latency: LatencyModel) -> int:
         """Return how many of the first of `batch` take at most `seconds`; at least `min_batch_size`."""
         longest = 0

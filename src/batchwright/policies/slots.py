@@ -36,6 +36,11 @@ class Slots:
         return self._live.keys()
 
     @property
+    def waiting(self) -> Sequence[Item]:
+        """Requests without a slot, the next one first. Not to be changed."""
+        return self._queue.items
+
+    @property
     def waiting_length(self) -> int:
         """Sum of the lengths of the waiting requests."""
         return self._queue.total_length
