@@ -17,10 +17,11 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
     "Embeddings": ("Encoder", "EncoderStats"),
     "Batching any function": (
         "batched", "Batcher", "SimpleBatcher", "AdaptiveBatcher", "LengthAwareBatcher", "PriorityBatcher",
-        "MemoryEfficientBatcher", "TimeBasedBatcher", "ContinuousBatcher", "ParallelBatchProcessor",
-        "StreamingBatchProcessor", "AsyncBatchProcessor", "AsyncBatchConfig", "BatcherStats", "ContinuousStats",
+        "PrioritizedRequest", "MemoryEfficientBatcher", "TimeBasedBatcher", "ContinuousBatcher",
+        "ParallelBatchProcessor", "StreamingBatchProcessor", "AsyncBatchProcessor", "AsyncBatchConfig", "BatcherStats", "ContinuousStats",
         "WrongOutputs", "export_metrics",
     ),
+    "Models of the service": ("BatchRequest", "BatchResponse", "AsyncBatchRequest", "BatchStatus"),
     "Padding": ("PaddingOptimizer", "BucketedPadding", "PackedSequences", "PaddingConfig"),
 }  # fmt: skip
 """Public names by subject. Errors are a subject of their own."""

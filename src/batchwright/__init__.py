@@ -74,12 +74,20 @@ if TYPE_CHECKING:
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import RunInterrupted, RunProgress, run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
+    from batchwright.server.routes.parameters import SimpleBatch as BatchRequest
+    from batchwright.server.routes.parameters import SimpleBatchAsync as AsyncBatchRequest
+    from batchwright.server.routes.simple_batches import SimpleState as BatchStatus
+    from batchwright.server.routes.simple_batches import SyncAnswer as BatchResponse
 
 __all__ = [
     "AdaptiveBatcher",
     "AsyncBatchConfig",
     "AsyncBatchProcessor",
+    "AsyncBatchRequest",
     "AsyncEngine",
+    "BatchRequest",
+    "BatchResponse",
+    "BatchStatus",
     "Batcher",
     "BatcherClosed",
     "BatcherStats",
@@ -159,10 +167,20 @@ _LAZY = {
         "engine.engine_stats": "EngineStats",
         "jobs.run": "RunInterrupted RunProgress run",
         "jobs.report": "RunReport",
+        "server.routes.parameters": "AsyncBatchRequest BatchRequest",
+        "server.routes.simple_batches": "BatchResponse BatchStatus",
     }.items()
     for name in names.split()
 }
 """Module of each name that is loaded when it is first used."""
+
+_THERE = {
+    "AsyncBatchRequest": "SimpleBatchAsync",
+    "BatchRequest": "SimpleBatch",
+    "BatchResponse": "SyncAnswer",
+    "BatchStatus": "SimpleState",
+}
+"""Names in their modules of what has another name there."""
 
 
 def __getattr__(name: str) -> Any:
@@ -170,10 +188,14 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'batchwright' has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), _THERE.get(name, name))
     except ModuleNotFoundError as error:
         if error.name in {"torch", "transformers", "safetensors", "tokenizers", "psutil", "jinja2"}:
             raise MissingExtra.of_engine(f"batchwright.{name}", error) from error
+        if error.name in {"fastapi", "pydantic", "pydantic_settings", "starlette"}:
+            raise MissingExtra(
+                f"batchwright.{name} needs {error.name}; install it: pip install 'batchwright[server]'"
+            ) from error
         raise
     globals()[name] = value
     return value

@@ -14,6 +14,9 @@ ENGINE = {"AsyncEngine", "Encoder", "EncoderStats", "Engine", "StaticGenerator"}
 PROMETHEUS = {"export_metrics"}
 
 
+SERVER = {"AsyncBatchRequest", "BatchRequest", "BatchResponse", "BatchStatus"}
+
+
 def _run(code: str, *missing: str) -> str:
     """What `code` prints in a process in which the packages `missing` are not installed."""
     blocked = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
@@ -23,7 +26,7 @@ def _run(code: str, *missing: str) -> str:
 
 
 def test_names_of_the_base_install_need_no_extra() -> None:
-    names = sorted(set(batchwright.__all__) - ENGINE - PROMETHEUS)
+    names = sorted(set(batchwright.__all__) - ENGINE - PROMETHEUS - SERVER)
     missing = ("torch", "transformers", "tokenizers", "psutil", "pydantic", "fastapi", "starlette", "apsw", "httpx")
     assert (
         _run(f"import batchwright\nfor name in {names}: getattr(batchwright, name)\nprint('all')", *missing) == "all\n"
@@ -34,6 +37,12 @@ def test_names_of_the_base_install_need_no_extra() -> None:
 def test_a_name_of_the_engine_says_which_extra_it_needs(name: str) -> None:
     code = f"import batchwright\ntry: batchwright.{name}\nexcept batchwright.MissingExtra as error: print(error)"
     assert "pip install 'batchwright[engine]'" in _run(code, "torch")
+
+
+@pytest.mark.parametrize("name", sorted(SERVER))
+def test_a_model_of_the_service_says_which_extra_it_needs(name: str) -> None:
+    code = f"import batchwright\ntry: batchwright.{name}\nexcept batchwright.MissingExtra as error: print(error)"
+    assert "pip install 'batchwright[server]'" in _run(code, "fastapi")
 
 
 def test_importing_a_batcher_changes_nothing_in_the_process() -> None:

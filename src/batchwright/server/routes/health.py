@@ -19,7 +19,7 @@ router = APIRouter(tags=["Operation"])
 class Health(ApiModel):
     """The answer of a live process."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["healthy"] = "healthy"
     version: str = __version__
 
 

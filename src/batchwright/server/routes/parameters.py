@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from batchwright.errors import NotFound, shown
+from batchwright.service.batches.simple_batches import DEFAULT_MAX_TOKENS, DEFAULT_TEMPERATURE
 from batchwright.store.records import Endpoint
 from batchwright.wire import bounds
 from batchwright.wire.api_model import ApiModel
@@ -163,10 +164,10 @@ class SimpleBatch(ApiModel):
 
     prompts: Annotated[list[Prompt], Field(min_length=1, max_length=bounds.MAX_PROMPTS)]
     """The prompts, each of which gets one answer."""
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] = 256
-    """Most tokens of an answer."""
-    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] = 0.7
-    """0: the likeliest token each time."""
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), _IsNumber] | None = DEFAULT_MAX_TOKENS
+    """Most tokens of an answer; null: the default."""
+    temperature: Annotated[float, Field(ge=0.0, le=MAX_TEMPERATURE), _IsNumber] | None = DEFAULT_TEMPERATURE
+    """0: the likeliest token each time; null: the default."""
     model: Model | None = None
     """Null: the first that generates."""
     priority: Annotated[

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 
 from batchwright.errors import (
     BatcherClosed,
@@ -56,7 +57,7 @@ class SyncAnswer(ApiModel):
     batch_id: str
     outputs: list[str | None]
     """Null for a prompt that failed, which is listed in `errors`."""
-    errors: list[PromptError]
+    errors: list[PromptError] = Field(default_factory=list)
     total_tokens: int
     """Number of generated tokens, by the model's tokenizer."""
     latency_ms: float
@@ -77,9 +78,9 @@ class SimpleState(ApiModel):
     status: SimpleStatus
     progress: float
     """Share that is done, 0..1; once the job has ended, the share of its prompts that were computed."""
-    outputs: list[str | None] | None
+    outputs: list[str | None] | None = None
     """Outputs, once the job has ended and until its files expire or are deleted; null for a prompt without one."""
-    errors: list[PromptError] | None
+    errors: list[PromptError] | None = None
     """Errors, there as long as `outputs` are."""
 
 
@@ -198,7 +199,8 @@ async def cancel_simple_batch(batch_id: BatchId, services: ServicesOf, tenant: T
 
 
 def _prompts(body: SimpleBatch) -> Prompts:
-    return Prompts(**{name: getattr(body, name) for name in SimpleBatch.model_fields})
+    given = {name: getattr(body, name) for name in SimpleBatch.model_fields}
+    return Prompts(**{name: value for name, value in given.items() if value is not None})
 
 
 async def _computed(services: Services, calls: list[Call]) -> list[Mapping[str, Any] | BatchwrightError]:

@@ -313,12 +313,7 @@ class BatchService:
         batch = await self.batch(tenant, batch_id)
         if not batch.simple:
             raise _missing("simple batch", batch_id)
-        outputs: list[SimpleOutput] = []
-        after = 0
-        while page := await self._store.lines(batch_id, after=after, limit=_PAGE_LINES):
-            after = page[-1].number
-            outputs += [simple_batches.output_of(line, batch.status) for line in page]
-        return None if len(outputs) < batch.counts.total else outputs
+        return await simple_batches.outputs_of(self._store, batch)
 
     def progress(self, batch: BatchRecord) -> ProgressEstimate:
         """Return the progress of a batch that was read just now."""

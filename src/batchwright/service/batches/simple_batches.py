@@ -12,8 +12,11 @@ from batchwright.errors import InvalidRequest
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker.output_lines import UNFINISHED
 from batchwright.store.records import BatchRecord, BatchStatus, Endpoint, StoredLine
+from batchwright.store.store import Store
 from batchwright.wire.requests import read_generation
 
+DEFAULT_MAX_TOKENS = 256
+DEFAULT_TEMPERATURE = 0.7
 ENDPOINT: Endpoint = "/v1/completions"
 SimpleStatus: TypeAlias = Literal["pending", "processing", "completed", "failed", "cancelled"]
 # "cancelled" is final: it is not shown before the results are there.
@@ -27,6 +30,7 @@ _STATUSES: dict[BatchStatus, SimpleStatus] = {
     "cancelling": "processing",
     "cancelled": "cancelled",
 }
+_PAGE_LINES = 500
 _encode = msgspec.json.Encoder().encode
 
 
@@ -35,8 +39,8 @@ class Prompts:
     """Prompts of a simple batch, and parameters for all of them."""
 
     prompts: Sequence[str]
-    max_tokens: int = 256
-    temperature: float = 0.7
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    temperature: float = DEFAULT_TEMPERATURE
     model: str | None = None
     priority: int | None = None
 
@@ -77,6 +81,23 @@ async def input_of(prompts: Prompts) -> AsyncGenerator[bytes]:
 def status_of(batch: BatchRecord) -> SimpleStatus:
     """Return the status as the simple endpoints show it."""
     return _STATUSES[batch.status]
+
+
+async def outputs_of(store: Store, batch: BatchRecord, most_characters: int | None = None) -> list[SimpleOutput] | None:
+    """Return the output for each prompt of an ended batch, in order.
+
+    None: they were removed with its files, or are longer than `most_characters` in all.
+    """
+    outputs: list[SimpleOutput] = []
+    after = characters = 0
+    while page := await store.lines(batch.id, after=after, limit=_PAGE_LINES):
+        after = page[-1].number
+        found = [output_of(line, batch.status) for line in page]
+        outputs += found
+        characters += sum(len(each.text or each.message or "") for each in found)
+        if most_characters is not None and characters > most_characters:
+            return None
+    return None if len(outputs) < batch.counts.total else outputs
 
 
 def share_computed(batch: BatchRecord, outputs: Sequence[SimpleOutput] | None) -> float:

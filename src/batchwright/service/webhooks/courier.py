@@ -15,10 +15,11 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import stamina
@@ -26,6 +27,7 @@ import stamina
 from batchwright.backoff import Backoff
 from batchwright.crash_points import crash_point
 from batchwright.errors import LeaseLost, StoreUnavailable
+from batchwright.service.batches.simple_batches import outputs_of
 from batchwright.service.webhooks.sender import CONCURRENCY, Sender
 from batchwright.service.webhooks.signing import new_secret, signed_headers
 from batchwright.store.records import Delivery, Webhook
@@ -34,6 +36,8 @@ from batchwright.version import __version__
 
 GIVE_UP_AFTER = 72 * 3600.0
 """Seconds from the event after which a message is given up."""
+MOST_OUTPUT_BYTES = 64 * 1024
+"""Most bytes of the outputs, as JSON, that a message to a `callback_url` carries."""
 _BACKOFF = Backoff(first=5.0, longest=6 * 3600.0, factor=3.0, jitter=(0.75, 1.25))
 
 
@@ -136,7 +140,7 @@ class Courier:
         if not secrets:
             await self._give_up(worker, delivery, "the webhook was deleted or turned off")
             return None
-        body = event_body(delivery)
+        body = event_body(delivery, await self._results(delivery))
         headers = signed_headers(secrets, message_id=delivery.event_id, timestamp=int(self._now()), body=body)
         headers |= {"content-type": "application/json", "user-agent": f"batchwright/{__version__}"}
         crash_point("courier.before_send")
@@ -171,6 +175,18 @@ class Courier:
             return await _persistently(self._store.tenant_secrets, delivery.tenant, new_secret())
         webhook = await self._webhook(delivery)
         return webhook.secrets if webhook is not None and webhook.disabled_at is None else ()
+
+    async def _results(self, delivery: Delivery) -> Mapping[str, Any]:
+        """Return what a message to the `callback_url` of a simple batch says of its results, by field; else nothing."""
+        if delivery.webhook_id is not None:
+            return {}
+        batch = await _persistently(self._store.batch, delivery.tenant, delivery.batch_id)
+        if batch is None or not batch.simple:
+            return {}
+        outputs = await _persistently(outputs_of, self._store, batch, MOST_OUTPUT_BYTES)
+        texts = None if outputs is None else [each.text for each in outputs]
+        told = {"batch_id": batch.id, "outputs": texts, "url": f"/v1/batch/{batch.id}"}
+        return told if len(msgspec.json.encode(texts)) <= MOST_OUTPUT_BYTES else told | {"outputs": None}
 
     async def _webhook(self, delivery: Delivery) -> Webhook | None:
         webhooks = await _persistently(self._store.webhooks, delivery.tenant)
@@ -227,17 +243,16 @@ class _Round:
         del self._waiting[address]  # nothing was awaited since it was found empty
 
 
-def event_body(delivery: Delivery) -> bytes:
-    """Return the body of a message as JSON, which is the same for each try."""
-    return msgspec.json.encode(
-        {
-            "id": delivery.event_id,
-            "object": "event",
-            "type": delivery.type,
-            "created_at": int(delivery.created_at),
-            "data": {"id": delivery.batch_id},
-        }
-    )
+def event_body(delivery: Delivery, results: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """Return the body of a message as JSON, with further fields that tell its `results`."""
+    event = {
+        "id": delivery.event_id,
+        "object": "event",
+        "type": delivery.type,
+        "created_at": int(delivery.created_at),
+        "data": {"id": delivery.batch_id},
+    }
+    return msgspec.json.encode(event | dict(results))
 
 
 def _address(url: str) -> str:
