@@ -18,7 +18,8 @@ SUBJECTS: Mapping[str, Sequence[str]] = {
     "Batching any function": (
         "batched", "Batcher", "SimpleBatcher", "AdaptiveBatcher", "LengthAwareBatcher", "PriorityBatcher",
         "PrioritizedRequest", "MemoryEfficientBatcher", "TimeBasedBatcher", "ContinuousBatcher",
-        "ParallelBatchProcessor", "StreamingBatchProcessor", "AsyncBatchProcessor", "AsyncBatchConfig", "BatcherStats", "ContinuousStats",
+        "ParallelBatchProcessor", "StreamingBatchProcessor", "AsyncBatchProcessor", "AsyncBatchConfig",
+        "BatcherStats", "ContinuousStats",
         "WrongOutputs", "export_metrics",
     ),
     "Models of the service": ("BatchRequest", "BatchResponse", "AsyncBatchRequest", "BatchStatus"),
