@@ -139,11 +139,6 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         """Release what the model needed. Called when all is answered, perhaps more than once."""
 
     @abstractmethod
-    def _ask(
-        self, request: InferenceRequest | Prompt, priority: int | None, deadline: float | None, tenant: Hashable
-    ) -> Coroutine[Any, Any, InferenceResponse]:
-        """Pass one request, given as `add_request` takes it, to `_answer`."""
-
     async def add_request(
         self,
         request: InferenceRequest | Prompt,
@@ -162,7 +157,6 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         when the request is not taken. One that is taken and then fails, or whose deadline passes, is answered with
         `error` set.
         """
-        return await self._ask(request, priority, deadline, tenant)
 
     def submit(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
@@ -18,9 +18,8 @@ from batchwright.batcher.waiting_limits import WaitingLimits
 from batchwright.clock import Clock
 from batchwright.policies import Backlog, BatchPolicy, MaxWait, auto
 from batchwright.policies.checks import check_priority, check_size, check_time
-from batchwright.request import InferenceRequest, InferenceResponse, Prompt, SamplingParams
+from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
-_PARAMS = SamplingParams()
 _PRIORITY = 5
 """Priority of an item that comes without one; that of an `InferenceRequest`."""
 
@@ -137,14 +136,37 @@ class Batcher(
             self.compute(item, priority=priority, deadline=deadline, tenant=tenant, max_wait_ms=max_wait_ms)
         )
 
-    def _ask(
-        self, request: InferenceRequest | Prompt, priority: int | None, deadline: float | None, tenant: Hashable
-    ) -> Coroutine[Any, Any, InferenceResponse]:
+    async def add_request(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """Have one request computed, in a batch with others, and return its answer.
+
+        See `BaseBatcher.add_request`.
+        """
         if not isinstance(request, InferenceRequest):
-            request = InferenceRequest.of(request, _PARAMS)
+            request = InferenceRequest.bare(request)
+        urgent = urgency(request.priority, priority)
         allowed = time_allowed(request.deadline, deadline)
         max_wait = None if request.max_wait_ms is None else request.max_wait_ms / 1e3
-        return self._answer(request.prompt, request, urgency(request.priority, priority), allowed, tenant, max_wait)
+        core = self._core
+        if core is None or core.loop is not asyncio.get_running_loop():
+            response: InferenceResponse = await self._answer(request.prompt, request, urgent, allowed, tenant, max_wait)
+            return response
+        # As `_answer` does, without its frame.
+        now = core.moment if allowed == math.inf and core.moment is not None else self._clock.now()
+        future: asyncio.Future[InferenceResponse] = core.loop.create_future()
+        entry = self._entry(future, now, request.prompt, request, urgent, allowed, tenant, max_wait)
+        core.enter(entry)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            core.leave(entry)
+            raise
 
     def _make(self, loop: asyncio.AbstractEventLoop) -> DispatchLoop:
         return DispatchLoop(loop, self._runner, self._backlog, self._measure, self._clock, self._limits, self._stats)

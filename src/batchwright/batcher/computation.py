@@ -129,16 +129,17 @@ class BatchExecutor:
 
     def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
         """Answer with outputs none of which is a failure."""
-        answered = []
+        answered, generated = [], 0
         for entry, output in zip(entries, outputs, strict=True):
             if entry.future.done():
                 continue
-            group.wanted -= 1
+            answered.append(entry)
             if entry.request is None:
-                answered.append(entry)
                 entry.future.set_result(output)
             else:
-                entry.succeed(output, now, self._measure, self._stats)
+                generated += entry.respond(output, now, self._measure)
+        group.wanted -= len(answered)
+        self._stats.generated_tokens += generated
         self._stats.count_successes(answered, now)
 
     def _answer_each(

@@ -197,6 +197,17 @@ class ContinuousBatcher(
             stats.model_seconds = now.model_seconds - before.model_seconds
         return stats
 
+    async def add_request(
+        self,
+        request: InferenceRequest | Prompt,
+        *,
+        priority: int | None = None,
+        deadline: float | None = None,
+        tenant: Hashable = None,
+    ) -> InferenceResponse:
+        """Have one request computed, in steps with others, and return its answer. See `BaseBatcher.add_request`."""
+        return await self._ask(request, priority, deadline, tenant)
+
     def _ask(
         self,
         request: InferenceRequest | Prompt,

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Hashable
-from dataclasses import replace
-from typing import Any
+from dataclasses import MISSING, fields, replace
+from typing import Any, cast
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.token_lengths import Measure
@@ -17,6 +17,7 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 
 _log = logging.getLogger("batchwright.batcher")
 
+_DEFAULTS = {each.name: each.default for each in fields(InferenceResponse) if each.default is not MISSING}
 _NO_USAGE = Usage(0, 0)
 """What a response has whose maker said nothing of its usage."""
 
@@ -89,6 +90,13 @@ class Entry(Item):
             stats.count_failure(self)
         self._answer(self.request, response)
 
+    def respond(self, output: Any, now: float, measure: Measure) -> int:
+        """Answer a request with the model's output, which is no failure, and return its tokens; `stats` count it."""
+        request = cast(InferenceRequest, self.request)
+        response = self._response(request, output, now, measure)
+        self._answer(request, response)
+        return response.tokens_generated
+
     def fail(self, error: BaseException, now: float, stats: BatcherStats) -> None:
         """Answer with an error; a request's response carries it as a `BatchwrightError`, the original as its cause."""
         if self.future.done():
@@ -121,7 +129,8 @@ class Entry(Item):
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
         self.future.set_result(response)
-        _tell(request, response)
+        if request.callback is not None:
+            _tell(request, response)
 
     def _response(self, request: InferenceRequest, output: Any, now: float, measure: Measure) -> InferenceResponse:
         latency_ms, queue_ms = self._times(now)
@@ -138,16 +147,20 @@ class Entry(Item):
                 metadata=request.metadata,
             )
         generated = measure.output_tokens(output)
-        return InferenceResponse(
-            request_id=request.request_id,
-            output=output,
-            tokens_generated=generated,
-            latency_ms=latency_ms,
-            queue_ms=queue_ms,
-            finish_reason="stop",
-            usage=measure.usage(self.prompt, self.length, generated),
-            metadata=request.metadata,
-        )
+        # As by the class itself, whose initializer sets each field by a call.
+        response = object.__new__(InferenceResponse)
+        values = {
+            **_DEFAULTS,
+            "request_id": request.request_id,
+            "output": output,
+            "tokens_generated": generated,
+            "latency_ms": latency_ms,
+            "queue_ms": queue_ms,
+            "usage": measure.usage(self.prompt, self.length, generated),
+            "metadata": request.metadata,
+        }
+        object.__setattr__(response, "__dict__", values)
+        return response
 
     def _failure(
         self, request: InferenceRequest, error: BatchwrightError, now: float, finish_reason: FinishReason

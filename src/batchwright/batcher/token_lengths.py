@@ -51,7 +51,16 @@ class Measure:
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
         """Return the token counts of a request; `length` is what was measured of its prompt."""
         is_estimate = self._encode is None and (isinstance(prompt, str) or generated > 0)
-        return Usage(self._prompt_tokens(prompt, length), generated, is_estimate=is_estimate)
+        # As by the class itself, whose initializer sets each field by a call.
+        usage = object.__new__(Usage)
+        values = {
+            "prompt_tokens": self._prompt_tokens(prompt, length),
+            "completion_tokens": generated,
+            "cached_tokens": 0,
+            "is_estimate": is_estimate,
+        }
+        object.__setattr__(usage, "__dict__", values)
+        return usage
 
     def output_tokens(self, output: Any) -> int:
         """Return the number of tokens; 0 for an output that is no text."""
