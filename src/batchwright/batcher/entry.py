@@ -17,7 +17,10 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 
 _log = logging.getLogger("batchwright.batcher")
 
-_DEFAULTS = {each.name: each.default for each in fields(InferenceResponse) if each.default is not MISSING}
+_DEFAULTS: dict[str, Any] = {
+    each.name: None if each.default is MISSING else each.default for each in fields(InferenceResponse)
+}
+"""A value for each field of a response, so that setting one makes no room in a copy."""
 _NO_USAGE = Usage(0, 0)
 """What a response has whose maker said nothing of its usage."""
 
@@ -149,16 +152,14 @@ class Entry(Item):
         generated = measure.output_tokens(output)
         # As by the class itself, whose initializer sets each field by a call.
         response = object.__new__(InferenceResponse)
-        values = {
-            **_DEFAULTS,
-            "request_id": request.request_id,
-            "output": output,
-            "tokens_generated": generated,
-            "latency_ms": latency_ms,
-            "queue_ms": queue_ms,
-            "usage": measure.usage(self.prompt, self.length, generated),
-            "metadata": request.metadata,
-        }
+        values = _DEFAULTS.copy()
+        values["request_id"] = request.request_id
+        values["output"] = output
+        values["tokens_generated"] = generated
+        values["latency_ms"] = latency_ms
+        values["queue_ms"] = queue_ms
+        values["usage"] = measure.usage(self.prompt, self.length, generated)
+        values["metadata"] = request.metadata
         object.__setattr__(response, "__dict__", values)
         return response
 

@@ -50,14 +50,15 @@ class Measure:
 
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
         """Return the token counts of a request; `length` is what was measured of its prompt."""
-        is_estimate = self._encode is None and (isinstance(prompt, str) or generated > 0)
+        is_text = isinstance(prompt, str)
+        is_measured = is_text and self._length is None
         # As by the class itself, whose initializer sets each field by a call.
         usage = object.__new__(Usage)
         values = {
-            "prompt_tokens": self._prompt_tokens(prompt, length),
+            "prompt_tokens": length if is_measured else self._prompt_tokens(prompt),
             "completion_tokens": generated,
             "cached_tokens": 0,
-            "is_estimate": is_estimate,
+            "is_estimate": self._encode is None and (is_text or generated > 0),
         }
         object.__setattr__(usage, "__dict__", values)
         return usage
@@ -66,10 +67,10 @@ class Measure:
         """Return the number of tokens; 0 for an output that is no text."""
         return self._counted(output, **self._bare) if isinstance(output, str) else 0
 
-    def _prompt_tokens(self, prompt: Any, length: int) -> int:
+    def _prompt_tokens(self, prompt: Any) -> int:
         """Return the number of tokens of a text, or of token ids; 0: unknown."""
         if isinstance(prompt, str):
-            return length if self._length is None else self._counted(prompt)
+            return self._counted(prompt)
         if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], int):
             return len(prompt)
         return 0
