@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
+from operator import mul
 
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
@@ -51,6 +52,7 @@ class FadedFit:
         """Outliers left out since this was made."""
         self._subsets = [chosen for number in range(1, size + 1) for chosen in combinations(range(size), number)]
         """Sets of coefficients in use; the first of equally good ones is taken."""
+        self._pairs = list(combinations_with_replacement(range(size), 2))
         self._keep = 1.0 - 1.0 / memory
         self._outliers = 0
         """Outliers one after another, until now."""
@@ -82,7 +84,8 @@ class FadedFit:
         """Return the seconds; None when nothing is known."""
         if not self.observations:
             return None
-        return sum(each * feature for each, feature in zip(self.coefficients, features, strict=True))
+        seconds: float = sum(map(mul, self.coefficients, features))
+        return seconds
 
     def _is_outlier(self, error: float) -> bool:
         return self.observations >= _WARM_UP and error > max(_OUTLIER * self._error, _LEAST_ERROR)
@@ -93,26 +96,27 @@ class FadedFit:
         self._weight = 0.0
         self._sums = [0.0] * self.size
         """Sums of the features, each divided by the seconds."""
-        self._products = [[0.0] * self.size for _ in range(self.size)]
-        """Sums of the products of any two features, divided likewise."""
+        self._products = [0.0] * len(self._pairs)
+        """Sums of the products of two features each, by `_pairs`, divided likewise."""
 
     def _learn(self, features: Sequence[float], seconds: float) -> None:
         scaled = [feature / seconds for feature in features]
         keep = self._keep
         self._weight = self._weight * keep + 1.0
-        for i, one in enumerate(scaled):
-            self._sums[i] = self._sums[i] * keep + one
-            row = self._products[i]
-            for j, other in enumerate(scaled):
-                row[j] = row[j] * keep + one * other
+        self._sums = [total * keep + each for total, each in zip(self._sums, scaled, strict=True)]
+        products = zip(self._products, self._pairs, strict=True)
+        self._products = [total * keep + scaled[i] * scaled[j] for total, (i, j) in products]
 
     def _fit(self) -> None:
         best_error = float("inf")
         best: tuple[float, ...] | None = None
         # Rounding leaves errors of this size where the fit is exact.
         floor = 1e-12 * self._weight
+        products: list[list[float]] = [[0.0] * self.size for _ in range(self.size)]
+        for total, (i, j) in zip(self._products, self._pairs, strict=True):
+            products[i][j] = products[j][i] = total
         for subset in self._subsets:
-            values = _solve(self._products, self._sums, subset)
+            values = _solve(products, self._sums, subset)
             if values is None or min(values) < 0.0:
                 continue
             error = max(self._weight - sum(v * self._sums[i] for v, i in zip(values, subset, strict=True)), floor)

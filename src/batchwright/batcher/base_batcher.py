@@ -375,6 +375,8 @@ def time_allowed(own: float | None, given: float | None) -> float:
 def urgency(own: int, given: int | None) -> int:
     """Return the priority that counts: `given` if there is one. Raises `InvalidRequest` for an invalid one."""
     priority = own if given is None else given
+    if type(priority) is int and -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
+        return priority
     # A NaN would tear the order of all who wait, and what no float holds cannot be aged.
     if not isinstance(priority, int):
         raise InvalidRequest(f"priority={priority!r}: must be a whole number", param="priority")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
+from asyncio import Future, get_running_loop
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
@@ -105,19 +106,20 @@ class Batcher(
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        urgent = urgency(_PRIORITY, priority)
+        urgent = _PRIORITY if priority is None else urgency(_PRIORITY, priority)
         allowed = math.inf if deadline is None else time_allowed(None, deadline)
         max_wait = None if max_wait_ms is None else in_seconds("max_wait_ms", max_wait_ms)
         core = self._core
-        if core is None or core.loop is not asyncio.get_running_loop():
+        if core is None or (loop := core.loop) is not get_running_loop():
             return await self._answer(item, None, urgent, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
-        entry = Entry(core.loop.create_future(), item, None, now, length, urgent, now + allowed, tenant, max_wait)
+        future: asyncio.Future[Any] = Future(loop=loop)
+        entry = Entry(future, item, None, now, length, urgent, now + allowed, tenant, max_wait)
         core.enter(entry)
         try:
-            return await entry.future
+            return await future
         except asyncio.CancelledError:
             core.leave(entry)
             raise

@@ -101,8 +101,9 @@ class BatcherStats:
     def count_successes(self, items: Sequence[Item], now: float) -> None:
         """Count the answers to these requests."""
         self.succeeded += len(items)
-        for priority in {item.priority for item in items}:
-            mine = [item for item in items if item.priority == priority]
+        priorities = {item.priority for item in items}
+        for priority in priorities:
+            mine = items if len(priorities) == 1 else [item for item in items if item.priority == priority]
             level = self.levels.at(priority)
             level.succeeded += len(mine)
             _add_times(level.latency_ms, [item.arrival for item in mine], now)

@@ -17,6 +17,8 @@ from batchwright.policies import Backlog
 from batchwright.policies.search import Search
 from batchwright.request import InferenceResponse
 
+_MAY_FAIL = (BaseException, InferenceResponse)
+
 
 @dataclass(slots=True, eq=False)
 class RunningBatch:
@@ -25,8 +27,6 @@ class RunningBatch:
     entries: list[Entry]
     wanted: int
     """Number of its requests that still wait for an answer."""
-    ends: float
-    """When the batch is expected to end, or a time in the past."""
     begins: float
     search: Search[Entry] | None = None
     """Search that this batch is a part of, if it is computed again after a failure."""
@@ -101,7 +101,8 @@ class BatchExecutor:
     ) -> list[list[Entry]]:
         now = self._clock.now()
         seconds, stats = now - begin, self._stats
-        may_fail = any(issubclass(kind, (BaseException, InferenceResponse)) for kind in set(map(type, outputs)))
+        kinds = set(map(type, outputs))
+        may_fail = any(issubclass(kind, _MAY_FAIL) for kind in kinds)
         if may_fail:
             computed = [entry.length for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
         else:

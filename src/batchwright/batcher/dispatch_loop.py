@@ -44,6 +44,7 @@ from batchwright.policies.search import Search
 
 _log = logging.getLogger("batchwright.batcher")
 
+_NEVER = math.inf
 _SURE = 0.98
 """Share of its expected time that a batch takes at least."""
 _ALL_LATE = 8
@@ -122,12 +123,12 @@ class DispatchLoop:
         Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, `DeadlineExceeded` for
         one certain to be late, and RuntimeError for one of the very model that computes here.
         """
-        if (computing := _COMPUTING.get()) is not None and computing in self._groups:
+        if self._groups and _COMPUTING.get() in self._groups:
             raise RuntimeError(
                 "the model asked the batcher that it computes for, which would wait for it for ever: call the model "
                 "itself, or give it a batcher of its own"
             )
-        if self._room and entry.due == math.inf:
+        if self._room and entry.due == _NEVER:
             self._room -= 1
             self._arrived.append(entry)
         else:
@@ -262,7 +263,13 @@ class DispatchLoop:
     def _slot_free_in(self, now: float) -> float:
         if len(self._groups) < self._runner.slots:
             return 0.0
-        return max(0.0, min(group.ends for group in self._groups) - now)
+        return max(0.0, min(map(self._ends, self._groups)) - now)
+
+    def _ends(self, group: RunningBatch) -> float:
+        """Return when a batch is expected to end, or a time in the past."""
+        entries = group.entries
+        cells = max([entry.length for entry in entries], default=0) * len(entries)
+        return group.begins + (self._backlog.seconds(cells, len(entries)) or 0.0)
 
     def _remember(self, entry: Entry) -> None:
         heap = self._deadlines
@@ -448,20 +455,19 @@ class DispatchLoop:
         entry.expire(now, self._stats, error)
 
     def _group(self, entries: list[Entry], now: float, search: Search[Entry] | None = None) -> RunningBatch:
-        expected = self._backlog.seconds(max([entry.length for entry in entries]) * len(entries), len(entries))
         is_charged = search is not None and len(self._backlog) > 0
-        return RunningBatch(entries, len(entries), now + (expected or 0.0), now, search, is_charged)
+        return RunningBatch(entries, len(entries), now, search, is_charged)
 
     def _launch(self, group: RunningBatch, reason: Reason) -> None:
         self._stats.count_batch(str(reason), len(group.entries))
-        arrivals = []
-        for entry in group.entries:
+        now, entries = group.begins, group.entries
+        new = entries if group.search is None else [entry for entry in entries if entry.started is None]
+        for entry in entries:
             entry.group = group
-            if entry.started is None:
-                entry.started = group.begins
-                arrivals.append(entry.arrival)
-        if arrivals:
-            self._stats.count_starts(arrivals, group.begins)
+        for entry in new:
+            entry.started = now
+        if new:
+            self._stats.count_starts([entry.arrival for entry in new], now)
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
         group.task.add_done_callback(self._never_ran)

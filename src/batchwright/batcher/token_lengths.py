@@ -41,7 +41,7 @@ class Measure:
         try:
             if self._length is not None:
                 length = self._length(prompt)
-                return length if isinstance(length, int) and length > 0 else max(0, int(length))
+                return length if type(length) is int and length > 0 else max(0, int(length))
             return _size(prompt, self._tokens)
         except InvalidRequest:
             raise

@@ -285,8 +285,9 @@ class Policy(BatchPolicy):
             return Dispatch(batch, Reason.DRAIN)
         if full:
             return Dispatch(batch, Reason.FULL)
-        if min([item.release for item in batch]) <= now:
-            return self._dispatch(batch, now)
+        release = min([item.release for item in batch])
+        if release <= now:
+            return Dispatch(batch, Reason.IDLE if release == -math.inf else self.timing.reason)
         return self._hold_back(batch, waiting, now)
 
     def served(self, batch: Sequence[Item]) -> None:
