@@ -327,7 +327,7 @@ class DispatchLoop:
                 ask_again,
                 self._retries.next_try,
                 self._deadlines[0][0] if self._deadlines else math.inf,
-                self._runner.changes_at(now) if len(self._backlog) else math.inf,
+                self._runner.changes_at(now) if len(self._backlog) or not self._retries.is_empty else math.inf,
             )
         )
         self._count_room()
