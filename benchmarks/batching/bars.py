@@ -33,6 +33,7 @@ class Bar:
 def bars(findings: Findings) -> list[Bar]:
     """Of all that was measured; a goal for which nothing was is left out."""
     found = [_fixed(findings), _lengths(findings), deciles_bar(findings), _urgent(findings), *_overhead(findings)]
+    found += [Bar(trial.goal, len(trial.rows), trial.missed) for trial in findings.trials]
     return [bar for bar in found if bar.places]
 
 

@@ -19,6 +19,8 @@ from benchmarks.batching.lanes import Done, Lanes, overheads
 from benchmarks.batching.peers import BY_REQUEST, OURS, SYSTEMS, System
 from benchmarks.batching.report import figures, page, read_figures
 from benchmarks.batching.suite import SECTIONS, Plan, Study, quick, tasks, thorough
+from benchmarks.batching.trials import COUNT as TRIAL_REQUESTS
+from benchmarks.batching.trials import TRIALS, trials
 from benchmarks.throughput.report import machine
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -67,10 +69,11 @@ def batching(
     findings = Findings(machine(), list(plan.seeds), plan.count)
     if trace is None and not look and {"goodput", "loads", "faults"} & set(sections):
         findings.note("Workloads of the Azure trace are skipped: there is no --trace.")
-    for each in systems:
+    for each in systems if set(sections) - set(TRIALS) else ():
         if not each.python.exists():
             findings.note(f"{each.title} is skipped: it is not installed; benchmarks/setup_batching.sh does it.")
     installed = [each for each in systems if each.python.exists()]
+    findings.trials += trials(sections, min(TRIAL_REQUESTS, plan.count) if look else TRIAL_REQUESTS)
     # What ends this program is to end its processes too, and to leave what was measured.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

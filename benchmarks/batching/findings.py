@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.batching.device import Cost
+from benchmarks.batching.trials import Trial
 from benchmarks.batching.worker import Result
 from benchmarks.batching.workload import Workload
 
@@ -173,6 +174,7 @@ class Findings:
     loads: list[Load] = field(default_factory=list)
     real: list[Real] = field(default_factory=list)
     overhead: list[Overhead] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         """Once, however often it happens."""
@@ -196,10 +198,12 @@ class Findings:
         self.loads += other.loads
         self.real += other.real
         self.overhead += other.overhead
+        self.trials += other.trials
 
     def _sections(self) -> set[str]:
         named = {"goodput": self.goodput, "real": self.real, "overhead": self.overhead}
-        return {name for name, records in named.items() if records} | {each.section for each in self.loads}
+        sections = {each.section for each in self.loads} | {each.section for each in self.trials}
+        return {name for name, records in named.items() if records} | sections
 
     def section(self, name: str) -> list[Load]:
         """Of its loads, those of one section."""

@@ -64,7 +64,8 @@ def page(findings: Findings, plots: Mapping[str, str]) -> str:
     parts += ["## In short", *_bullets(map(str, bars(findings)))]
     if found := losses(findings):
         parts += [_LOSSES, *_bullets(found)]
-    parts += ["## What is measured", _introduction(findings), *_bullets(_grids(findings))]
+    if findings.systems:
+        parts += ["## What is measured", _introduction(findings), *_bullets(_grids(findings))]
     sections = (
         ("1. Goodput", "goodput", goodput_section),
         ("2. Share in time at each load", "loads", lambda each: loads_section(each, "loads")),
@@ -78,6 +79,8 @@ def page(findings: Findings, plots: Mapping[str, str]) -> str:
         if body := list(section(findings)):
             pictures = [f"![{heading}]({file})" for key, file in plots.items() if key.partition("-")[0] == name]
             parts += [f"## {heading}", body[0], *pictures, *body[1:]]
+    for number, trial in enumerate(findings.trials, len(sections) + 1):
+        parts += [f"## {number}. {trial.heading}", f"Virtual time. {trial.told}", table(trial.columns, trial.rows)]
     return "\n\n".join(parts) + "\n"
 
 

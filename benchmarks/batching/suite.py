@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.batching.findings import COSTS, Cell, Goodput, Load, Real
 from benchmarks.batching.goodput import GOAL, capacity, highest_rate, next_rate
 from benchmarks.batching.peers import GREEDY, OURS, SYSTEMS, UNTOLD, Peer, System
+from benchmarks.batching.trials import TRIALS
 from benchmarks.batching.worker import Run
 from benchmarks.batching.workload import Workload
 
@@ -188,7 +189,7 @@ class Task:
     measure: Callable[[Study], Iterator[Goodput | Load | Real]]
 
 
-SECTIONS = ("goodput", "loads", "faults", "urgent", "real", "overhead")
+SECTIONS = ("goodput", "loads", "faults", "urgent", "real", "overhead", *TRIALS)
 
 
 def tasks(plan: Plan, systems: Sequence[System], sections: Sequence[str]) -> Iterator[Task]:

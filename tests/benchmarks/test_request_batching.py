@@ -21,6 +21,7 @@ from benchmarks.batching.plots import plots
 from benchmarks.batching.replay import Outcomes
 from benchmarks.batching.report import figures, page, read_figures
 from benchmarks.batching.suite import SECTIONS, Study, quick, tasks, thorough
+from benchmarks.batching.trials import TRIALS
 from benchmarks.batching.worker import Result
 from benchmarks.batching.workload import Job, Workload
 from hypothesis import given
@@ -278,6 +279,17 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert [line for line in again.output.splitlines() if line] == [
         line for line in text.splitlines() if line and not line.startswith("![")
     ]
+
+
+def test_the_promises_are_kept(tmp_path: Path) -> None:
+    sections = [word for name in TRIALS for word in ("--section", name)]
+    result = CliRunner().invoke(app, ["--quick", "--count", "300", *sections, "--save", str(tmp_path / "report.md")])
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "report.md").read_text()
+    assert report.count("**met**") == len(TRIALS)
+    assert "not met" not in report
+    again = read_figures((tmp_path / "report.json").read_bytes())
+    assert [trial.section for trial in again.trials] == list(TRIALS)
 
 
 def test_sections_that_were_measured_apart_make_one_report(tmp_path: Path) -> None:
