@@ -254,8 +254,8 @@ def _waits(count: int) -> Trial:
         "waits",
         "Requests that may wait beside those that may not",
         f"{18 * count:,} requests, 300 a second, a tenth of them urgent, to a model that takes 20 ms and 1 ms for each"
-        " request; background requests may wait 200 ms. Latencies in ms; the last column is by how much the latest background"
-        " request exceeded its wait and the longest batch.",
+        " request; background requests may wait 200 ms. Latencies in ms; the last column is by how much the latest"
+        " background request exceeded its wait and the longest batch.",
         ["batcher", "urgent p50", "÷ Batcher", "background p50", "requests a batch", "beyond the wait"],
         rows,
         "Urgent p50 within 10% of the default batcher's, background batches of at least 8, none later than its wait"
