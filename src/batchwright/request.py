@@ -170,7 +170,7 @@ class InferenceRequest(SamplingParams):
     """One prompt with its sampling parameters and its place in the queue.
 
     Two or more values by position are `request_id, prompt, max_tokens, temperature, created_at, callback`, as in code
-    written for hand-made batchers; a single one is the prompt.
+    written for hand-made batchers; a single one is the prompt, or the id beside a `prompt` by name.
     """
 
     prompt: Prompt
@@ -256,7 +256,7 @@ _init_request = InferenceRequest.__init__
 
 @wraps(_init_request)
 def _init_by_position(self: InferenceRequest, *values: Any, **named: Any) -> None:
-    if len(values) < 2:
+    if len(values) < 2 and not (values and "prompt" in named):
         _init_request(self, *values, **named)
         return
     if len(values) > len(_POSITIONS):

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -69,6 +70,8 @@ def test_a_request_by_position() -> None:
     assert abs(short.created_at - time.time()) < 60
     assert InferenceRequest(request_id="id", prompt="prompt", max_tokens=5).prompt == "prompt"
     assert InferenceRequest("only a prompt").prompt == "only a prompt"
+    mixed = InferenceRequest("id", prompt="prompt", max_tokens=5)
+    assert (mixed.request_id, mixed.prompt, mixed.max_tokens) == ("id", "prompt", 5)
     assert len({request, short, InferenceRequest("id", "prompt")}) == 3
     with pytest.raises(InvalidRequest, match="max_tokens=0"):
         InferenceRequest("id", "prompt", 0)
@@ -111,8 +114,19 @@ def test_simple_batcher() -> None:
         assert responses[5].tokens_generated == len("Response to: Prompt 5") // 4 + 1
         assert responses[0].latency_ms == pytest.approx(50.0)
         assert (model.sizes, len(batcher.queue)) == ([4, 2], 0)
+        assert (batcher.batch_size, batcher.max_wait_ms) == (4, 100)
         with pytest.raises(AttributeError):
             batcher.queue = []  # type: ignore[misc]
+
+    play(main)
+
+
+def test_a_mock_is_a_model_without_a_tokenizer() -> None:
+    async def main(clock: ManualClock) -> None:
+        model = AsyncMock()
+        model.generate_batch.side_effect = lambda prompts: [prompt.upper() for prompt in prompts]
+        async with SimpleBatcher(model, 1, clock=clock) as batcher:
+            assert (await batcher.add_request(InferenceRequest("a", "b"))).output == "B"
 
     play(main)
 

@@ -11,9 +11,11 @@ from batchwright.server.dashboard.dashboard_state import (
     EngineState,
     JobCounts,
     JobState,
+    LevelState,
     Percentiles,
     QuotaState,
     ServerState,
+    SloState,
 )
 from batchwright.service.observability.activity import Point, TokenRates
 
@@ -135,6 +137,32 @@ def extreme() -> DashboardState:
         online=traffic,
         batch=traffic,
         engine=EngineState(**engine),
+        levels=[
+            LevelState(
+                priority=priority,
+                succeeded=MANY,
+                failed=MANY,
+                refused=MANY,
+                in_time_share=0.12345,
+                p50=3_599_000.0,
+                p99=863_990_000.0,
+            )
+            for priority in (-(2**31), 5, 2**31 - 1, "other")
+        ],
+        slos=[
+            SloState(
+                name=LONG_NAME,
+                goal=0.99999,
+                attained=0.12345,
+                ttft_ms=1e9,
+                tpot_ms=1e9,
+                latency_ms=1e9,
+                met=MANY,
+                missed=MANY,
+                failed=MANY,
+                refused=MANY,
+            )
+        ],
         dispatch_reasons={"full": MANY, "a_reason_of_a_later_version": MANY, "idle": 1},
         deliveries_pending=MANY,
         deliveries_failed=MANY,

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.dashboard import states
 from tests.dashboard.browser import Browser
 from tests.dashboard.feed import Feed
 
-from batchwright.server.dashboard.dashboard_state import DashboardState, Percentiles, QuotaState, ServerState
+from batchwright.server.dashboard.dashboard_state import (
+    DashboardState,
+    LevelState,
+    Percentiles,
+    QuotaState,
+    ServerState,
+    SloState,
+)
 from batchwright.service.observability.activity import TokenRates
 
 LIVE = "document.documentElement.dataset.link === 'live'"
@@ -61,6 +69,32 @@ def test_figures_of_both_classes_are_shown(browser: Browser, feed: Feed) -> None
         assert "Waiting\n7" in page.text("#online")
         assert [each in page.text("#online") for each in ("61 ms", "128 ms", "1.29 s")] == [True] * 3
         assert "3 · 75%" in page.text("#reasons")
+
+
+def test_service_levels_and_priorities_are_shown_where_there_are_any(browser: Browser, feed: Feed) -> None:
+    base: dict[str, Any] = {"succeeded": 40, "failed": 0, "refused": 2, "p50": 61.0, "p99": 1287.0}
+    levels = [
+        LevelState(priority=0, in_time_share=0.9987, **base),
+        LevelState(priority="other", in_time_share=1.0, **base),
+    ]
+    targets: dict[str, Any] = {"goal": 0.99, "ttft_ms": 500.0, "tpot_ms": None, "latency_ms": None}
+    counts: dict[str, Any] = {"met": 98, "missed": 2, "failed": 0, "refused": 0}
+    slos = [
+        SloState(name="chat", attained=0.98, **targets, **counts),
+        SloState(name="bulk", attained=0.999, **targets, **counts),
+    ]
+    with browser.page() as page:
+        feed.show(states.state())
+        page.go(feed.url)
+        page.until(LIVE)
+        assert page.value("document.querySelector('#levels').hidden && document.querySelector('#slos').hidden")
+        feed.show(states.state(levels=levels, slos=slos))
+        page.until("!document.querySelector('#slos').hidden")
+        told = "40\t61 ms\t1.29 s"
+        assert page.text("#level-rows").splitlines() == [f"0\t{told}\t99.8%\t2", f"other\t{told}\t100.0%\t2"]
+        assert page.text("#slo-rows").splitlines() == ["chat\t99.0%\t98.0%\t2\t0\t0", "bulk\t99.0%\t99.9%\t2\t0\t0"]
+        assert page.value("document.querySelector('#slo-rows .bad').innerText") == "98.0%"
+        assert page.value("document.querySelector('#slo-rows th').title") == "first token within 500 ms"
 
 
 def test_an_endpoint_elsewhere_has_no_engine_to_show(browser: Browser, feed: Feed) -> None:

@@ -126,6 +126,16 @@ async def test_a_final_status_comes_with_the_results_and_progress_tells_what_was
 
 
 @with_service()
+async def test_a_job_that_is_cancelled_before_it_begins_has_a_result_for_each_prompt(service: Service) -> None:
+    service.stub.gate.clear()
+    made = (await service.http.post("/v1/batch/async", json={"prompts": ["a", "b", "c"]})).json()
+    await service.http.delete(f"/v1/batch/{made['batch_id']}")
+    state = await _ended(service, made["batch_id"])
+    assert (state["status"], state["progress"], state["outputs"]) == ("cancelled", 0.0, [None] * 3)
+    assert [(each["index"], each["code"]) for each in state["errors"]] == [(n, "batch_cancelled") for n in range(3)]
+
+
+@with_service()
 async def test_stats_are_not_taken_for_an_id(service: Service) -> None:
     made = (await service.http.post("/v1/batch/async", json={"prompts": ["a"]})).json()
     await _ended(service, made["batch_id"])

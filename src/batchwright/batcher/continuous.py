@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Seque
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
 from batchwright.batcher.batcher_stats import ContinuousStats
@@ -101,7 +101,8 @@ class ContinuousBatcher(
         check_size("max_waiting", max_waiting)
         if max_waiting_tokens is not None:
             check_size("max_waiting_tokens", max_waiting_tokens)
-        self._max_length = max_sequence_length
+        self.max_batch_size: Final = max_batch_size
+        self.max_sequence_length: Final = max_sequence_length
         self._call: ModelCall | None = None
         self._engine: AsyncEngine | None = None
         self._owns_engine = False
@@ -237,11 +238,11 @@ class ContinuousBatcher(
         length, most = 1, request.max_tokens
         if self._engine is None:
             length = self._measure.length(request.prompt)
-            room = self._max_length - length
+            room = self.max_sequence_length - length
             if room < 1:
                 raise ContextLengthExceeded(
-                    f"prompt of length {length}: max_sequence_length={self._max_length} leaves no room for a token; "
-                    "shorten it, allow more, or say with length= how to measure it"
+                    f"prompt of length {length}: max_sequence_length={self.max_sequence_length} leaves no room for a "
+                    "token; shorten it, allow more, or say with length= how to measure it"
                 )
             if request.n != 1:
                 raise InvalidRequest(

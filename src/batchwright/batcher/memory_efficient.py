@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Final, overload
 
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.entry import failed_response
@@ -43,6 +43,8 @@ class MemoryEfficientBatcher(Batcher):
     def __init__(self, model: Model, max_memory_mb: float = 8000, tokens_per_mb: float = 1000, **options: Any) -> None:
         self._memory = Memory(max_memory_mb, tokens_per_mb)
         super().__init__(model, Policy(WithinMemory(self._memory), order=Urgency()), **options)
+        self.max_memory_mb: Final = max_memory_mb
+        self.tokens_per_mb: Final = tokens_per_mb
 
     @overload
     def estimate_memory(self, batch_size: Sequence[Any], /) -> float: ...

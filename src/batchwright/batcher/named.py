@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from batchwright.batcher.batcher import Batcher, in_seconds, waits_in_seconds
 from batchwright.batcher.model import Model
@@ -24,6 +24,8 @@ class SimpleBatcher(Batcher):
     def __init__(self, model: Model, batch_size: int = 8, max_wait_ms: float = 100, **options: Any) -> None:
         check_size("batch_size", batch_size)
         super().__init__(model, simple(batch_size, in_seconds("max_wait_ms", max_wait_ms)), **options)
+        self.batch_size: Final = batch_size
+        self.max_wait_ms: Final = max_wait_ms
 
 
 class TimeBasedBatcher(Batcher):
@@ -35,6 +37,8 @@ class TimeBasedBatcher(Batcher):
 
     def __init__(self, model: Model, window_ms: float = 50, max_batch_size: int = 32, **options: Any) -> None:
         super().__init__(model, window(in_seconds("window_ms", window_ms), max_batch_size), **options)
+        self.window_ms: Final = window_ms
+        self.max_batch_size: Final = max_batch_size
 
 
 class AdaptiveBatcher(Batcher):
@@ -56,6 +60,9 @@ class AdaptiveBatcher(Batcher):
         policy = adaptive(target_latency, min_batch_size, max_batch_size)
         self._shape = cast(TargetLatency, policy.shape)
         super().__init__(model, policy, **options)
+        self.min_batch_size: Final = min_batch_size
+        self.max_batch_size: Final = max_batch_size
+        self.target_latency_ms: Final = target_latency_ms
 
     @property
     def current_batch_size(self) -> int:
@@ -90,6 +97,8 @@ class PriorityBatcher(Batcher):
     ) -> None:
         check_size("batch_size", batch_size)
         super().__init__(model, priority(batch_size, waits_in_seconds(max_wait_ms)), **options)
+        self.batch_size: Final = batch_size
+        self.max_wait_ms: Final = max_wait_ms
 
     async def add_request(
         self,
@@ -117,3 +126,5 @@ class LengthAwareBatcher(Batcher):
 
     def __init__(self, model: Model, max_batch_tokens: int = 4096, max_batch_size: int = 32, **options: Any) -> None:
         super().__init__(model, length_aware(max_batch_tokens, max_batch_size), **options)
+        self.max_batch_tokens: Final = max_batch_tokens
+        self.max_batch_size: Final = max_batch_size

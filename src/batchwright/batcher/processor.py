@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from batchwright.batcher.base_batcher import BaseBatcher, Closable
 from batchwright.batcher.batcher import Batcher
@@ -165,6 +165,7 @@ class ParallelBatchProcessor(Processor[Batcher]):
         clock = clock or MonotonicClock()
         runner = Replicas(models, clock)
         self.replicas = tuple(runner.replicas)
+        self.batch_size: Final = batch_size
         self.batcher = Batcher(runner, auto(batch_size), clock=clock, **options)
 
     async def start(self) -> list[asyncio.Future[None]]:

@@ -70,7 +70,8 @@ class StreamingBatchProcessor(Processor[ContinuousBatcher]):
             for request_id, error in collected.items():
                 error.add_note(f"request {request_id}")
             raise ExceptionGroup(
-                f"{len(collected)} requests failed", [*collected.values(), *filter(None, [reading.broken])]
+                f"{len(collected)} request{'s' * (len(collected) > 1)} failed",
+                [*collected.values(), *filter(None, [reading.broken])],
             )
         if reading.broken is not None:
             raise reading.broken

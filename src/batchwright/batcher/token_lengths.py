@@ -24,7 +24,9 @@ class Measure:
     """
 
     def __init__(self, tokenizer: Any, length: Callable[[Any], int] | None = None) -> None:
-        self._encode: Callable[..., Sized] | None = getattr(tokenizer, "encode", None)
+        encode = getattr(tokenizer, "encode", None)
+        # One that has to be awaited, as a mock's, counts nothing here.
+        self._encode: Callable[..., Sized] | None = None if inspect.iscoroutinefunction(encode) else encode
         self._bare: dict[str, bool] = {}
         """Arguments for encoding an output, which has no beginning-of-text token."""
         if self._encode is not None and _accepts(self._encode, "add_special_tokens"):
@@ -46,7 +48,8 @@ class Measure:
         except InvalidRequest:
             raise
         except Exception as error:
-            raise InvalidRequest(f"prompt: its length cannot be measured: {error}", param="prompt") from error
+            by = "length=" if self._length is not None else "the model's tokenizer"
+            raise InvalidRequest(f"prompt: its length cannot be measured by {by}: {error}", param="prompt") from error
 
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
         """Return the token counts of a request; `length` is what was measured of its prompt."""

@@ -88,6 +88,9 @@ async def outputs_of(store: Store, batch: BatchRecord, most_characters: int | No
 
     None: they were removed with its files, or are longer than `most_characters` in all.
     """
+    if not batch.counts.total and batch.status != "failed":
+        # It ended before its prompts became lines.
+        return [_unfinished(batch.status)] * batch.enqueued_lines
     outputs: list[SimpleOutput] = []
     after = characters = 0
     while page := await store.lines(batch.id, after=after, limit=_PAGE_LINES):
@@ -111,9 +114,14 @@ def share_computed(batch: BatchRecord, outputs: Sequence[SimpleOutput] | None) -
 def output_of(line: StoredLine, status: BatchStatus) -> SimpleOutput:
     """Return the output for a prompt, given its line and the status of its batch."""
     if line.output is None:
-        return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"], was_computed=False)
+        return _unfinished(status)
     found = msgspec.json.decode(line.output)
     if line.state == "succeeded":
         return SimpleOutput(found["response"]["body"]["choices"][0]["text"])
     error: Mapping[str, Any] = found["error"] or found["response"]["body"]["error"]
     return SimpleOutput(None, error["code"], error["message"])
+
+
+def _unfinished(status: BatchStatus) -> SimpleOutput:
+    """Return the output for a prompt that was not computed before its batch ended."""
+    return SimpleOutput(None, *UNFINISHED["expired" if status == "expired" else "cancelled"], was_computed=False)
