@@ -173,6 +173,12 @@ def test_priority_batcher_and_prioritized_requests() -> None:
             batcher.add_request(InferenceRequest("4", "usual")),
         )
         assert order == ["urgent", "first", "usual", "low"]
+        busy = [asyncio.create_task(batcher.add_request("busy"))]
+        await asyncio.sleep(0.01)
+        busy += [asyncio.create_task(batcher.add_request(f"of {priority}", priority)) for priority in (9, 5, 0)]
+        await asyncio.sleep(0)
+        assert [request.prompt for request in batcher.queue] == ["of 0", "of 5", "of 9"]
+        await asyncio.gather(*busy)
         requests = [PrioritizedRequest(priority, InferenceRequest("id", "x")) for priority in (5, 1, 3)]
         assert [each.priority for each in sorted(requests)] == [1, 3, 5]
 

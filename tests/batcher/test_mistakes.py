@@ -317,12 +317,27 @@ def test_a_model_that_asks_its_own_batcher_gets_an_error() -> None:
     play(main)
 
 
+def test_models_that_ask_each_others_batchers_get_an_error() -> None:
+    async def main(clock: ManualClock) -> None:
+        async def first(prompts: list[str]) -> list[str]:
+            return [await b.compute(prompt) for prompt in prompts]
+
+        async def second(prompts: list[str]) -> list[str]:
+            return [await a.compute(prompt) for prompt in prompts]
+
+        async with Batcher(first, clock=clock) as a, Batcher(second, clock=clock) as b:
+            with pytest.raises(RuntimeError, match="the model asked the batcher that it computes for"):
+                await a.compute("hello")
+
+    play(main)
+
+
 def test_what_is_remembered_of_the_batches_before_does_not_grow() -> None:
     sizes: list[int] = []
 
     async def model(prompts: list[str]) -> list[str]:
-        kept = [value for value in copy_context().values() if isinstance(value, tuple | RunningBatch)]
-        sizes.append(sum(len(value) if isinstance(value, tuple) else 1 for value in kept))
+        kept = [value for value in copy_context().values() if isinstance(value, tuple)]
+        sizes.append(sum(isinstance(each, RunningBatch) for value in kept for each in value))
         return prompts
 
     async def main(clock: ManualClock) -> None:

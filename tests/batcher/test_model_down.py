@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from batchwright import InferenceRequest
-from batchwright.batcher import Batcher, SimpleBatcher
+from batchwright.batcher import Batcher, MemoryEfficientBatcher, SimpleBatcher
 from batchwright.clock import ManualClock
-from batchwright.errors import GenerationError, Overloaded
+from batchwright.errors import GenerationError, InvalidRequest, Overloaded
 from batchwright.policies.breaker import Breaker
 
 from .virtual import at, play
@@ -269,3 +269,34 @@ def test_an_outage_is_expected_to_last_as_long_again() -> None:
     breaker = Breaker()
     breaker.failed(64, ConnectionError(), 100.0, was_suspected=False)
     assert [breaker.retry_after(now) for now in (100.0, 107.0, 1000.0)] == [1.0, 7.0, 60.0]
+
+
+def test_what_the_request_is_to_blame_for_is_not_tried_again() -> None:
+    calls = 0
+
+    async def model(prompts: list[str]) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        return [InvalidRequest("the prompt is too long") for _ in prompts]
+
+    async def main(clock: ManualClock) -> None:
+        async with Batcher(model, retries=3, clock=clock) as batcher:
+            assert isinstance((await batcher.add_request("x")).error, InvalidRequest)
+
+    play(main)
+    assert calls == 1
+
+
+def test_bare_sequences_are_not_asked_for_again_while_the_model_is_down() -> None:
+    def calls(sequences: list[Any]) -> int:
+        model = Unsteady(seconds=0.01)
+
+        async def main(clock: ManualClock) -> None:
+            async with MemoryEfficientBatcher(model, 0.02, 1000, clock=clock) as batcher:
+                await asyncio.gather(batcher.process_with_memory_limit(sequences), return_exceptions=True)
+
+        play(main)
+        return len(model.batches)
+
+    texts = ["a text"] * 300
+    assert calls(texts) <= calls([InferenceRequest(text, max_tokens=1) for text in texts])

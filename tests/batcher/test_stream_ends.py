@@ -62,31 +62,120 @@ def test_text_after_a_gap_shows_the_convention() -> None:
         assert ends.meaning(None if none_ends else "", silence) is Meaning.END
 
 
-def test_none_is_the_end_once_nothing_has_followed_it() -> None:
+def _after(ends: StreamEnds, *entries: str | None) -> Meaning:
+    """What the last of these entries of a sequence means."""
+    silence = Silence()
+    return [ends.meaning(entry, silence) for entry in entries][-1]
+
+
+def test_none_is_the_end_once_nothing_has_followed_it_in_two_streams() -> None:
     ends = StreamEnds()
     for _ in range(2):
-        silence = Silence()
-        assert [ends.meaning(entry, silence) for entry in ("a", None, None)] == [
-            Meaning.TOKEN, Meaning.HELD, Meaning.HELD,
-        ]  # fmt: skip
-        ends.stream_ended([silence])
-    assert ends.meaning(None, Silence()) is Meaning.END
-    long = Silence()
-    other = StreamEnds()
-    assert [other.meaning(None, long) for _ in range(9)][-2:] == [Meaning.HELD, Meaning.END]
-    both = Silence()
-    assert [other.meaning(entry, both) for entry in ("", None)] == [Meaning.NOTHING_NEW, Meaning.END]
+        assert ends.none_ends is None
+        silences = [Silence() for _ in range(5)]
+        for silence in silences:
+            assert [ends.meaning(entry, silence) for entry in ("a", *[None] * 20)] == [
+                Meaning.TOKEN, *[Meaning.HELD] * 20,
+            ]  # fmt: skip
+        ends.stream_ended(silences)
+    assert ends.none_ends is True
+    assert _after(ends, "a", None) is Meaning.END
+    # It may be a prompt that is still being read.
+    assert _after(ends, None, None) is Meaning.NOTHING_NEW
+    assert _after(StreamEnds(), "a", "", None) is Meaning.END
 
 
-def test_a_model_that_goes_on_after_all_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_goes_on_after_all_is_told_of_and_has_the_other_convention(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ends = StreamEnds()
     ends.none_ends = True
     silence = Silence()
-    assert ends.meaning(None, silence) is Meaning.END
     with caplog.at_level(logging.ERROR):
-        ends.meaning("lost", silence)
+        assert [ends.meaning(entry, silence) for entry in ("a", None, "lost")][1] is Meaning.END
     assert ends.none_ends is False
     assert 'give "" where there is nothing new' in caplog.text
+    assert _after(ends, None, None) is Meaning.NOTHING_NEW
+
+
+class Listed:
+    """Yields the lists of the batch that is next."""
+
+    def __init__(self, *batches: list[list[str | None]]) -> None:
+        self.batches = list(batches)
+
+    async def generate_stream_batch(self, prompts: list[str]) -> AsyncGenerator[list[Any]]:
+        for entries in self.batches.pop(0) if len(self.batches) > 1 else self.batches[0]:
+            await asyncio.sleep(0.1)
+            yield entries[: len(prompts)]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        # A prompt that is read for a while, before and after None was believed to be the end.
+        [[[None]] * 30 + [["x"], ["y"]]],
+        [[["a"], [None], [None]], [["b"], [None], [None]], [[None], [None], ["x"], ["y"]]],
+    ],
+)
+def test_a_prompt_that_is_still_being_read_is_not_ended_by_none(batches: list[list[list[str | None]]]) -> None:
+    async def main(clock: ManualClock) -> list[str]:
+        async with ContinuousBatcher(Listed(*batches), 1, clock=clock) as batcher:
+            return [(await batcher.add_request("p")).output for _ in range(len(batches) + 2)]
+
+    assert play(main)[-3:] == ["xy"] * 3
+
+
+def test_one_prompt_after_the_other_in_one_stream_loses_none() -> None:
+    turns = [["x" if turn == number else None for number in range(4)] for turn in range(4) for _ in range(12)]
+
+    async def main(clock: ManualClock) -> list[str]:
+        async with ContinuousBatcher(Listed(turns), 4, clock=clock) as batcher:
+            outputs = []
+            for _ in range(4):
+                outputs += await asyncio.gather(*(batcher.add_request("p") for _ in range(4)))
+            return [each.output for each in outputs]
+
+    assert play(main) == ["x" * 12] * 16
+
+
+def test_a_stream_that_fails_fails_those_that_have_probably_ended_too() -> None:
+    class Fails:
+        async def generate_stream_batch(self, prompts: list[str]) -> AsyncGenerator[list[Any]]:
+            yield ["a"] * len(prompts)
+            yield [None] * len(prompts)
+            raise RuntimeError("CUDA error")
+
+    async def main(clock: ManualClock) -> None:
+        async with ContinuousBatcher(Fails(), 4, clock=clock) as batcher:
+            responses = await asyncio.gather(*(batcher.add_request("p") for _ in range(4)))
+            assert [each.output for each in responses] == ["a"] * 4
+            assert all("CUDA error" in str(each.error) for each in responses)
+            assert batcher.stats().failed == 4
+
+    play(main)
+
+
+def test_no_more_are_held_than_there_are_slots() -> None:
+    held: list[int] = []
+
+    class Beats:
+        batcher: ContinuousBatcher
+
+        async def generate_stream_batch(self, prompts: list[str]) -> AsyncGenerator[list[Any]]:
+            yield ["a"] * len(prompts)
+            for _ in range(20):
+                held.append(self.batcher.held)
+                await asyncio.sleep(0.1)
+                yield [None] * len(prompts)
+
+    async def main(clock: ManualClock) -> None:
+        model = Beats()
+        async with ContinuousBatcher(model, 3, clock=clock) as model.batcher:
+            await asyncio.gather(*(model.batcher.add_request("p") for _ in range(30)))
+
+    play(main)
+    assert 0 < max(held) <= 3
 
 
 @pytest.mark.parametrize("none_ends", [True, False])

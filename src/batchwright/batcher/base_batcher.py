@@ -72,7 +72,7 @@ class Closable(ABC):
 
     def shutdown(self, drain: bool = True) -> None:
         """`close` for code without an event loop. Raises RuntimeError in a thread that runs one."""
-        if _running_loop() is not None:
+        if running_loop() is not None:
             raise RuntimeError("shutdown would stop the event loop that it is called in: await close instead")
         asyncio.run(self.close(drain))
 
@@ -181,7 +181,10 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
 
     @property
     def queue(self) -> Sequence[Any]:
-        """Requests that wait now, or bare items, in the order in which they would go if no more came."""
+        """Requests that wait now, or bare items, in the order in which they would go if no more came.
+
+        Read in another event loop or thread than that of the batcher, it may have the newest ones last.
+        """
         return tuple(
             entry.prompt if entry.request is None else entry.request for entry in list(self._waiting_entries())
         )
@@ -300,7 +303,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             raise RuntimeError("requests wait in an event loop that stands still: run it, or use another batcher")
         self._leave()
         self._core = self._make(here)
-        if here is _running_loop():
+        if here is running_loop():
             self._watch = watch_end(here, weakref.WeakMethod(self._ended))
         return self._core
 
@@ -335,7 +338,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
         """Our own event loop, which the core is bound to while it is bound to no other."""
         self._require_open()
         core = self._core
-        if core is not None and core.loop is _running_loop():
+        if core is not None and core.loop is running_loop():
             raise RuntimeError("submit would wait for the event loop that it is called in: await add_request instead")
         if self._background is None:
             self._background = BackgroundLoop()
@@ -391,7 +394,8 @@ async def _elsewhere(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, 
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None: there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -9,7 +9,7 @@ from asyncio import Future, get_running_loop
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
-from batchwright.batcher.base_batcher import BaseBatcher, time_allowed, urgency
+from batchwright.batcher.base_batcher import BaseBatcher, running_loop, time_allowed, urgency
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.dispatch_loop import DispatchLoop
 from batchwright.batcher.entry import Entry
@@ -193,8 +193,11 @@ class Batcher(
 
     def _waiting_entries(self) -> Sequence[Entry]:
         core = self._core
-        arrived = () if core is None else core.arrived_entries
-        return cast("Sequence[Entry]", [*self._backlog.items, *arrived])
+        if core is None:
+            return cast("Sequence[Entry]", self._backlog.items)
+        if core.loop is running_loop():
+            core.place_arrived()
+        return core.waiting
 
     async def _release(self) -> None:
         await self._runner.release()

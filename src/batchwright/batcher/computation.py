@@ -11,7 +11,7 @@ from batchwright.batcher.entry import Entry
 from batchwright.batcher.model import Runner, is_being_cancelled, is_failure
 from batchwright.batcher.token_lengths import Measure
 from batchwright.clock import Clock
-from batchwright.errors import OutOfMemory
+from batchwright.errors import InvalidRequest, OutOfMemory
 from batchwright.out_of_memory import free_frames, ran_out_of_memory
 from batchwright.policies import Backlog
 from batchwright.policies.search import Search
@@ -28,6 +28,8 @@ class RunningBatch:
     wanted: int
     """Number of its requests that still wait for an answer."""
     begins: float
+    ends: float | None = field(default=None, kw_only=True)
+    """When it is expected to end, which is computed when somebody asks."""
     search: Search[Entry] | None = None
     """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
@@ -157,7 +159,7 @@ class BatchExecutor:
                     continue
                 if isinstance(output, BaseException):
                     output = _alone(output, entries)
-            elif entry.tries < self._most_tries and is_failure(output):
+            elif entry.tries < self._most_tries and _may_pass(output):
                 group.to_retry.append(entry)
                 continue
             if entry.waits_for_answer:
@@ -185,7 +187,7 @@ class BatchExecutor:
             group.error = error
         now = self._clock.now()
         for entry in entries:
-            if not memory and len(entries) == 1 and entry.tries < self._most_tries:
+            if not memory and len(entries) == 1 and entry.tries < self._most_tries and _may_pass(error):
                 group.to_retry.append(entry)
             elif entry.waits_for_answer:
                 group.wanted -= 1
@@ -199,6 +201,12 @@ class BatchExecutor:
         self._stats.splits += 1
         middle = len(entries) // 2
         return [entries[:middle], entries[middle:]]
+
+
+def _may_pass(output: object) -> bool:
+    """Return whether `output` is a failure that may not occur again: not one that names a fault of the request."""
+    error = output.error if isinstance(output, InferenceResponse) else output
+    return isinstance(error, BaseException) and not isinstance(error, InvalidRequest)
 
 
 def _alone(error: BaseException, entries: Sequence[Entry]) -> BaseException:

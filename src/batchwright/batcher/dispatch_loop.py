@@ -52,8 +52,8 @@ _ALL_LATE = 8
 _DONE_KEPT = 64
 """Answered entries that the heap of deadlines may hold beside twice the unanswered ones."""
 
-_COMPUTING: ContextVar[RunningBatch | None] = ContextVar("batch being computed", default=None)
-"""Batch inside whose model call the present code runs. Code that outlives the call keeps it."""
+_COMPUTING: ContextVar[tuple[RunningBatch, ...]] = ContextVar("batches being computed", default=())
+"""Batches, of several batchers, inside whose model calls the present code runs. Code that outlives a call keeps it."""
 
 
 class DispatchLoop:
@@ -113,9 +113,9 @@ class DispatchLoop:
         return len(self._arrived)
 
     @property
-    def arrived_entries(self) -> Sequence[Entry]:
-        """Waiting requests that are not in the backlog yet."""
-        return self._arrived
+    def waiting(self) -> Sequence[Entry]:
+        """Waiting requests in serving order, then those that are not in the backlog yet."""
+        return [*cast("Sequence[Entry]", self._backlog.items), *self._arrived]
 
     def enter(self, entry: Entry) -> None:
         """Take a new entry.
@@ -123,7 +123,7 @@ class DispatchLoop:
         Raises `BatcherClosed`, `Overloaded`, `InvalidRequest` for one that no batch can hold, `DeadlineExceeded` for
         one certain to be late, and RuntimeError for one of the very model that computes here.
         """
-        if self._groups and _COMPUTING.get() in self._groups:
+        if self._groups and not self._groups.isdisjoint(_COMPUTING.get()):
             raise RuntimeError(
                 "the model asked the batcher that it computes for, which would wait for it for ever: call the model "
                 "itself, or give it a batcher of its own"
@@ -146,7 +146,7 @@ class DispatchLoop:
         """Take one entry, as `enter` does, which says what is raised."""
         if self._closing:
             raise BatcherClosed("the batcher is closed: it takes no more requests")
-        self._place_arrived()
+        self.place_arrived()
         self._check_room(entry)
         try:
             self._backlog.add((entry,))
@@ -164,8 +164,8 @@ class DispatchLoop:
         self._count_tokens([entry])
         self._count_room()
 
-    def _place_arrived(self) -> None:
-        """Tell the policy about requests that arrived since the last call."""
+    def place_arrived(self) -> None:
+        """Tell the policy about requests that arrived since the last call. To be called in the core's loop."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
             try:
@@ -207,7 +207,7 @@ class DispatchLoop:
 
     def empty(self) -> list[Entry]:
         """Remove and return everything that is not in the model, without an answer."""
-        self._place_arrived()
+        self.place_arrived()
         waiting = cast("Sequence[Entry]", self._backlog.items)
         entries = sorted([*self._retries.waiting, *waiting], key=lambda entry: entry.arrival)
         for entry in entries:
@@ -267,9 +267,11 @@ class DispatchLoop:
 
     def _ends(self, group: RunningBatch) -> float:
         """Return when a batch is expected to end, or a time in the past."""
-        entries = group.entries
-        cells = max([entry.length for entry in entries], default=0) * len(entries)
-        return group.begins + (self._backlog.seconds(cells, len(entries)) or 0.0)
+        if group.ends is None:
+            entries = group.entries
+            cells = max([entry.length for entry in entries], default=0) * len(entries)
+            group.ends = group.begins + (self._backlog.seconds(cells, len(entries)) or 0.0)
+        return group.ends
 
     def _remember(self, entry: Entry) -> None:
         heap = self._deadlines
@@ -347,7 +349,7 @@ class DispatchLoop:
 
     def _dispatch(self, now: float) -> float:
         """Fill the free slots, and return when to ask the policy again. Raises what the policy raises."""
-        self._place_arrived()
+        self.place_arrived()
         self._retries.begin_due(now, early=self._closing)
         while len(self._groups) < self._runner.slots:
             if self._retries.breaker.is_doubtful and self._groups:
@@ -387,7 +389,7 @@ class DispatchLoop:
 
     def _forget(self, entry: Entry) -> None:
         """Remove `entry` from the waiting, if it is among them."""
-        self._place_arrived()
+        self.place_arrived()
         if entry in self._retries.waiting:
             self._retries.waiting.discard(entry)
         elif not self._remove(entry):
@@ -479,7 +481,8 @@ class DispatchLoop:
 
     async def _run(self, group: RunningBatch) -> None:
         error: BaseException | None = None
-        _COMPUTING.set(group)
+        # Those that have ended are left out: a batch inherits the context of the one that made room for it.
+        _COMPUTING.set((*[each for each in _COMPUTING.get() if each.task and not each.task.done()], group))
         if group.task is not None:
             group.task.remove_done_callback(self._never_ran)
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from numbers import Integral
+from typing import Any, Final, cast, overload
 
 from batchwright.batcher.batcher import Batcher
 from batchwright.batcher.entry import failed_response
@@ -58,13 +59,13 @@ class MemoryEfficientBatcher(Batcher):
         A batch is given by its size and the length of its longest sequence, or as the requests and prompts themselves;
         a bare prompt is just as long as it is.
         """
-        if not isinstance(batch_size, int):
-            return self._memory.estimate(self._items(batch_size))
-        check_size("batch_size", batch_size, least=0)
+        if not isinstance(batch_size, Integral):
+            return self._memory.estimate(self._items(cast("Sequence[Any]", batch_size)))
+        check_size("batch_size", int(batch_size), least=0)
         if sequence_length is None:
             raise TypeError("sequence_length: give it with a batch_size, or the requests themselves")
         check_size("sequence_length", sequence_length, least=0)
-        return self._memory.megabytes(sequence_length, 0, batch_size)
+        return self._memory.megabytes(sequence_length, 0, int(batch_size))
 
     def find_optimal_batch_size(self, sequences: Sequence[Any]) -> int:
         """Return how many of the first of `sequences` fit into memory together, by the limit now in use.
@@ -97,7 +98,8 @@ class MemoryEfficientBatcher(Batcher):
                 group.create_task(work())
         for number in range(len(asked)):
             if isinstance(failure := results[number], _Failure):
-                failure.error.add_note(f"of sequences[{number}]")
+                if (note := f"of sequences[{number}]") not in getattr(failure.error, "__notes__", ()):
+                    failure.error.add_note(note)
                 raise failure.error
         return [results[number] for number in range(len(asked))]
 
@@ -108,9 +110,11 @@ class MemoryEfficientBatcher(Batcher):
                 if isinstance(request, InferenceRequest):
                     return await self.add_request(request)
                 return await self.compute(request)
-            except Overloaded as error:
-                await asyncio.sleep(error.retry_after or _PAUSE)
             except Exception as error:
+                if isinstance(error, Overloaded) and error.__cause__ is None:
+                    # The queue is full. With a cause, the model is down.
+                    await asyncio.sleep(error.retry_after or _PAUSE)
+                    continue
                 if not isinstance(request, InferenceRequest):
                     return _Failure(error)
                 if not isinstance(error, BatchwrightError):
@@ -136,4 +140,7 @@ class _Failure:
 def _listed(sequences: Sequence[Any]) -> list[Any]:
     if isinstance(sequences, (str, bytes, InferenceRequest)) or not isinstance(sequences, Iterable):
         raise TypeError(f"sequences of type {type(sequences).__name__}: must be a list of requests or sequences")
-    return list(sequences)
+    listed = list(sequences)
+    if listed and isinstance(listed[0], Integral):
+        raise TypeError("sequences of token ids: must be a list of such lists, if only of one")
+    return listed

@@ -277,7 +277,8 @@ def wants_text(step: Callable[..., Any]) -> bool:
         return False
     second = parameters[1]
     try:
-        annotation = get_type_hints(step).get(second.name)
+        is_function = inspect.isroutine(step)
+        annotation = get_type_hints(step if is_function else type(step).__call__).get(second.name)
     except Exception:
         # A name of the annotations of others may not be known here.
         annotation = second.annotation

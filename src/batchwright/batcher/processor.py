@@ -91,16 +91,19 @@ class Processor(Closable, Generic[_BatcherT]):
 
     async def close(self, drain: bool = True) -> None:
         """Do as `close` of the batcher."""
-        await self.batcher.close(drain)
-        for worker in self._workers:
-            _end(worker)
+        try:
+            await self.batcher.close(drain)
+        finally:
+            workers, self._workers = self._workers, ()
+            for worker in workers:
+                _end(worker)
 
     async def _stand_by(self, count: int) -> list[asyncio.Future[None]]:
         """Bind to this event loop, and return futures for code that cancels or awaits workers."""
         await self.batcher.settle()
         loop = asyncio.get_running_loop()
         workers: list[asyncio.Future[None]] = [loop.create_future() for _ in range(count)]
-        self._workers = [*self._workers, *workers]
+        self._workers = [*[each for each in self._workers if not each.done()], *workers]
         return workers
 
     async def __aenter__(self) -> Self:

@@ -1,10 +1,11 @@
 """What an entry without text means in the streams of a model: nothing new, or the end of its sequence.
 
 As documented, `""` is "nothing new" and `None` ends a sequence. Some models have it the other way round, and no text of
-theirs may be lost. Text that follows an entry shows that it was no end. Until one of the two has been seen, a sequence
-that got `None` is *held*: it gives up its slot, and is answered when it cannot go on any more. That is when it has had
-both kinds of entries since its last text, when its stream has ended, or after `_PATIENCE` lists without text. Once some
-sequences have ended so, and none went on, `None` is taken for the end at once.
+theirs may be lost. Text that follows an entry proves that it was no end. Until then, a sequence that had text and then
+`None` is *held*: it gives up its slot, and is answered when it has had both kinds of entries since its last text, or
+when its stream has ended. Once sequences of two streams have ended so, and none went on, `None` is believed to be the
+end of a sequence that had text. Before its text it is the end only where that is proven: it may stand for a prompt that
+is still being read.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_PATIENCE = 8
-"""Lists in which a sequence has no text after its first None: then it has ended."""
 _CONFIRMED = 2
-"""Sequences that have to end after a None before it is taken for the end at once."""
+"""Streams in which nothing may follow a None before it is taken for the end at once."""
 
 _log = logging.getLogger("batchwright.batcher")
 
@@ -35,10 +34,12 @@ class Meaning(enum.Enum):
 
 @dataclass(slots=True)
 class Silence:
-    """Entries without text that a sequence had since its last text."""
+    """What a sequence had since its last text."""
 
     nones: int = 0
     empties: int = 0
+    has_text: bool = False
+    """Whether it ever had text."""
     has_ended: bool = False
 
 
@@ -48,49 +49,49 @@ class StreamEnds:
     def __init__(self) -> None:
         self.none_ends: bool | None = None
         """Whether `None` ends a sequence and `""` does not, or the other way round; None: not known yet."""
+        self._is_proven = False
         self._confirmations = 0
 
     def meaning(self, entry: object, silence: Silence) -> Meaning:
         """Return what `entry` says of the sequence with this `silence`, and count it there."""
         if entry is not None and entry != "":
             return self._token(silence)
+        if silence.has_ended:
+            return Meaning.END
         if entry is None:
             silence.nones += 1
         else:
             silence.empties += 1
-        if not self._is_end(entry, silence):
-            return Meaning.HELD if entry is None and self.none_ends is None else Meaning.NOTHING_NEW
-        silence.has_ended = True
-        return Meaning.END
+        if self._is_end(entry, silence):
+            silence.has_ended = True
+            return Meaning.END
+        is_held = entry is None and self.none_ends is None and silence.has_text
+        return Meaning.HELD if is_held else Meaning.NOTHING_NEW
 
     def stream_ended(self, silences: Iterable[Silence]) -> None:
         """Learn from the silences in which the sequences of a stream were when it ended."""
-        for silence in silences:
-            # In one list only, None may stand for nothing new just as well.
-            if silence.nones > 1 and not silence.has_ended:
-                self._confirm()
+        # In one list only, None may stand for nothing new just as well.
+        if any(each.has_text and each.nones > 1 and not each.empties for each in silences):
+            self._confirmations += 1
+            if self.none_ends is None and self._confirmations >= _CONFIRMED:
+                self.none_ends = True
 
     def _token(self, silence: Silence) -> Meaning:
-        if silence.has_ended:
-            if silence.nones and not silence.empties and self.none_ends:
-                self.none_ends = False
+        if silence.nones and not silence.empties:
+            if silence.has_ended:
                 _log.error('the model gave text after a None, which is lost: give "" where there is nothing new')
-        elif silence.nones and not silence.empties:
-            self.none_ends = False
-        elif silence.empties and not silence.nones:
-            self.none_ends = True
+            self._prove(none_ends=False)
+        elif silence.empties and not silence.nones and not silence.has_ended:
+            self._prove(none_ends=True)
         silence.nones = silence.empties = 0
+        silence.has_text = True
         return Meaning.TOKEN
 
-    def _is_end(self, entry: object, silence: Silence) -> bool:
-        if self.none_ends is not None:
-            return (entry is None) == self.none_ends
-        if silence.nones > _PATIENCE:
-            self._confirm()
-            return True
-        return silence.nones > 0 and silence.empties > 0
+    def _prove(self, *, none_ends: bool) -> None:
+        if not self._is_proven:
+            self.none_ends, self._is_proven = none_ends, True
 
-    def _confirm(self) -> None:
-        self._confirmations += 1
-        if self.none_ends is None and self._confirmations >= _CONFIRMED:
-            self.none_ends = True
+    def _is_end(self, entry: object, silence: Silence) -> bool:
+        if self.none_ends is None:
+            return silence.nones > 0 and silence.empties > 0
+        return (entry is None) == self.none_ends and (self._is_proven or silence.has_text)

@@ -70,7 +70,8 @@ class StreamCore(TokenCore):
 
     def _hold(self, sequence: TokenEntry) -> None:
         """Give the slot of a sequence to the next one, and wait to see whether it has ended."""
-        if sequence.waits_for_answer and sequence not in self._held:
+        is_bounded = len(self._held) < self._shared.places
+        if is_bounded and sequence.waits_for_answer and sequence not in self._held:
             self._held.add(sequence)
             self._slots.remove(sequence)
             sequence.leave_slot()
@@ -101,7 +102,6 @@ class StreamCore(TokenCore):
 
     def _end(self, stream: _Stream, task: asyncio.Task[None]) -> None:
         """Answer what is left, usually nothing, and separate the sequences from their stream."""
-        self._end_held(stream)
         mine = [sequence for sequence in stream.sequences if sequence.group is stream]
         for sequence in mine:
             sequence.group = None
@@ -166,16 +166,8 @@ class StreamCore(TokenCore):
                 f"generate_stream_batch returned {type(found).__name__}: it must return an async iterator of lists"
             )
 
-    def _end_held(self, stream: _Stream) -> None:
-        """Answer the sequences of a stream that had probably ended before it did, however that was."""
-        now = self._clock.now()
-        for sequence in stream.sequences:
-            if sequence in self._held:
-                self._accept(sequence, "", now)
-
     def _failed(self, stream: _Stream, error: BaseException) -> None:
         """Answer all with the error or, where one may be the cause and no token has come, begin halves anew."""
-        self._end_held(stream)
         live = [sequence for sequence in stream.sequences if sequence.waits_for_answer]
         isolate = self._shared.limits.isolate and not stream.begun and not isinstance(error, WrongOutputs)
         if len(live) < 2 or not isolate:

@@ -91,6 +91,8 @@ class BucketedPadding:
         sequence that is longer, and TypeError for anything else.
         """
         if isinstance(bucket, Bucket):
+            if bucket_size is not None:
+                raise TypeError(f"bucket_size={bucket_size}: a Bucket has its own; leave it out")
             return self._padded(bucket.sequences, _width(bucket))
         if bucket_size is None:
             raise TypeError(

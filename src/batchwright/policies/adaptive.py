@@ -44,7 +44,9 @@ class TargetLatency(NarrowedShape):
         if not latency.largest_count:
             return self.min_batch_size
         item = Item(0.0, latency.largest_cells // latency.largest_count)
-        return self._largest([item] * self.inner.max_batch_size, self.target / 2, latency)
+        # More than twice the largest one seen is not trusted.
+        most = min(self.inner.max_batch_size, max(self.min_batch_size, 2 * latency.largest_count))
+        return self._largest([item] * most, self.target / 2, latency)
 
     def _largest(self, batch: Sequence[Item], seconds: float, latency: LatencyModel) -> int:
         """Return how many of the first of `batch` take at most `seconds`; at least `min_batch_size`."""

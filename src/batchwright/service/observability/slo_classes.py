@@ -69,7 +69,7 @@ def read_slo_classes(value: object) -> Mapping[str, SloClass]:
     if len(tables) > MOST_CLASSES:
         raise ValueError(f"has {len(tables)} classes: at most {MOST_CLASSES}")
     classes = {str(name): _class_of(str(name), table) for name, table in tables.items()}
-    chosen = Counter(key for each in classes.values() for key in each.keys)
+    chosen = Counter(key for each in classes.values() for key in set(each.keys))
     if twice := [key for key, number in chosen.items() if number > 1]:
         raise ValueError(f"the key {shown(twice[0])} is in several classes")
     chosen_priorities = Counter(each.max_priority for each in classes.values() if each.max_priority is not None)
@@ -85,6 +85,8 @@ def _tables_of(text: str) -> dict[str, dict[str, Any]]:
         if not colon or name.strip() in tables:
             raise ValueError(f"{part!r}: write each class once, as NAME: KEY=VALUE KEY=VALUE; NAME: ...")
         pairs = [pair.partition("=") for pair in rest.split()]
+        if twice := [key for key, number in Counter(key for key, _, _ in pairs).items() if number > 1]:
+            raise ValueError(f"{name.strip()}: {twice[0]} is given twice")
         tables[name.strip()] = {key: _value_of(key, value) for key, _, value in pairs}
     return tables
 

@@ -1,8 +1,8 @@
 """Delivery of the messages in the outbox to their receivers, each at least once.
 
 Messages are in the store from the transaction that ended their batch until a receiver has accepted them, so a crash
-loses none. After a crash between an answer and its recording, the message is sent again, with the same `webhook-id` and
-the same body, by which the receiver recognizes it.
+loses none. After a crash between an answer and its recording, the message is sent again, with the same `webhook-id`, by
+which the receiver recognizes it, and the same body, unless the outputs that it carries were deleted in the meantime.
 
 Messages to one address are sent one after the other, those to different addresses at once, so a slow receiver delays no
 others. If a receiver does not answer at all, its other waiting messages are put off without being tried.
@@ -183,7 +183,12 @@ class Courier:
         batch = await _persistently(self._store.batch, delivery.tenant, delivery.batch_id)
         if batch is None or not batch.simple:
             return {}
-        outputs = await _persistently(outputs_of, self._store, batch, MOST_OUTPUT_BYTES)
+        try:
+            outputs = await _persistently(outputs_of, self._store, batch, MOST_OUTPUT_BYTES)
+        except Exception:
+            # The end of the batch is to be told all the same.
+            _log.exception("the outputs of %s cannot be read", batch.id)
+            outputs = None
         texts = None if outputs is None else [each.text for each in outputs]
         told = {"batch_id": batch.id, "outputs": texts, "url": f"/v1/batch/{batch.id}"}
         return told if len(msgspec.json.encode(texts)) <= MOST_OUTPUT_BYTES else told | {"outputs": None}
