@@ -270,6 +270,9 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             return await entry.future
         except asyncio.CancelledError:
             ends = not call.answer.cancelled()
+            if ends and entry.future.done() and not entry.future.cancelled():
+                # Answered in the turn in which its loop began to end, and counted.
+                return entry.future.result()
             began = entry.started is not None or entry.group is not None
             if ends:
                 self._may_end = core.loop
