@@ -66,11 +66,14 @@ class _Model:
     fails: Callable[[Sequence[str]], Exception | None] = lambda prompts: None
     calls: int = 0
     prompts: int = 0
+    largest: int = 0
+    """Prompts of its largest batch."""
     _rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     async def generate_batch(self, prompts: list[str]) -> list[Any]:
         self.calls += 1
         self.prompts += len(prompts)
+        self.largest = max(self.largest, len(prompts))
         usual = self.base + self.each * len(prompts)
         await asyncio.sleep(usual * max(0.2, self._rng.gauss(1.0, self.noise)))
         if (error := self.fails(prompts)) is not None:
@@ -269,21 +272,7 @@ def _mixed(make: _Make, count: int) -> tuple[float, float, float, float]:
     rng = random.Random(3)
     moments = list(accumulate(rng.expovariate(300.0) for _ in range(count)))
     waited: dict[int, list[float]] = {0: [], 9: []}
-    longest = 0.0
-
-    class Model:
-        def __init__(self) -> None:
-            self.sizes: list[int] = []
-
-        async def generate_batch(self, prompts: list[str]) -> list[str]:
-            nonlocal longest
-            self.sizes.append(len(prompts))
-            seconds = 20 * _MS + _MS * len(prompts)
-            longest = max(longest, seconds)
-            await asyncio.sleep(seconds)
-            return prompts
-
-    model = Model()
+    model = _Model(each=_MS)
 
     async def main(clock: ManualClock) -> None:
         batcher = make(model, clock)
@@ -301,5 +290,6 @@ def _mixed(make: _Make, count: int) -> tuple[float, float, float, float]:
 
     late: list[float] = []
     play(main)
-    beyond = max(0.0, late[0] - _WAIT_MS - longest * 1e3)
-    return statistics.median(waited[0]), statistics.median(waited[9]), statistics.fmean(model.sizes), beyond
+    longest_ms = (model.base + model.each * model.largest) * 1e3
+    beyond = max(0.0, late[0] - _WAIT_MS - longest_ms)
+    return statistics.median(waited[0]), statistics.median(waited[9]), model.prompts / model.calls, beyond

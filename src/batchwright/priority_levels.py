@@ -12,6 +12,11 @@ MOST_LEVELS = 10
 OTHERS: Literal["other"] = "other"
 """Level of all priorities beyond the first `MOST_LEVELS` - 1."""
 
+ANSWERS = ("succeeded", "failed", "refused")
+"""Figures of a level that say how requests ended; metrics label them so."""
+DEADLINES = ("in_time", "late")
+"""Figures of a level that say whether deadlines were met."""
+
 Level: TypeAlias = int | Literal["other"]
 
 

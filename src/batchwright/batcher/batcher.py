@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import math
-from asyncio import Future, get_running_loop
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
@@ -110,12 +109,12 @@ class Batcher(
         allowed = math.inf if deadline is None else time_allowed(None, deadline)
         max_wait = None if max_wait_ms is None else in_seconds("max_wait_ms", max_wait_ms)
         core = self._core
-        if core is None or (loop := core.loop) is not get_running_loop():
+        if core is None or core.loop is not asyncio.get_running_loop():
             return await self._answer(item, None, urgent, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
-        future: asyncio.Future[Any] = Future(loop=loop)
+        future: asyncio.Future[Any] = core.loop.create_future()
         entry = Entry(future, item, None, now, length, urgent, now + allowed, tenant, max_wait)
         core.enter(entry)
         try:
@@ -146,10 +145,6 @@ class Batcher(
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Have one request computed, in a batch with others, and return its answer.
-
-        See `BaseBatcher.add_request`.
-        """
         if not isinstance(request, InferenceRequest):
             request = InferenceRequest.bare(request)
         urgent = urgency(request.priority, priority)

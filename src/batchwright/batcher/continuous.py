@@ -206,7 +206,6 @@ class ContinuousBatcher(
         deadline: float | None = None,
         tenant: Hashable = None,
     ) -> InferenceResponse:
-        """Have one request computed, in steps with others, and return its answer. See `BaseBatcher.add_request`."""
         return await self._ask(request, priority, deadline, tenant)
 
     def _ask(

@@ -19,7 +19,7 @@ from typing import Protocol
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.errors import MissingExtra
 from batchwright.histograms import Histogram
-from batchwright.priority_levels import PriorityLevels
+from batchwright.priority_levels import ANSWERS, DEADLINES, PriorityLevels
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -66,8 +66,6 @@ _HISTOGRAMS = {
     "tpot_ms": ("time_per_output_token_seconds", "Between two tokens of a sequence."),
 }
 """Histograms by attribute of the figures; the last two only where tokens are computed one by one."""
-_LEVEL_ANSWERS = ("succeeded", "failed", "refused")
-_LEVEL_DEADLINES = ("in_time", "late")
 _REPLICA_COUNTERS = {
     "batches": ("replica_batches", "Batches that this replica computed."),
     "items": ("replica_requests", "Requests that this replica computed."),
@@ -182,9 +180,9 @@ class _Families:
         for level, figures in levels.ordered():
             labels = [name, str(level)]
             _fill(self.level_latency, labels, figures.latency_ms)
-            for outcome in _LEVEL_ANSWERS:
+            for outcome in ANSWERS:
                 self.level_answers.add_metric([*labels, outcome], getattr(figures, outcome))
-            for outcome in _LEVEL_DEADLINES:
+            for outcome in DEADLINES:
                 self.level_deadlines.add_metric([*labels, outcome], getattr(figures, outcome))
 
     def all(self) -> Iterator[Metric]:

@@ -1,8 +1,9 @@
 """Token by token over a model that streams whole batches: `generate_stream_batch(prompts)`.
 
 Such a batch is fixed once it has started. So when sequences end, the slots that they leave are filled by another batch
-of those who wait, which is started beside the ones that run: never more live sequences than slots, and a slow sequence
-holds nobody back. A batch whose sequences have all ended is closed.
+of those who wait, which is started beside the ones that run, so a slow sequence holds nobody back. There are never more
+live sequences than slots, except those that have probably ended (`stream_ends.py`), of which there are as many at most.
+A batch whose sequences have all ended is closed.
 """
 
 from __future__ import annotations

@@ -209,6 +209,14 @@ def priority_of(body: Mapping[str, object]) -> int:
     return DEFAULT_PRIORITY if priority is None else _require_whole("priority", priority)
 
 
+def priority_or_default(body: Mapping[str, object]) -> int:
+    """Return the priority of `body`, and `DEFAULT_PRIORITY` for an invalid one, which is refused when it is read."""
+    try:
+        return priority_of(body)
+    except InvalidRequest:
+        return DEFAULT_PRIORITY
+
+
 def completions_of(body: Mapping[str, object]) -> int:
     """Return the number of completions to compute per prompt: `n`, or `best_of`. Raises `InvalidRequest`."""
     return max((_require_whole(name, body[name]) for name in ("n", "best_of") if body.get(name) is not None), default=1)

@@ -18,7 +18,7 @@ from batchwright.request import Traffic
 from batchwright.service.observability.figures import CallFigures
 from batchwright.service.observability.slo_classes import SloClass, SloFigures
 from batchwright.service.observability.traces import Tracing
-from batchwright.wire.fields import DEFAULT_PRIORITY, deadline_seconds, priority_of
+from batchwright.wire.fields import deadline_seconds, priority_or_default
 
 
 class MeasuredInference:
@@ -143,11 +143,7 @@ class MeasuredInference:
             self.slos[call.slo].failed(error)
 
     def _level(self, call: Call) -> LevelFigures:
-        try:
-            priority = priority_of(call.body)
-        except InvalidRequest:
-            priority = DEFAULT_PRIORITY
-        return self.figures[call.traffic].levels.at(priority)
+        return self.figures[call.traffic].levels.at(priority_or_default(call.body))
 
 
 def _deadline_ms(call: Call) -> float | None:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from batchwright.histograms import Histogram
 from batchwright.limiting.quotas import NAMES as QUOTAS
+from batchwright.priority_levels import ANSWERS, DEADLINES
 from batchwright.request import Traffic
 from batchwright.service.observability.figures import (
     END_REASONS,
@@ -232,9 +233,9 @@ def _levels(calls: Mapping[Traffic, CallFigures]) -> Iterator[Metric]:
         for name, level in figures.levels.ordered():
             of_level = [traffic, str(name)]
             fill(seconds, of_level, level.latency_ms)
-            for outcome in ("succeeded", "failed", "refused"):
+            for outcome in ANSWERS:
                 outcomes.add_metric([*of_level, outcome], getattr(level, outcome))
-            for outcome in ("in_time", "late"):
+            for outcome in DEADLINES:
                 deadlines.add_metric([*of_level, outcome], getattr(level, outcome))
     yield from (seconds, outcomes, deadlines)
 

@@ -23,7 +23,7 @@ from batchwright.errors import (
 )
 from batchwright.histograms import Histogram
 from batchwright.store.records import ApiKey
-from batchwright.wire.fields import DEFAULT_PRIORITY
+from batchwright.wire.fields import priority_or_default
 
 SLO_HEADER = "x-slo-class"
 TARGETS = ("ttft_ms", "tpot_ms", "latency_ms")
@@ -126,8 +126,8 @@ def _check(name: str, key: str, value: object) -> None:
     else:
         most = 1.0 if key == "goal" else math.inf
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most or value == math.inf:
-            bounds = "above 0 and at most 1" if key == "goal" else "milliseconds above 0"
-            raise ValueError(f"{name}.{key}={shown(value)}: must be a number of {bounds}".replace("of above", "above"))
+            bounds = "a number above 0 and at most 1" if key == "goal" else "a number of milliseconds above 0"
+            raise ValueError(f"{name}.{key}={shown(value)}: must be {bounds}")
 
 
 @dataclass(slots=True)
@@ -192,9 +192,7 @@ def slo_class_of(
         for name, each in classes.items():
             if key.id in each.keys or key.name in each.keys:
                 return name
-    given = body.get("priority")
-    # An invalid priority is refused later, when the body is read.
-    priority = given if type(given) is int else DEFAULT_PRIORITY
+    priority = priority_or_default(body)
     fitting = [
         (each.max_priority, name)
         for name, each in classes.items()
