@@ -197,6 +197,12 @@ class RunFailed(BatchwrightError):
     code = "run_failed"
 
 
+class BudgetExhausted(BatchwrightError):
+    """What is left of a job's budget does not cover the next request."""
+
+    code = "budget_exhausted"
+
+
 class ResumeRefused(BatchwrightError):
     """An output exists, but belongs to another input or to other parameters."""
 
