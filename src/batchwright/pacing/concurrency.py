@@ -1,0 +1,195 @@
+"""How many requests an endpoint gets at once, where no rate limit bounds them.
+
+`ConcurrencySearch` climbs: at each level it measures the tokens a second that are delivered, and goes on as long as
+they grow. What a level delivers is, by Little's law, the requests under way times the tokens a second of each: of
+requests that began at this level, the sum of their tokens over the sum of their latencies. So neither long answers nor
+the moments at which answers end disturb it, as they would disturb latencies or counts. On a plateau it stays, and tries
+again from time to time. Errors that mean overload make it smaller by a factor, once they are more than a few: an
+endpoint that fails one call in twenty, whatever its load, is not helped by fewer calls.
+
+`ConcurrencyCap` is a limit on requests at once that the endpoint enforces by refusals, and probes for a higher one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+
+_FIRST = 16
+_DOUBLE = 2.0
+_STEP = 1.4
+_NEARLY = 0.6
+"""Share of the growth of the level by which what is delivered must grow for the next level to be twice this one."""
+_LEAST_GAIN = 1.03
+_LEAST_MEASURED = 8
+_AGAIN = 12
+"""Measurements on a plateau after which a higher level is tried again."""
+_CHANGED = 1.2
+"""Factor by which what is delivered on a plateau must change to be looked at anew."""
+_SHRINK = 0.7
+_OUTCOMES = 20
+_OVERLOADED = 0.3
+"""Share of recent outcomes that must be overload for the level to shrink."""
+_MOST_ROUNDS = 64
+_BUSY = 0.9
+"""Share of the level that must have been used for a measurement of it to count."""
+
+
+class ConcurrencySearch:
+    """Finds the number of requests at once from which on more do not deliver more. `most` is never exceeded."""
+
+    def __init__(self, most: int, *, first: int = _FIRST) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ValueError(f"max_concurrency={most!r}: must be a whole number, 1 or more")
+        self.most = most
+        self.level = float(min(first, most))
+        self.epoch = 0
+        """Number of the present level; a request belongs to the level at which it was sent."""
+        self.delivered: float | None = None
+        """Tokens a second at the last level that was measured; None: no level was."""
+        self._before: tuple[float, float] | None = None
+        """Level before this one, and what it delivered."""
+        self._holding = 0
+        """Measurements on the present plateau; 0 while climbing."""
+        self._tokens = self._latency = self._busy = 0.0
+        self._measured = 0
+        self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES)
+
+    @property
+    def value(self) -> int:
+        """Number of requests that may be under way."""
+        return max(1, int(self.level))
+
+    def succeeded(self, epoch: int, under_way: int, tokens: float, latency: float) -> None:
+        """Learn from an answer with `tokens` after `latency` seconds; `under_way` requests were, with it, when sent."""
+        self._outcomes.append(False)
+        if epoch != self.epoch:
+            return
+        self._tokens += max(tokens, 1.0)
+        self._latency += max(latency, 1e-6)
+        self._busy += under_way
+        self._measured += 1
+        if self._measured >= max(_LEAST_MEASURED, self.level / 2.0):
+            self._decide()
+
+    def overloaded(self, epoch: int) -> bool:
+        """Learn that the endpoint was too busy for a request, or took too long; return whether the level shrank."""
+        self._outcomes.append(True)
+        bad = sum(self._outcomes)
+        if epoch != self.epoch or bad < 2 or bad < _OVERLOADED * len(self._outcomes):
+            return False
+        self._outcomes.clear()
+        self._before = None
+        self._holding = 1
+        self._go_to(self.level * _SHRINK)
+        return True
+
+    def raise_to(self, level: float) -> None:
+        """Go to a level at once, for a reason that needs no measurement."""
+        if level > self.level and self.level < self.most:
+            self._before = None
+            self._holding = 0
+            self._go_to(level)
+
+    def lower_to(self, level: float) -> None:
+        """Go to a lower level at once, for a reason that needs no measurement, and hold it."""
+        if level < self.level:
+            self._before = None
+            self._holding = 1
+            self._go_to(level)
+
+    def _go_to(self, level: float) -> None:
+        self.level = min(float(self.most), max(1.0, level))
+        self.epoch += 1
+        self._start_measuring()
+
+    def _start_measuring(self) -> None:
+        self._tokens = self._latency = self._busy = 0.0
+        self._measured = 0
+
+    def _decide(self) -> None:
+        used = self._busy / self._measured
+        delivered = min(used, self.level) * self._tokens / self._latency
+        self._start_measuring()
+        if used < _BUSY * self.level - 1.0:
+            return  # it was not this level that bounded them
+        if self._holding:
+            self._hold(delivered)
+            return
+        self.delivered = delivered
+        before, self._before = self._before, (self.level, delivered)
+        if before is None:
+            self._go_to(self.level * _DOUBLE)
+            return
+        grown, gain = self.level / before[0], delivered / before[1]
+        if gain >= 1.0 + _NEARLY * (grown - 1.0):
+            self._go_to(self.level * _DOUBLE)
+        elif gain >= _LEAST_GAIN:
+            self._go_to(self.level * _STEP)
+        else:
+            self._holding = 1
+            if gain < 1.0:
+                self._go_to(before[0])
+
+    def _hold(self, delivered: float) -> None:
+        known = self.delivered or delivered
+        changed = max(delivered / known, known / delivered)
+        self.delivered = delivered if changed > _CHANGED else 0.8 * known + 0.2 * delivered
+        self._holding += 1
+        if (changed > _CHANGED or self._holding > _AGAIN) and self.level < self.most:
+            self._holding = 0
+            self._before = (self.level, self.delivered)
+            self._go_to(self.level * _STEP)
+
+
+class ConcurrencyCap:
+    """Most requests at once that an endpoint accepts, learned from refusals."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self.epoch = 0
+        """Number of the present value; a request belongs to the value at which it was sent."""
+        self.strikes = 0
+        """Refusals in a row with hardly any answers between them, as there are none where the number is to blame."""
+        self._accepted = 0
+        """Answers since the last refusal."""
+        self._step = 1
+        self._rounds = 1
+        """Rounds of answers before the next probe."""
+        self._left = value
+        self._probing = False
+
+    def succeeded(self, epoch: int, under_way: int) -> None:
+        """Learn from an answer to a request that was sent when `under_way` requests were, itself included."""
+        self._accepted += 1
+        if epoch != self.epoch or under_way < self.value:
+            return
+        self._left -= 1
+        if self._left > 0:
+            return
+        if self._probing:
+            # The higher value held: the next step is larger.
+            self._step *= 2
+            self._rounds = 1
+        self._probing = True
+        self._go_to(self.value + self._step)
+
+    def refused(self, under_way: int) -> None:
+        """Learn that a request was refused when `under_way` were, itself included."""
+        self.strikes = 0 if self._accepted >= self.value else self.strikes + 1
+        if self._probing and self._step == 1:
+            self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
+        self._accepted, self._step, self._probing = 0, 1, False
+        self._go_to(max(1, min(self.value, under_way) - 1))
+
+    def _go_to(self, value: int) -> None:
+        self.value = value
+        self.epoch += 1
+        self._left = self._rounds * value
+
+
+def alike(values: Collection[int], spread: float = 0.03) -> bool:
+    """Return whether whole numbers are the same but for two, or a share of `spread`."""
+    low, high = min(values), max(values)
+    return high - low <= max(2, math.floor(spread * high))

@@ -1,0 +1,41 @@
+"""What a request uses of the rate limits of an endpoint, and limits that a user states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchwright.wire.rate_limits import RateKind
+
+MINUTE = 60.0
+DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one request uses, or is expected to use."""
+
+    input_tokens: float
+    output_tokens: float
+
+    def of(self, kind: RateKind) -> float:
+        """Return the amount that counts against a limit of this kind."""
+        if kind == "requests":
+            return 1.0
+        if kind == "input_tokens":
+            return self.input_tokens
+        return self.output_tokens if kind == "output_tokens" else self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLimit:
+    """A limit that the user states. Raises ValueError for one that admits nothing."""
+
+    kind: RateKind
+    limit: float
+    """Amount that may be used in any window."""
+    window: float = MINUTE
+    """Length of the window in seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0 or not self.window > 0:
+            raise ValueError(f"a limit of {self.limit:g} {self.kind} in {self.window:g} s: both must be above 0")

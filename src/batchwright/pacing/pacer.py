@@ -1,0 +1,316 @@
+"""`Pacer`: when the next request may be sent to an endpoint elsewhere, for one address, key and model.
+
+It obeys, at once: limits that the user states (`SlidingWindow`); limits that answers state (`StatedBudget`); a rate or
+a number of requests at once that refusals show (`FoundRate`, `ConcurrencyCap`); and the number of requests beyond which
+no more is delivered (`ConcurrencySearch`). A refusal that a stated limit explains teaches nothing further. Of the
+others the first is taken for one of too many requests at once; if another comes with fewer under way than were
+accepted before, it was a rate.
+
+Pure: times are arguments, in seconds of any clock that only goes forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from batchwright.decayed_rate import DecayedRate
+from batchwright.pacing.concurrency import ConcurrencyCap, ConcurrencySearch, alike
+from batchwright.pacing.expected_output import ExpectedOutput
+from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.pace import Pace
+from batchwright.pacing.sliding_window import Counted, SlidingWindow
+from batchwright.pacing.stated_budget import Sent, StatedBudget
+from batchwright.wire.rate_limits import RateKind, StatedLimit
+
+_EPISODES = 3
+"""Refusals with the same number of requests under way that show a limit on that number."""
+_STRIKES = 3
+"""Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
+_FORETOLD = 2
+"""Refusals in a row after which what was stated is not enough to foretell the next one."""
+_PAUSE = 0.25
+"""Seconds without a request after a refusal, in which those that are on their way will be refused too."""
+_LONGEST_PAUSE = 5.0
+_CAP_SPREAD = 0.1
+"""Share by which numbers of requests at once that are refused may differ where the number is to blame."""
+_RECENT = 10.0
+_LONGEST_BLOCK = 86400.0
+_RAMP = 1.0
+"""Seconds in which the number of requests at once may double where a rate limit bounds them anyway."""
+_FIRST_SURGE = 16.0
+"""Requests a second that may be sent before any was answered."""
+_MOST_SURGE = 2.0
+"""Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
+_CAPPED_SURGE = 1.5
+_SURGE_OVER = 3.0
+_MEMORY = 0.98
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One request on its way."""
+
+    use: Use
+    at: float
+    """When it was sent."""
+    under_way: int
+    """Requests under way then, itself included."""
+    amount: float
+    """What it counts for a limit of which it is not known what it counts."""
+    epoch: int
+    cap_epoch: int
+    told: Sequence[tuple[SlidingWindow, Counted]]
+    stated: dict[RateKind, Sent] = field(default_factory=dict)
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PacerFigures:
+    """What a pacer has found, to be shown."""
+
+    under_way: int
+    concurrency: int
+    """Requests that may be under way."""
+    found_rate: float | None
+    """Requests a second of the mean size that an unstated limit admits; None: none was found."""
+    stated: Sequence[tuple[RateKind, float, float, float]]
+    """Kind, limit, window in seconds, and what is left, of limits that the endpoint states."""
+    refused: int
+    sent: int
+
+
+class Pacer:
+    """Decides when requests go. `most`: requests at once, never exceeded; `told`: limits that the user states."""
+
+    def __init__(self, most: int, told: Sequence[ToldLimit] = ()) -> None:
+        self.expected = ExpectedOutput()
+        self.search = ConcurrencySearch(most)
+        self.under_way = 0
+        self.sent = 0
+        self.refused_count = 0
+        """Requests refused for a limit."""
+        self._told = [SlidingWindow(each) for each in told]
+        self._stated: dict[RateKind, StatedBudget] = {}
+        self._found = FoundRate()
+        self._cap: ConcurrencyCap | None = None
+        self._blocked_until = float("-inf")
+        self._refused_at = float("-inf")
+        """When the last refusal that taught something was known."""
+        self._explained = 0
+        """Refusals in a row that stated limits explain."""
+        self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
+        self._accepted_under_way = 0
+        """Most requests that were under way when one was accepted since the last refusal."""
+        self._mean_tokens = 0.0
+        self._recent: deque[Attempt] = deque()
+        self._ramped_at = float("-inf")
+        self._surge = Pace()
+        self._answers = DecayedRate(_SURGE_OVER)
+        self._answered_at = float("inf")
+
+    @property
+    def concurrency(self) -> int:
+        """Number of requests that may be under way."""
+        value = self.search.value
+        return value if self._cap is None else min(value, self._cap.value)
+
+    @property
+    def is_rate_known(self) -> bool:
+        """Whether a limit on a rate is told, stated or found."""
+        return bool(self._told or self._stated) or self._found.rate is not None
+
+    def wait(self, use: Use, now: float) -> float:
+        """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended."""
+        self._ramp(now)
+        if self.under_way >= self.concurrency:
+            return float("inf")
+        wait = max(self._blocked_until - now, self._found.wait(now), self._surge.wait(self._surge_rate(), now), 0.0)
+        for window in self._told:
+            wait = max(wait, window.wait(use, now))
+        for budget in self._stated.values():
+            wait = max(wait, budget.wait(use, now))
+        return wait
+
+    def begin(self, use: Use, now: float) -> Attempt:
+        """Count a request that is sent."""
+        self.under_way += 1
+        self.sent += 1
+        tokens = use.input_tokens + use.output_tokens
+        self._mean_tokens = tokens if self.sent == 1 else _MEMORY * self._mean_tokens + (1.0 - _MEMORY) * tokens
+        amount = 0.5 + 0.5 * tokens / max(self._mean_tokens, 1.0)
+        self._found.begin(amount, now)
+        self._surge.take(1.0, self._surge_rate(), now)
+        attempt = Attempt(
+            use,
+            now,
+            self.under_way,
+            amount,
+            self.search.epoch,
+            0 if self._cap is None else self._cap.epoch,
+            [(window, window.begin(use, now)) for window in self._told],
+            {kind: budget.begin(use, now) for kind, budget in self._stated.items()},
+        )
+        if self._found.rate is None:
+            self._remember(attempt, now)
+        return attempt
+
+    def succeeded(
+        self,
+        attempt: Attempt,
+        now: float,
+        *,
+        input_tokens: int | None,
+        output_tokens: int | None,
+        stated: Sequence[StatedLimit] = (),
+    ) -> None:
+        """Learn from an answer, its usage (None: it has none) and the limits that it states."""
+        self._end(attempt)
+        self._answers.elapse(max(0.0, now - self._answered_at))
+        self._answers.add()
+        self._answered_at = now
+        used = Use(
+            attempt.use.input_tokens if input_tokens is None else input_tokens,
+            attempt.use.output_tokens if output_tokens is None else output_tokens,
+        )
+        if output_tokens is not None:
+            self.expected.learn(output_tokens)
+        for window, entry in attempt.told:
+            window.settle(entry, used.of(window.told.kind), now)
+        if attempt.at > self._refused_at:
+            self._explained = 0
+        self._accepted_under_way = max(self._accepted_under_way, attempt.under_way)
+        tokens = used.output_tokens or used.input_tokens
+        self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at)
+        if self._cap is not None:
+            self._cap.succeeded(attempt.cap_epoch, attempt.under_way)
+        self._observe(attempt, stated, now, refused=False)
+
+    def refused(
+        self, attempt: Attempt, now: float, *, retry_after: float | None = None, stated: Sequence[StatedLimit] = ()
+    ) -> None:
+        """Learn that a request was refused for a limit, as status 429 says."""
+        self._end(attempt)
+        self.refused_count += 1
+        self._forgive(attempt, now)
+        is_explained = self._observe(attempt, stated, now, refused=True)
+        if is_explained:
+            self._found.withdrawn(attempt.amount)
+            if attempt.at > self._refused_at:
+                self._refused_at = now
+                self._explained += 1
+                pause = _PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
+                self._block(now + max(min(_LONGEST_PAUSE, pause), retry_after or 0.0))
+            return
+        if attempt.at <= self._refused_at:
+            # It was under way with another one that was refused: one event.
+            self._found.withdrawn(attempt.amount)
+            return
+        self._refused_at = now
+        self._learn_refusal(attempt, now, retry_after)
+
+    def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
+        """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
+        self._end(attempt)
+        self._forgive(attempt, now)
+        self._found.withdrawn(attempt.amount)
+        if self.search.overloaded(attempt.epoch) and retry_after is not None:
+            self._block(now + retry_after)
+
+    def failed(self, attempt: Attempt, now: float) -> None:
+        """Note that a request failed for a reason that says nothing about limits, or was given up."""
+        self._end(attempt)
+
+    def figures(self, now: float) -> PacerFigures:
+        """Return what is known at `now`."""
+        stated = [(kind, each.limit, each.window, each.left(now)) for kind, each in self._stated.items()]
+        rate = self._found.rate
+        return PacerFigures(self.under_way, self.concurrency, rate, stated, self.refused_count, self.sent)
+
+    def blocked_for(self, now: float) -> float:
+        """Return the seconds for which the endpoint wants no request at all."""
+        return max(0.0, self._blocked_until - now)
+
+    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
+        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
+        if self._cap is None and self._found.rate is None and attempt.under_way > 1:
+            self._cap = ConcurrencyCap(attempt.under_way - 1)
+            self._block(now + max(retry_after or 0.0, _PAUSE))
+            self._refused_under_way.clear()
+            return
+        self._refused_under_way.append(attempt.under_way)
+        if self._cap is not None:
+            self._cap.refused(attempt.under_way)
+            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD):
+                self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
+                return
+            self._cap = None
+            self._refused_under_way.clear()
+        if self._is_number_to_blame():
+            self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
+            self._found = FoundRate()
+            self._refused_under_way.clear()
+        else:
+            self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
+        self._accepted_under_way = 0
+
+    def _is_number_to_blame(self) -> bool:
+        """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
+        refused = self._refused_under_way
+        return len(refused) == _EPISODES and alike(refused) and self._accepted_under_way <= max(refused)
+
+    def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> bool:
+        """Learn stated limits; return whether one of them has too little left for the request."""
+        is_short = False
+        for limit in stated:
+            budget = self._stated.get(limit.kind)
+            if budget is None:
+                budget = self._stated[limit.kind] = StatedBudget(limit.kind)
+            sent = attempt.stated.get(limit.kind)
+            if sent is None:
+                # Sent before the limit was known: what was sent since then is not known either.
+                sent = budget.begin(attempt.use, attempt.at)
+            budget.observe(sent, limit, now, refused=refused)
+            if limit.remaining is not None and limit.remaining < max(1.0, attempt.use.of(limit.kind) * budget.ratio):
+                is_short = True
+        return is_short and refused
+
+    def _forgive(self, attempt: Attempt, now: float) -> None:
+        """Count no tokens of a request that was not computed; as a request it may count all the same."""
+        for window, entry in attempt.told:
+            if window.told.kind != "requests":
+                window.settle(entry, 0.0, now)
+
+    def _surge_rate(self) -> float:
+        """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
+        if self._cap is not None:
+            return 1.0 + _CAPPED_SURGE * self._answers.rate
+        return _FIRST_SURGE + _MOST_SURGE * self._answers.rate
+
+    def _end(self, attempt: Attempt) -> None:
+        if attempt.ended:
+            raise RuntimeError("the outcome of a request is told twice")
+        attempt.ended = True
+        self.under_way -= 1
+
+    def _block(self, until: float) -> None:
+        self._blocked_until = max(self._blocked_until, until)
+
+    def _ramp(self, now: float) -> None:
+        """Let more requests be under way where their number is not what bounds them."""
+        if self.is_rate_known and self.under_way >= self.search.value and now - self._ramped_at >= _RAMP:
+            self._ramped_at = now
+            self.search.raise_to(self.search.level * 2.0)
+
+    def _remember(self, attempt: Attempt, now: float) -> None:
+        self._recent.append(attempt)
+        while self._recent[0].at < now - _RECENT:
+            self._recent.popleft()
+
+    def _recent_rate(self, now: float) -> float:
+        if not self._recent:
+            return 1.0
+        seconds = max(now - self._recent[0].at, 0.5)
+        return max(sum(each.amount for each in self._recent), 1.0) / seconds

@@ -1,0 +1,72 @@
+"""`SlidingWindow`: a limit that is told, kept in every window, and used evenly."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.pace import Pace
+
+_ON_THE_WAY = 0.005
+"""Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
+
+
+@dataclass(slots=True, eq=False)
+class Counted:
+    """An amount that counts against a limit since `at`."""
+
+    at: float
+    amount: float
+
+
+class SlidingWindow:
+    """Keeps what is sent within any window of a told limit below it.
+
+    A provider that refills a bucket, one that counts in fixed windows and one that counts in sliding ones all admit
+    what keeps to this. A single request larger than the limit goes when nothing else counts: the provider decides.
+    """
+
+    def __init__(self, told: ToldLimit) -> None:
+        self.told = told
+        self._length = told.window * (1.0 + _ON_THE_WAY)
+        self._rate = told.limit / self._length
+        self._pace = Pace()
+        self._entries: deque[Counted] = deque()
+        self._used = 0.0
+
+    def used(self, now: float) -> float:
+        """Return the amount that counts at `now`."""
+        while self._entries and self._entries[0].at <= now - self._length:
+            self._used -= self._entries.popleft().amount
+        if not self._entries:
+            self._used = 0.0
+        return self._used
+
+    def wait(self, use: Use, now: float) -> float:
+        """Return the seconds until `use` may go."""
+        paced = self._pace.wait(self._rate, now)
+        excess = self.used(now) + use.of(self.told.kind) - self.told.limit
+        if excess <= 1e-9 or not self._entries:
+            return paced
+        for entry in self._entries:
+            excess -= entry.amount
+            if excess <= 1e-9:
+                break
+        return max(paced, entry.at + self._length - now)
+
+    def begin(self, use: Use, now: float) -> Counted:
+        """Count a request that is sent."""
+        entry = Counted(now, use.of(self.told.kind))
+        self._entries.append(entry)
+        self._used += entry.amount
+        self._pace.take(entry.amount, self._rate, now)
+        return entry
+
+    def settle(self, entry: Counted, amount: float, now: float) -> None:
+        """Count `amount` for a request that was counted as `entry` says: what it used, or 0 if it was refused."""
+        self.used(now)
+        if entry.at > now - self._length:
+            self._used += amount - entry.amount
+            self._pace.give_back(entry.amount - amount)
+            entry.amount = amount

@@ -1,0 +1,213 @@
+"""`StatedBudget`: a limit that the endpoint states in the headers of its answers.
+
+An answer says how much was left when its request arrived, and when all will be left again. From that and from what has
+been sent since follows what is left now. Two kinds of limits look alike in one answer, and are told apart by several:
+
+- a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
+- a *window* ends at a fixed time, whatever was used, and then everything is left again.
+
+What is left is spent in about `_HORIZON` seconds beside what is refilled, or evenly until the window ends: a full
+bucket is not left unused, and nothing goes in a burst. What the endpoint counts for a request may differ from what is
+expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from what is left
+after requests in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from batchwright.pacing.limits import DAY, MINUTE, Use
+from batchwright.pacing.pace import Pace
+from batchwright.wire.rate_limits import RateKind, StatedLimit
+
+_HORIZON = 20.0
+"""Seconds in which what a bucket holds beside its reserve is spent."""
+_RESERVE = 0.01
+"""Share of the limit that is kept back, since what is left is known with a delay."""
+_SHORT = 5.0
+"""Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
+_SURGE = 4.0
+"""Most times the even rate at which the rest of a window is used."""
+_LATE = 0.25
+"""Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
+_TELLING = 0.02
+"""Share of the limit that must be missing for a reset to tell anything."""
+_STEADY = 0.2
+"""Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
+_FADES = 0.98
+_LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
+_KEEP = 0.95
+"""Share of what was learned of the ratio that is kept at each answer."""
+_RATIO_KNOWN = 0.01
+"""Share of the limit that must have been sent for the ratio to be known."""
+_RATIOS = (0.2, 10.0)
+_WINDOWS = (1.0, 10.0, MINUTE, 3600.0, DAY)
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request as a budget counted it."""
+
+    at: float
+    amount: float
+    total: float
+    """Amounts of all requests up to this one, itself included."""
+
+
+class StatedBudget:
+    """One limit of an endpoint, as its answers state it."""
+
+    def __init__(self, kind: RateKind) -> None:
+        self.kind = kind
+        self.limit = 0.0
+        """Amount in a window; 0 while nothing was stated."""
+        self.window = MINUTE
+        self.care = 1.0
+        """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
+        self.ratio = 1.0
+        """What the endpoint counts for each unit that is expected here."""
+        self._left = math.inf
+        self._at = -math.inf
+        """Time for which `_left` holds."""
+        self._ends = math.inf
+        """When a window ends."""
+        self._tellings = 0
+        """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
+        self._filled = self._spread = 0.0
+        self._longest_reset = 0.0
+        self._slides = False
+        self._rolled_at: float | None = None
+        """When a window's end was passed, if no answer to a later request has shown yet what is left after it."""
+        self._refused_at = -math.inf
+        self._total = 0.0
+        self._last: tuple[float, float, float] | None = None
+        """When the request of the latest statement was sent, `Sent.total` then, and what was left."""
+        self._counted = self._expected = 0.0
+        self._pace = Pace()
+
+    @property
+    def is_window(self) -> bool:
+        """Whether the limit seems to be one of fixed windows, not of a bucket."""
+        return self._spread > _STEADY and not self._slides
+
+    def left(self, now: float) -> float:
+        """Return what is left of the budget, in the units of the endpoint."""
+        self._advance(now)
+        return self._left
+
+    def wait(self, use: Use, now: float) -> float:
+        """Return the seconds until `use` may go."""
+        if not self.limit:
+            return 0.0
+        self._advance(now)
+        amount = use.of(self.kind) * self.ratio
+        if self.window <= _SHORT:
+            return self._pace.wait(self._rate(amount, now), now)
+        missing = min(amount, self.limit) - self._left
+        if missing > 1e-9 * self.limit:
+            return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
+        return self._pace.wait(self._rate(amount, now), now)
+
+    def begin(self, use: Use, now: float) -> Sent:
+        """Count a request that is sent."""
+        amount = use.of(self.kind)
+        self._total += amount
+        if self.limit:
+            self._advance(now)
+            counted = amount * self.ratio
+            self._pace.take(counted, self._rate(counted, now), now)
+            self._left -= counted
+        return Sent(now, amount, self._total)
+
+    def observe(self, sent: Sent, stated: StatedLimit, now: float, *, refused: bool = False) -> None:
+        """Learn what an answer states about the time when its request arrived, which was sent as `sent` says."""
+        if stated.remaining is None:
+            if not self.limit:
+                self.limit, self.window = float(stated.limit), stated.window or self.window
+                self._left, self._at = 0.0 if refused else float(stated.limit), now
+            return
+        if refused and sent.at > self._refused_at:
+            self._refused_at = now
+            self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
+        elif not refused:
+            self.care = min(1.0, self.care + _LESS_CARE)
+        if self._last is not None and sent.at < self._last[0]:
+            return  # an older request, whose answer took longer
+        if stated.limit != self.limit:
+            self.limit, self._last = float(stated.limit), None
+            self._counted = self._expected = 0.0
+        if stated.window is not None:
+            self.window = stated.window
+        if stated.reset is not None:
+            self._tell_kind(stated, sent.at, now)
+        self._learn_ratio(sent, stated.remaining)
+        since = (self._total - sent.total) * self.ratio
+        refilled = 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
+        self._left = min(self.limit, stated.remaining + refilled - since)
+        self._at = now
+        self._last = (sent.at, sent.total, float(stated.remaining))
+
+    def _rate(self, amount: float, now: float) -> float:
+        """Return the amount a second at which requests go."""
+        even = self.limit / self.window * self.care
+        if self.window <= _SHORT:
+            return even
+        spare = self._left - max(_RESERVE * self.limit, min(2.0 * amount, 0.1 * self.limit))
+        if self.is_window:
+            seconds = max(self._ends - now, 0.5)
+            return min(max(self._left, 0.0) / seconds, _SURGE * even)
+        if spare >= 0.0:
+            return even + spare / _HORIZON
+        # Falls with what is left, so that the reserve fills again.
+        return even * max(0.5, 1.0 + spare / (2.0 * max(_RESERVE * self.limit, amount)))
+
+    @property
+    def _late(self) -> float:
+        return min(_LATE, 0.05 * self.window)
+
+    def _advance(self, now: float) -> None:
+        if now <= self._at or not self.limit:
+            return
+        if not self.is_window:
+            self._left = min(self.limit, self._left + (now - self._at) * self.limit / self.window)
+        elif now >= self._ends + self._late:
+            self._left, self._rolled_at = self.limit, now
+            self._ends += self.window * math.ceil((now - self._ends) / self.window)
+        self._at = now
+
+    def _tell_kind(self, stated: StatedLimit, sent_at: float, now: float) -> None:
+        """Learn from a stated reset what kind of limit it is, and how long its window is."""
+        assert stated.reset is not None and stated.remaining is not None
+        missing = stated.limit - stated.remaining
+        self._longest_reset = max(stated.reset, self._longest_reset * _FADES)
+        if self._rolled_at is not None and sent_at >= self._rolled_at:
+            # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
+            self._slides = self._slides or missing > 0.5 * stated.limit
+            self._rolled_at = None
+        self._ends = now + stated.reset
+        if missing >= _TELLING * stated.limit and stated.reset > 0.0:
+            filled = math.log(stated.reset * stated.limit / missing)
+            if self._tellings == 0:
+                self._filled, self._spread = filled, 0.0
+            self._tellings += 1
+            weight = max(0.1, 1.0 / self._tellings)
+            self._spread += (abs(filled - self._filled) - self._spread) * weight
+            self._filled += (filled - self._filled) * weight
+        if stated.window is None and not self._slides and self._tellings:
+            longest = self._longest_reset if self.is_window else math.exp(self._filled)
+            self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
+
+    def _learn_ratio(self, sent: Sent, remaining: int) -> None:
+        if self._last is None:
+            return
+        at, total, before = self._last
+        refilled = 0.0 if self.is_window else (sent.at - at) * self.limit / self.window
+        counted, expected = min(self.limit, before + refilled) - remaining, sent.total - total
+        if expected <= 0.0 or self.is_window and remaining > before:
+            return
+        self._counted = self._counted * _KEEP + counted
+        self._expected = self._expected * _KEEP + expected
+        if self._expected >= _RATIO_KNOWN * self.limit:
+            low, high = _RATIOS
+            self.ratio = min(high, max(low, self._counted / self._expected))

@@ -1,0 +1,138 @@
+"""What an answer says of the rate limits of the endpoint that gave it, in its headers or in the text of a refusal.
+
+Read are, with names and units as their owners document them:
+
+- OpenAI's, and those of all that copy them (Azure, Groq, Mistral, Together, Fireworks, vLLM gateways, LiteLLM):
+  `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`, the same for `tokens`, and with a window in
+  the name as Mistral (`x-ratelimit-limit-tokens-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it;
+  resets are durations such as `1s`, `6m0s`, `120ms`, seconds, or times;
+- Anthropic's: `anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, the same for `tokens`, `input-tokens`
+  and `output-tokens`; resets are times in RFC 3339;
+- the text of OpenAI's 429: "… on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500. Please try again in
+  1s".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+RateKind: TypeAlias = Literal["requests", "tokens", "input_tokens", "output_tokens"]
+"""What is counted; `tokens` are those of prompts and answers together."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedLimit:
+    """A rate limit as an answer states it."""
+
+    kind: RateKind
+    limit: int
+    """Amount that may be used in a window."""
+    remaining: int | None = None
+    """What is left of it; None: not said."""
+    reset: float | None = None
+    """Seconds until all of it is left again if nothing more is used; None: not said."""
+    window: float | None = None
+    """Length of the window in seconds; None: not said."""
+
+
+_KINDS: Mapping[str, RateKind] = {
+    "requests": "requests",
+    "tokens": "tokens",
+    "input-tokens": "input_tokens",
+    "output-tokens": "output_tokens",
+}
+_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+_OPENAI = re.compile(
+    r"x-ratelimit-limit-(requests|tokens|input-tokens|output-tokens)(-(?:second|minute|hour|day))?", re.ASCII
+)
+_ANTHROPIC = re.compile(r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-limit", re.ASCII)
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
+_LARGEST = 10**15
+_EPOCH = 10**9
+"""Numbers of seconds from here on are times, not durations."""
+_BODY = re.compile(
+    r"(requests|tokens|input tokens|output tokens) per (sec|min|hour|day)\w*.{0,40}?Limit:? ([\d,]+)"
+    r"(?:, (?:Used|Current):? ([\d,]+))?",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
+)
+_BODY_WINDOWS = {"sec": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
+_AGAIN = re.compile(r"(?:try again|retry) (?:in|after) (\d+(?:\.\d+)?) ?(ms|milliseconds?|s|seconds?|m|minutes?)\b")
+_READ = 2000
+"""Characters of a message that are looked at."""
+
+
+def limits_of_headers(headers: Mapping[str, str], unix_time: float) -> list[StatedLimit]:
+    """Return the limits that `headers`, of an answer that arrived at `unix_time`, state. Their names are lower case.
+
+    What makes no sense is passed over: a header is no reason to lose an answer.
+    """
+    found = []
+    for name, text in headers.items():
+        if match := _OPENAI.fullmatch(name):
+            rest = name.removeprefix("x-ratelimit-limit-")
+            others = f"x-ratelimit-remaining-{rest}", f"x-ratelimit-reset-{rest}"
+            kind, window = match[1], match[2]
+        elif match := _ANTHROPIC.fullmatch(name):
+            stem = name.removesuffix("-limit")
+            others = f"{stem}-remaining", f"{stem}-reset"
+            kind, window = match[1], None
+        else:
+            continue
+        limit = _whole(text)
+        if limit:
+            remaining, reset = _whole(headers.get(others[0])), seconds_until(headers.get(others[1]), unix_time)
+            seconds = None if window is None else _WINDOWS[window.removeprefix("-")]
+            found.append(StatedLimit(_KINDS[kind], limit, remaining, reset, seconds))
+    return found
+
+
+def limits_of_refusal(message: str) -> list[StatedLimit]:
+    """Return the limits that the message of a 429 states."""
+    found = []
+    for kind, unit, limit, used in _BODY.findall(message[:_READ]):
+        most = _whole(limit.replace(",", ""))
+        taken = _whole(used.replace(",", "")) if used else None
+        if most:
+            remaining = None if taken is None else max(0, most - taken)
+            name = _KINDS[kind.lower().replace(" ", "-")]
+            found.append(StatedLimit(name, most, remaining, window=_BODY_WINDOWS[unit.lower()]))
+    return found
+
+
+def retry_after_of_refusal(message: str) -> float | None:
+    """Return the seconds after which the message of a refusal wants to be asked again; None where it says nothing."""
+    match = _AGAIN.search(message[:_READ].lower())
+    if match is None:
+        return None
+    unit = 1e-3 if match[2].startswith("mi") and "l" in match[2] or match[2] == "ms" else 60.0
+    return float(match[1]) * (1.0 if match[2].startswith("s") else unit)
+
+
+def seconds_until(text: str | None, unix_time: float) -> float | None:
+    """Return the seconds from `unix_time` until what a reset header states: a duration or a time; None for neither."""
+    if not text:
+        return None
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        number = float(text)
+        return max(0.0, number - unix_time) if number >= _EPOCH else number
+    match = _DURATION.fullmatch(text)
+    if match is not None and any(match.groups()):
+        days, hours, minutes, seconds, milliseconds = (float(each or 0.0) for each in match.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1e3
+    try:
+        time = datetime.fromisoformat(text)
+        return max(0.0, (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() - unix_time)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _whole(text: str | None) -> int | None:
+    if text is None or not _NUMBER.fullmatch(text.strip()):
+        return None
+    return min(int(float(text)), _LARGEST)
