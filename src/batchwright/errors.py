@@ -11,6 +11,11 @@ import reprlib
 _SHOWN_CHARACTERS = 100
 _SHOWN_ITEMS = 8
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
+_PAYMENT_REQUIRED = 402
+_OUT_OF_QUOTA: frozenset[object] = frozenset(
+    {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
+)
+"""Codes and types of errors, of several providers, that only a payment mends."""
 """Statuses below 500 with which an endpoint refuses a call for the moment."""
 
 
@@ -276,19 +281,36 @@ class EndpointError(BatchwrightError):
         self.retry_after = retry_after
 
     @property
+    def is_out_of_quota(self) -> bool:
+        """Whether nothing is computed for this key any more until somebody pays."""
+        told = self.body or {}
+        if self.status == _PAYMENT_REQUIRED or {told.get("code"), told.get("type")} & _OUT_OF_QUOTA:
+            return True
+        return self.status in (400, 403, 429) and "credit balance is too low" in str(told.get("message"))
+
+    @property
     def may_pass(self) -> bool:
         """Whether the same call may succeed later."""
-        if self.status is None or (self.body or {}).get("code") == "insufficient_quota":
+        if self.status is None or self.is_out_of_quota:
             return False  # an answer that makes no sense, or a bill to be paid
         return self.status in _PASSING_STATUSES or (self.status >= 500 and self.status != 501)
 
 
 class EndpointUnreachable(EndpointError):
-    """An endpoint elsewhere gave no answer to a call, or only a part of one."""
+    """An endpoint elsewhere gave no answer to a call, or only a part of one; `timed_out`: in the time that it has."""
+
+    timed_out = False
 
     @property
     def may_pass(self) -> bool:
         return True
+
+
+class AnswerBroken(EndpointError):
+    """An endpoint elsewhere answered a call with something that is no answer to it, such as half of one.
+
+    It may be tried again, but not often: each answer may have to be paid.
+    """
 
 
 class EndpointDown(BatchwrightError):

@@ -59,6 +59,9 @@ _SERVED = (
     "another model fails."
 )
 _BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
+_RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
+_TPM = "Its limit of tokens a minute, of prompts and answers."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -103,7 +106,9 @@ def run_command(
         str | None,
         _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
-    backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
+    backend_concurrency: Annotated[int | None, _model_option(min=1, show_default=False, help=_CONCURRENCY)] = None,
+    rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
+    tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -158,6 +163,8 @@ def run_command(
                     backend=backend,
                     backend_api_key=backend_api_key,
                     backend_concurrency=backend_concurrency,
+                    rpm=rpm,
+                    tpm=tpm,
                     served_model_names=served_model_name or (),
                     defaults=defaults,
                     input_format=input_format,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import stamina
 
 from batchwright.backoff import Backoff
 from batchwright.errors import (
+    AnswerBroken,
     DeadlineExceeded,
+    EndpointDown,
     EndpointError,
     EndpointUnreachable,
     EngineClosed,
@@ -22,9 +25,13 @@ from batchwright.errors import (
 )
 from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
-from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
+from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.inference import Call, Route
+from batchwright.limiting.estimates import prompt_tokens_of_request
+from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.pacer import Pacer, PacerFigures
+from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds, priority_of
@@ -39,8 +46,9 @@ from batchwright.wire.requests import (
 
 _T = TypeVar("_T")
 
-_AHEAD = 1.25
-"""Calls to hold per call that may be under way, so that none is missing while the next lines are fetched."""
+_AHEAD = 0.25
+_LEAST_AHEAD = 32
+"""Calls to hold besides those under way, at least and in proportion, so that the next one is there in time."""
 _OURS = ("deadline", "deadline_ms", "priority")
 """Fields of batchwright that endpoints elsewhere do not know."""
 _LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data"}
@@ -50,6 +58,11 @@ _PROBE_SECONDS = 10.0
 _LONGEST_PAUSE = 600.0
 _TRIES_OF_500 = 5
 """Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
+_TRIES_OF_BROKEN = 3
+"""Tries of a call whose answer makes no sense each time: each of them may have to be paid."""
+_REFUSED = 429
+ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+"""Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
 _FOREVER = 1e6
 
 
@@ -93,12 +106,19 @@ class EndpointInference(Route):
         models: Mapping[str, str] | None = None,
         *,
         max_concurrency: int = 64,
+        first_concurrency: int | None = None,
+        told: Sequence[ToldLimit] = (),
         timeout: float = 600.0,
         max_waiting: int = 1000,
         retries: Mapping[Traffic, EndpointRetries] = RETRIES,
+        draw: random.Random | None = None,
     ) -> None:
-        self._limit = AimdLimit(max_concurrency)
-        self._gate = Gate(self._limit)
+        self._max_concurrency = max_concurrency
+        self._first_concurrency = max_concurrency if first_concurrency is None else first_concurrency
+        self._told = tuple(told)
+        self._gates: dict[str, Gate] = {}
+        """A gate for each model, since providers limit each."""
+        self._gate_of("")  # which checks max_concurrency
         self._client = EndpointClient(base_url, api_key, timeout=timeout, connections=max_concurrency)
         self._watch = EndpointWatch(self._probe)
         self._theirs = dict(models or {})
@@ -107,6 +127,8 @@ class EndpointInference(Route):
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
+        self._retry_budget = RetryBudget()
+        self._draw = draw or random.Random()
         self._closed = False
 
     @property
@@ -115,8 +137,28 @@ class EndpointInference(Route):
 
     @property
     def room(self) -> int:
-        places = 0 if self._watch.down else int(self._limit.value * _AHEAD) - self._held.total()
+        under_way = self._under_way
+        ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
+        places = 0 if self._watch.down else min(under_way, self._concurrency) + ahead - self._held.total()
         return max(places, -self._held["batch"])
+
+    @property
+    def _under_way(self) -> int:
+        return sum(gate.pacer.under_way for gate in self._gates.values())
+
+    @property
+    def _concurrency(self) -> int:
+        return sum(gate.pacer.concurrency for gate in self._gates.values())
+
+    def figures(self) -> dict[str, PacerFigures]:
+        """Return what was found of the limits of the endpoint, by model."""
+        now = asyncio.get_running_loop().time()
+        return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+
+    def send_no_more(self) -> None:
+        """Give the batch calls that were not sent yet back to their owners, by `EndpointDown`."""
+        for gate in self._gates.values():
+            gate.refuse_waiting(EndpointDown("the endpoint is not asked any more: the run is stopping"))
 
     @property
     def why_not_ready(self) -> str | None:
@@ -176,6 +218,8 @@ class EndpointInference(Route):
 
     async def close(self) -> None:
         self._closed = True
+        for gate in self._gates.values():
+            gate.close()
         await self._watch.close()
         await self._client.close()
 
@@ -187,7 +231,7 @@ class EndpointInference(Route):
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
         """Return the path, the body as JSON, and the deadline in the event loop's time. Raises `BatchwrightError`."""
         self._require_open()
-        if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
+        if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_sizes(call.body)
         if call.endpoint != EMBEDDINGS_URL:
@@ -207,16 +251,30 @@ class EndpointInference(Route):
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise InvalidRequest(f"the body has no form as JSON: {error}") from error
 
-    def _enter(self, call: Call) -> AbstractAsyncContextManager[int]:
+    @property
+    def _waiting_online(self) -> int:
+        return sum(gate.waiting_online for gate in self._gates.values())
+
+    def _gate_of(self, model: str) -> Gate:
+        gate = self._gates.get(model)
+        if gate is None:
+            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
+            gate = self._gates[model] = Gate(pacer)
+        return gate
+
+    def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
-        return self._gate.enter(call.traffic, owner, weight=weight, priority=priority_of(call.body))
+        gate = self._gate_of(read_model(call.body) or "")
+        use = gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
+        return gate.enter(use, call.traffic, owner, weight=weight, priority=priority_of(call.body))
 
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
-        async with self._enter(call) as began:
+        async with self._enter(call) as turn:
             self._require_open()
-            answer = await self._noticed(began, self._client.send(path, body))
+            answer = await self._noticed(turn, self._client.send(path, body, turn.heard))
+            turn.answered(usage_of(answer))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
-            raise EndpointError(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
+            raise AnswerBroken(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
         return answer
 
     async def _opened(
@@ -224,26 +282,25 @@ class EndpointInference(Route):
     ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
         """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
-            began = await opening.enter_async_context(self._enter(call))
+            turn = await opening.enter_async_context(self._enter(call))
             self._require_open()
-            chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body)))
-            first = await self._noticed(began, anext(chunks, None))
+            chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body, turn.heard)))
+            first = await self._noticed(turn, anext(chunks, None))
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")
             held.push_async_exit(opening.pop_all())
             return chunks, first
 
-    async def _noticed(self, began: int, answer: Awaitable[_T]) -> _T:
-        """Return `answer`, and let the limit and the watch learn from its outcome."""
+    async def _noticed(self, turn: Turn, answer: Awaitable[_T]) -> _T:
+        """Return `answer`, and let the pacer and the watch learn from its outcome."""
         try:
             result = await answer
         except EndpointError as error:
-            if error.status in (429, 503):
-                self._limit.overloaded(began)
+            turn.failed(error)
             if _is_outage(error):
                 self._watch.suspect()
             raise
-        self._limit.succeeded()
+        self._retry_budget.succeeded()
         self._watch.answered()
         return result
 
@@ -252,10 +309,12 @@ class EndpointInference(Route):
         retries, failures, tell = self._retries[call.traffic], list[Exception](), call.pauses or (lambda _: None)
 
         def pause(error: Exception) -> bool | float:
-            found = pause_before_retry(error, call.traffic, retries, failures)
+            found = pause_before_retry(error, call.traffic, retries, failures, self._draw)
+            if found is not None and not _is_refusal(error) and not self._retry_budget.spend():
+                found = None
             failures.append(error)
-            tell(None if found is False else error)
-            return found
+            tell(None if found is None else error)
+            return False if found is None else found
 
         try:
             # Nearly all calls succeed at once, and the retrying itself would cost a third of such a call.
@@ -266,9 +325,6 @@ class EndpointInference(Route):
             on=pause,
             attempts=retries.attempts,
             timeout=None,
-            wait_initial=retries.wait_initial,
-            wait_max=retries.wait_max,
-            wait_jitter=retries.wait_initial,
         ):
             with attempt:
                 if attempt.num == 1:
@@ -286,23 +342,49 @@ class EndpointInference(Route):
 
 
 def pause_before_retry(
-    error: Exception, traffic: Traffic, retries: EndpointRetries, failures: Sequence[Exception]
-) -> bool | float:
-    """Return the seconds before the next try if the endpoint named them, else whether to try again at all.
+    error: Exception,
+    traffic: Traffic,
+    retries: EndpointRetries,
+    failures: Sequence[Exception],
+    draw: random.Random,
+) -> float | None:
+    """Return the seconds before the next try, with full jitter, or None: not to be tried again.
 
-    Pauses grow with the number of earlier `failures` even when the endpoint keeps naming short ones, or all tries would
-    soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
+    A refusal for a rate limit is tried again as soon as the pacer lets it, so it waits for nothing here. Of other
+    errors, pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all
+    tries would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
     """
-    if not isinstance(error, EndpointError) or not error.may_pass:
-        return False
-    if sum(getattr(each, "status", None) == 500 for each in (*failures, error)) >= _TRIES_OF_500:
-        return False
-    if error.retry_after is None:
-        return True
-    if traffic == "online" and error.retry_after > retries.wait_max:
-        return False
-    least = Backoff(retries.wait_initial, retries.wait_max).pause(len(failures)) if failures else 0.0
-    return min(max(error.retry_after, least), _LONGEST_PAUSE)
+    if not isinstance(error, EndpointError) or not (error.may_pass or isinstance(error, AnswerBroken)):
+        return None
+    tries = (*failures, error)
+    if sum(getattr(each, "status", None) == 500 for each in tries) >= _TRIES_OF_500:
+        return None
+    if sum(isinstance(each, AnswerBroken) for each in tries) >= _TRIES_OF_BROKEN:
+        return None
+    named = error.retry_after
+    if traffic == "online" and named is not None and named > retries.wait_max:
+        return None
+    if _is_refusal(error):
+        return 0.0
+    longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
+    return max(longest.pause(len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
+
+
+def answer_bound(call: Call) -> int | None:
+    """Return the most tokens that the answers to a call may have together; None: no bound."""
+    if call.endpoint == EMBEDDINGS_URL:
+        return 0
+    named = next((call.body[name] for name in ANSWER_BOUNDS if call.body.get(name) is not None), None)
+    if named is None and call.defaults is not None:
+        defaults = call.defaults
+        named = defaults.get("max_tokens") if isinstance(defaults, Mapping) else defaults.max_tokens
+    number = call.body.get("n")
+    completions = number if isinstance(number, int) and number > 0 else 1
+    return named * completions if isinstance(named, int) and named > 0 else None
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, EndpointError) and error.status == _REFUSED
 
 
 def _is_outage(error: EndpointError) -> bool:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import aiohttp
 import httpx
 import msgspec
 from yarl import URL
 
-from batchwright.errors import EndpointError, EndpointUnreachable, EngineClosed
+from batchwright.errors import AnswerBroken, EndpointError, EndpointUnreachable, EngineClosed
 from batchwright.inference.endpoint_address import endpoint_url, proxy_for
+from batchwright.wire.rate_limits import StatedLimit, limits_of_headers, retry_after_of_refusal
 
 _MOST_BYTES = 256 * 2**20
 """Largest size of an answer, or of one event of a stream."""
@@ -36,6 +37,9 @@ _BUFFERED_BYTES = 64 * 1024
 """Largest body that is sent at once, whether or not the endpoint reads it."""
 _SHOWN = 300
 _DONE = b"[DONE]"
+
+Heard: TypeAlias = Callable[[Sequence[StatedLimit]], None]
+"""Called with the rate limits that the head of an answer states, of a refusal too, as soon as it has arrived."""
 
 
 class EndpointClient:
@@ -82,14 +86,14 @@ class EndpointClient:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def send(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+    async def send(self, path: str, body: bytes | None = None, heard: Heard | None = None) -> dict[str, Any]:
         """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
-        async with self._answer("GET" if body is None else "POST", path, body) as response:
+        async with self._answer("GET" if body is None else "POST", path, body, heard) as response:
             return self._object(await self._whole(response))
 
-    async def stream(self, path: str, body: bytes) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self, path: str, body: bytes, heard: Heard | None = None) -> AsyncGenerator[dict[str, Any]]:
         """Post `body` to `path` and yield the JSON objects of the answer's stream, up to `[DONE]`."""
-        async with self._answer("POST", path, body) as response:
+        async with self._answer("POST", path, body, heard) as response:
             async for line in self._lines(response):
                 if not line.startswith(b"data:"):
                     continue  # a keep-alive comment, or the name of an event
@@ -138,16 +142,22 @@ class EndpointClient:
         return self._session
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, body: bytes | None) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(
+        self, method: str, path: str, body: bytes | None, heard: Heard | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and yield a successful response, of which only the head has been read."""
         try:
             async with await self._head(method, path, body) as response:
+                if heard is not None and (stated := self._stated(response)):
+                    heard(stated)
                 if response.status != HTTPStatus.OK:
                     raise self._refusal(response, await self._whole(response))
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
+            unreachable = EndpointUnreachable(f"{self.url} gave no answer: {what}")
+            unreachable.timed_out = isinstance(error, TimeoutError)
+            raise unreachable from None
 
     async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
@@ -211,7 +221,7 @@ class EndpointClient:
         if isinstance(value, dict):
             return value
         shown = self._blotted(content[:_SHOWN].decode(errors="replace"))
-        raise EndpointError(f"{self.url} answers with something else than a JSON object: {shown!r}")
+        raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown!r}")
 
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
@@ -224,9 +234,15 @@ class EndpointClient:
             told = None
         what = _message(told) if told else self._blotted(content[:_SHOWN].decode(errors="replace")).strip()
         after = self._retry_after(response.headers)
+        if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
+            after = retry_after_of_refusal(what)
         return EndpointError(
             f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=told, retry_after=after
         )
+
+    def _stated(self, response: aiohttp.ClientResponse) -> list[StatedLimit]:
+        named = {name.lower(): text for name, text in response.headers.items() if "ratelimit-" in name.lower()}
+        return limits_of_headers(named, self._unix_time()) if named else []
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""

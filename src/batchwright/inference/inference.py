@@ -90,6 +90,20 @@ class MayBeAway(Protocol):
         """Reason why no call can be computed now, fit to be shown to callers; None when calls can be computed."""
 
 
+@runtime_checkable
+class Sends(Protocol):
+    """An `Inference` whose calls wait before they are sent elsewhere, where they cost something."""
+
+    def send_no_more(self) -> None:
+        """Raise `EndpointDown` in batch calls that were not sent yet."""
+
+
+def send_no_more(inference: Inference) -> None:
+    """Give batch calls that `inference` has not sent anywhere yet back to their owners."""
+    if isinstance(inference, Sends):
+        inference.send_no_more()
+
+
 def why_not_ready(inference: Inference) -> str | None:
     """Return why `inference` can compute no call now; None when it can."""
     return inference.why_not_ready if isinstance(inference, MayBeAway) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from batchwright.engine_config import EngineConfig
@@ -14,6 +15,8 @@ from batchwright.inference.inference import Route
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
 from batchwright.models.cache import Progress
+from batchwright.pacing.concurrency import FIRST_LEVEL
+from batchwright.pacing.limits import ToldLimit
 from batchwright.version import __version__
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _OTHER_DESCRIPTORS = 64
 """File descriptors reserved for the database, files and listening sockets."""
+_MOST_FOUND = 1000
+"""Most requests under way at an endpoint, where their number is not set."""
 
 
 def load_models(
@@ -122,11 +127,17 @@ async def open_endpoint(
     api_key: str | None,
     models: Mapping[str, str] | None = None,
     *,
-    max_concurrency: int,
+    max_concurrency: int | None,
     max_waiting: int,
+    first_concurrency: int | None = None,
+    told: Sequence[ToldLimit] = (),
     waits: bool = True,
 ) -> EndpointInference:
     """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
+
+    `max_concurrency`: requests under way at once; None: as many as turn out to deliver the most, which is also found
+    below `max_concurrency` where `first_concurrency` says with how many to begin. `told`: rate limits of the endpoint,
+    which are kept.
 
     Raises `InputError` for an address or setting that cannot be used, `MissingExtra`, and `EndpointError` for an answer
     that no endpoint gives.
@@ -138,14 +149,24 @@ async def open_endpoint(
             f"an endpoint elsewhere needs {error.name}; install it: pip install 'batchwright[remote]'"
         ) from error
 
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and max_concurrency > most - _OTHER_DESCRIPTORS:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        descriptors = sys.maxsize
+    if max_concurrency is not None and max_concurrency > descriptors - _OTHER_DESCRIPTORS:
         raise InputError(
-            f"backend_concurrency={max_concurrency}: each request takes a file descriptor, of which this process may "
-            f"have {most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
+            f"backend_concurrency={max_concurrency}: each request takes a file descriptor, of which this process "
+            f"may have {descriptors} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
         )
     try:
-        endpoint = EndpointInference(address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting)
+        endpoint = EndpointInference(
+            address,
+            api_key,
+            models,
+            max_concurrency=max_concurrency or max(1, min(_MOST_FOUND, descriptors - _OTHER_DESCRIPTORS)),
+            first_concurrency=first_concurrency or max_concurrency or FIRST_LEVEL,
+            told=told,
+            max_waiting=max_waiting,
+        )
     except ValueError as error:
         raise InputError(str(error)) from None
     try:

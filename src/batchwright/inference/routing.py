@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
-from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, why_not_ready, work_of
+from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, send_no_more, why_not_ready, work_of
 from batchwright.wire.requests import EMBEDDINGS_URL, read_model
 
 ANY_MODEL = "*"
@@ -126,6 +126,10 @@ class StandIn(_Renaming):
     def why_not_ready(self) -> str | None:
         """Reason why `inner` can compute no call now; None when it can."""
         return why_not_ready(self._inner)
+
+    def send_no_more(self) -> None:
+        """Give batch calls that `inner` has not sent anywhere yet back to their owners."""
+        send_no_more(self._inner)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self._inner, prefix)

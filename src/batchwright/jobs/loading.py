@@ -21,6 +21,7 @@ from batchwright.inference.routing import StandIn
 from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
+from batchwright.pacing.limits import ToldLimit
 from batchwright.wire.requests import EMBEDDINGS_URL
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class ModelChoice:
     """Address of an OpenAI-compatible endpoint; None: models in this process."""
     api_key: str | None = None
     """API key for the endpoint."""
-    concurrency: int = 64
-    """Most requests under way at the endpoint."""
+    concurrency: int | None = None
+    """Most requests under way at the endpoint; None: as many as deliver the most."""
+    told: tuple[ToldLimit, ...] = ()
+    """Rate limits of the endpoint."""
     served_model_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,9 +90,14 @@ class ModelChoice:
             inference = loaded.inference()
         else:
             models = None if self.model is None else {self.model: self.model}
-            most = self.concurrency
             inference = await open_endpoint(
-                self.backend, self.api_key, models, max_concurrency=most, max_waiting=most, waits=False
+                self.backend,
+                self.api_key,
+                models,
+                max_concurrency=self.concurrency,
+                max_waiting=self.concurrency or 1,
+                told=self.told,
+                waits=False,
             )
         try:
             yield self.renamed(inference)

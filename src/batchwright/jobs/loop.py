@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, EndpointError, RunFailed
-from batchwright.inference.inference import Call, Inference, why_not_ready
+from batchwright.inference.inference import Call, Inference, send_no_more, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
@@ -157,6 +157,7 @@ class JobLoop:
 
     async def _wind_down(self) -> None:
         self.stopping = True
+        send_no_more(self._inference)
         self._executor.try_no_more()
         until = self._clock.now() + _GRACE
         while self._executor and self._failure is None and self._clock.now() < until:
@@ -254,6 +255,13 @@ class JobLoop:
             elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
                 self._stop(
                     RunFailed(f"{outcome}. Finished lines are kept: run the same command again with a key that it does")
+                )
+            elif isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
+                self._stop(
+                    RunFailed(
+                        f"{outcome}. Nothing more is computed for this key: finished lines are kept, and the same "
+                        "command goes on once that has changed"
+                    )
                 )
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)

@@ -29,6 +29,7 @@ from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
+from batchwright.pacing.limits import ToldLimit, told_limits
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
@@ -96,7 +97,9 @@ def run(
     embedding_model: str | None = None,
     backend: str | None = None,
     backend_api_key: str | None = None,
-    backend_concurrency: int = 64,
+    backend_concurrency: int | None = None,
+    rpm: float | None = None,
+    tpm: float | None = None,
     served_model_names: Sequence[str] = (),
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
@@ -146,7 +149,9 @@ def run(
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
     - `embedding_model`: the model for lines for `/v1/embeddings`.
     - `backend`: the address of an OpenAI-compatible endpoint, such as `https://host/v1`, which computes in place of
-      models in this process; `backend_api_key` is its key, `backend_concurrency` how many requests it is given at once.
+      models in this process; `backend_api_key` is its key. `rpm` and `tpm` are its limits of requests and tokens a
+      minute; those that its answers state, and those that show by refusals, are found and kept without being told.
+      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
@@ -192,6 +197,7 @@ def run(
         config=config,
         api_key=backend_api_key,
         concurrency=backend_concurrency,
+        told=_told(rpm, tpm),
         served_model_names=tuple(served_model_names),
     )
     if output is None and not dry_run:
@@ -231,6 +237,13 @@ def run(
         show = progress or (lambda _: None)
         job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path)
         return job_run.plan() if dry_run else job_run.carry_out()
+
+
+def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:
+    try:
+        return told_limits(rpm, tpm)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _check_keywords(given: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-_FIRST = 16
+FIRST_LEVEL = 16
 _DOUBLE = 2.0
 _STEP = 1.4
 _NEARLY = 0.6
@@ -39,7 +39,7 @@ _BUSY = 0.9
 class ConcurrencySearch:
     """Finds the number of requests at once from which on more do not deliver more. `most` is never exceeded."""
 
-    def __init__(self, most: int, *, first: int = _FIRST) -> None:
+    def __init__(self, most: int, *, first: int = FIRST_LEVEL) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ValueError(f"max_concurrency={most!r}: must be a whole number, 1 or more")
         self.most = most

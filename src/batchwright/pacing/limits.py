@@ -28,7 +28,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class ToldLimit:
-    """A limit that the user states. Raises ValueError for one that admits nothing."""
+    """A limit that the user states."""
 
     kind: RateKind
     limit: float
@@ -36,6 +36,14 @@ class ToldLimit:
     window: float = MINUTE
     """Length of the window in seconds."""
 
-    def __post_init__(self) -> None:
-        if not self.limit > 0 or not self.window > 0:
-            raise ValueError(f"a limit of {self.limit:g} {self.kind} in {self.window:g} s: both must be above 0")
+
+def told_limits(rpm: float | None = None, tpm: float | None = None) -> tuple[ToldLimit, ...]:
+    """Return the limits of requests and of tokens a minute that are given. Raises ValueError for one not above 0."""
+    found = []
+    kinds: tuple[tuple[str, RateKind, float | None], ...] = (("rpm", "requests", rpm), ("tpm", "tokens", tpm))
+    for name, kind, limit in kinds:
+        if limit is not None:
+            if not limit > 0:
+                raise ValueError(f"{name}={limit!r}: must be above 0; leave it out where there is no limit")
+            found.append(ToldLimit(kind, float(limit)))
+    return tuple(found)

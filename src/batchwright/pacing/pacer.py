@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchwright.decayed_rate import DecayedRate
-from batchwright.pacing.concurrency import ConcurrencyCap, ConcurrencySearch, alike
-from batchwright.pacing.expected_output import ExpectedOutput
+from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
+from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pace import Pace
@@ -83,11 +83,16 @@ class PacerFigures:
 
 
 class Pacer:
-    """Decides when requests go. `most`: requests at once, never exceeded; `told`: limits that the user states."""
+    """Decides when requests go.
 
-    def __init__(self, most: int, told: Sequence[ToldLimit] = ()) -> None:
-        self.expected = ExpectedOutput()
-        self.search = ConcurrencySearch(most)
+    `most`: requests at once, never exceeded; `told`: limits that the user states; `first`: requests at once to begin
+    with, by default a few.
+    """
+
+    def __init__(self, most: int, told: Sequence[ToldLimit] = (), *, first: int = FIRST_LEVEL) -> None:
+        self.expected = ExpectedUse()
+        self.search = ConcurrencySearch(most, first=first)
+        self._first_surge = float(max(_FIRST_SURGE, first))
         self.under_way = 0
         self.sent = 0
         self.refused_count = 0
@@ -122,12 +127,17 @@ class Pacer:
         """Whether a limit on a rate is told, stated or found."""
         return bool(self._told or self._stated) or self._found.rate is not None
 
-    def wait(self, use: Use, now: float) -> float:
-        """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended."""
+    def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
+        """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
+
+        One that `is_urgent` is bound by limits, but need not come in turn with others.
+        """
         self._ramp(now)
         if self.under_way >= self.concurrency:
             return float("inf")
-        wait = max(self._blocked_until - now, self._found.wait(now), self._surge.wait(self._surge_rate(), now), 0.0)
+        wait = max(self._blocked_until - now, self._found.wait(now), 0.0)
+        if not is_urgent:
+            wait = max(wait, self._surge.wait(self._surge_rate(), now))
         for window in self._told:
             wait = max(wait, window.wait(use, now))
         for budget in self._stated.values():
@@ -175,8 +185,7 @@ class Pacer:
             attempt.use.input_tokens if input_tokens is None else input_tokens,
             attempt.use.output_tokens if output_tokens is None else output_tokens,
         )
-        if output_tokens is not None:
-            self.expected.learn(output_tokens)
+        self.expected.learn(attempt.use.input_tokens, input_tokens, output_tokens)
         for window, entry in attempt.told:
             window.settle(entry, used.of(window.told.kind), now)
         if attempt.at > self._refused_at:
@@ -287,7 +296,7 @@ class Pacer:
         """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
         if self._cap is not None:
             return 1.0 + _CAPPED_SURGE * self._answers.rate
-        return _FIRST_SURGE + _MOST_SURGE * self._answers.rate
+        return self._first_surge + _MOST_SURGE * self._answers.rate
 
     def _end(self, attempt: Attempt) -> None:
         if attempt.ended:

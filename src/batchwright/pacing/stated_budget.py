@@ -178,7 +178,8 @@ class StatedBudget:
 
     def _tell_kind(self, stated: StatedLimit, sent_at: float, now: float) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
-        assert stated.reset is not None and stated.remaining is not None
+        assert stated.reset is not None
+        assert stated.remaining is not None
         missing = stated.limit - stated.remaining
         self._longest_reset = max(stated.reset, self._longest_reset * _FADES)
         if self._rolled_at is not None and sent_at >= self._rolled_at:
@@ -204,7 +205,7 @@ class StatedBudget:
         at, total, before = self._last
         refilled = 0.0 if self.is_window else (sent.at - at) * self.limit / self.window
         counted, expected = min(self.limit, before + refilled) - remaining, sent.total - total
-        if expected <= 0.0 or self.is_window and remaining > before:
+        if expected <= 0.0 or (self.is_window and remaining > before):
             return
         self._counted = self._counted * _KEEP + counted
         self._expected = self._expected * _KEEP + expected

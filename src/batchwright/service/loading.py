@@ -11,11 +11,15 @@ from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve
+from batchwright.pacing.limits import told_limits
 from batchwright.service.settings import Settings
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
+
+_FIRST_CONCURRENCY = 64
+"""Requests under way at an endpoint to begin with: online ones should not wait for what is found later."""
 
 
 async def load_inference(settings: Settings) -> Inference:
@@ -30,6 +34,8 @@ async def load_inference(settings: Settings) -> Inference:
         settings.backend,
         None if key is None else key.get_secret_value(),
         max_concurrency=settings.backend_concurrency,
+        first_concurrency=min(_FIRST_CONCURRENCY, settings.backend_concurrency),
+        told=told_limits(settings.backend_rpm, settings.backend_tpm),
         max_waiting=settings.max_online_sequences,
     )
     try:

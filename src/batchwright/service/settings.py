@@ -202,7 +202,11 @@ class Settings(_EngineSettings):
         "Further names of models, separated by commas: gpt-4o-mini=smollm2. Answers carry the name in the request.",
     )
     backend_api_key: SecretStr | None = _setting("Model", None, "API key for the endpoint.")
-    backend_concurrency: Count = _setting("Model", 64, "Most requests under way at the endpoint.")
+    backend_concurrency: Count = _setting(
+        "Model", 256, "Most requests under way at the endpoint. Up to that, as many as deliver the most are found."
+    )
+    backend_rpm: Count | None = _setting("Model", None, "The endpoint's limit of requests a minute, if it states none.")
+    backend_tpm: Count | None = _setting("Model", None, "The endpoint's limit of tokens a minute, if it states none.")
 
     max_online_sequences: Annotated[int, Field(ge=2)] = _setting(
         "Two classes of traffic",

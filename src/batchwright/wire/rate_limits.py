@@ -62,6 +62,11 @@ _BODY = re.compile(
 )
 _BODY_WINDOWS = {"sec": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 _AGAIN = re.compile(r"(?:try again|retry) (?:in|after) (\d+(?:\.\d+)?) ?(ms|milliseconds?|s|seconds?|m|minutes?)\b")
+_UNITS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("s", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "minute", "minutes"), 60.0),
+}
 _READ = 2000
 """Characters of a message that are looked at."""
 
@@ -109,8 +114,7 @@ def retry_after_of_refusal(message: str) -> float | None:
     match = _AGAIN.search(message[:_READ].lower())
     if match is None:
         return None
-    unit = 1e-3 if match[2].startswith("mi") and "l" in match[2] or match[2] == "ms" else 60.0
-    return float(match[1]) * (1.0 if match[2].startswith("s") else unit)
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def seconds_until(text: str | None, unix_time: float) -> float | None:
