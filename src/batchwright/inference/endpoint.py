@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
@@ -139,7 +140,8 @@ class EndpointInference(Route):
     def room(self) -> int:
         under_way = self._under_way
         ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
-        places = 0 if self._watch.down else min(under_way, self._concurrency) + ahead - self._held.total()
+        held = min(under_way + ahead, math.ceil((1.0 + _AHEAD) * self._concurrency))
+        places = 0 if self._watch.down else held - self._held.total()
         return max(places, -self._held["batch"])
 
     @property
@@ -271,6 +273,8 @@ class EndpointInference(Route):
     async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
             self._require_open()
+            if call.pauses is not None:
+                call.pauses(None)
             answer = await self._noticed(turn, self._client.send(path, body, turn.heard))
             turn.answered(usage_of(answer))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
@@ -284,6 +288,8 @@ class EndpointInference(Route):
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
             self._require_open()
+            if call.pauses is not None:
+                call.pauses(None)
             chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body, turn.heard)))
             first = await self._noticed(turn, anext(chunks, None))
             if first is None:
@@ -310,7 +316,7 @@ class EndpointInference(Route):
 
         def pause(error: Exception) -> bool | float:
             found = pause_before_retry(error, call.traffic, retries, failures, self._draw)
-            if found is not None and not _is_refusal(error) and not self._retry_budget.spend():
+            if found is not None and not self._retry_budget.spend():
                 found = None
             failures.append(error)
             tell(None if found is None else error)
@@ -318,20 +324,30 @@ class EndpointInference(Route):
 
         try:
             # Nearly all calls succeed at once, and the retrying itself would cost a third of such a call.
-            return await attempt_once()
+            return await self._let_through(call, attempt_once)
         except Exception as error:
             failure = error
-        async for attempt in stamina.retry_context(
-            on=pause,
-            attempts=retries.attempts,
-            timeout=None,
-        ):
+        async for attempt in stamina.retry_context(on=pause, attempts=retries.attempts, timeout=None):
             with attempt:
                 if attempt.num == 1:
                     raise failure
-                tell(None)
-                return await attempt_once()
+                return await self._let_through(call, attempt_once)
         raise failure
+
+    async def _let_through(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of a try. One that is refused for a rate limit is made again when the pacer allows it."""
+        retries, refusals = self._retries[call.traffic], 0
+        while True:
+            try:
+                return await attempt_once()
+            except EndpointError as error:
+                refusals += 1
+                if error.status != _REFUSED or not error.may_pass or refusals >= retries.attempts:
+                    raise
+                if call.traffic == "online" and (error.retry_after or 0.0) > retries.wait_max:
+                    raise
+                if call.pauses is not None:
+                    call.pauses(error)
 
     def _ours(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
         """Return `answer` with the model name of the call in place of the endpoint's."""
@@ -350,11 +366,13 @@ def pause_before_retry(
 ) -> float | None:
     """Return the seconds before the next try, with full jitter, or None: not to be tried again.
 
-    A refusal for a rate limit is tried again as soon as the pacer lets it, so it waits for nothing here. Of other
-    errors, pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all
-    tries would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller.
+    Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
+    would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller. Refusals for a rate
+    limit were tried again before, as the pacer allows.
     """
-    if not isinstance(error, EndpointError) or not (error.may_pass or isinstance(error, AnswerBroken)):
+    if not isinstance(error, EndpointError) or error.status == _REFUSED:
+        return None
+    if not (error.may_pass or isinstance(error, AnswerBroken)):
         return None
     tries = (*failures, error)
     if sum(getattr(each, "status", None) == 500 for each in tries) >= _TRIES_OF_500:
@@ -364,8 +382,6 @@ def pause_before_retry(
     named = error.retry_after
     if traffic == "online" and named is not None and named > retries.wait_max:
         return None
-    if _is_refusal(error):
-        return 0.0
     longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
     return max(longest.pause(len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
 
@@ -381,10 +397,6 @@ def answer_bound(call: Call) -> int | None:
     number = call.body.get("n")
     completions = number if isinstance(number, int) and number > 0 else 1
     return named * completions if isinstance(named, int) and named > 0 else None
-
-
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, EndpointError) and error.status == _REFUSED
 
 
 def _is_outage(error: EndpointError) -> bool:
