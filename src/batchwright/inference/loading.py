@@ -154,8 +154,8 @@ async def open_endpoint(
         descriptors = sys.maxsize
     if max_concurrency is not None and max_concurrency > descriptors - _OTHER_DESCRIPTORS:
         raise InputError(
-            f"backend_concurrency={max_concurrency}: each request takes a file descriptor, of which this process "
-            f"may have {descriptors} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
+            f"backend_concurrency={max_concurrency}: each request takes a file descriptor, of which this process may "
+            f"have {descriptors}, {_OTHER_DESCRIPTORS} of them for other uses; lower it, or raise the limit (ulimit -n)"
         )
     try:
         endpoint = EndpointInference(
