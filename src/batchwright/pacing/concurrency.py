@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Collection
 
 FIRST_LEVEL = 16
-_DOUBLE = 2.0
+_LEAP = 4.0
 _STEP = 1.4
 _NEARLY = 0.6
-"""Share of the growth of the level by which what is delivered must grow for the next level to be twice this one."""
+"""Share of the growth of the level by which what is delivered must grow for the next level to be a leap away."""
 _LEAST_GAIN = 1.03
 _LEAST_MEASURED = 8
 _AGAIN = 12
@@ -120,11 +120,11 @@ class ConcurrencySearch:
         self.delivered = delivered
         before, self._before = self._before, (self.level, delivered)
         if before is None:
-            self._go_to(self.level * _DOUBLE)
+            self._go_to(self.level * _LEAP)
             return
         grown, gain = self.level / before[0], delivered / before[1]
         if gain >= 1.0 + _NEARLY * (grown - 1.0):
-            self._go_to(self.level * _DOUBLE)
+            self._go_to(self.level * _LEAP)
         elif gain >= _LEAST_GAIN:
             self._go_to(self.level * _STEP)
         else:
