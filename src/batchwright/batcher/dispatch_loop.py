@@ -417,7 +417,7 @@ class DispatchLoop:
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
         """Drop requests that this batch would answer too late, and answer them now."""
-        if not self._deadlines:
+        if not self._deadlines or not entries:
             return entries
         seconds = self._backlog.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
         late = [entry for entry in entries if entry.due < now + _SURE * seconds]
