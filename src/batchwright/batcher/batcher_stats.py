@@ -10,6 +10,7 @@ from typing import Literal
 
 from batchwright.histograms import Histogram
 from batchwright.policies import Item, Reason
+from batchwright.policies.policy import are_alike
 from batchwright.priority_levels import PriorityLevels
 
 _RECENT = 100
@@ -101,7 +102,7 @@ class BatcherStats:
     def count_successes(self, items: Sequence[Item], now: float) -> None:
         """Count the answers to these requests."""
         self.succeeded += len(items)
-        priorities = {item.priority for item in items}
+        priorities = {items[0].priority} if are_alike(items) else {item.priority for item in items}
         for priority in priorities:
             mine = items if len(priorities) == 1 else [item for item in items if item.priority == priority]
             level = self.levels.at(priority)
@@ -227,7 +228,7 @@ class ContinuousStats(BatcherStats):
 
 
 def _add_times(histogram: Histogram, arrivals: list[float], now: float) -> None:
-    if len(set(arrivals)) == 1:
+    if arrivals.count(arrivals[0]) == len(arrivals):
         # They came in one turn of the event loop.
         histogram.add((now - arrivals[0]) * 1e3, len(arrivals))
     else:
