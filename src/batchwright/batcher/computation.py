@@ -37,6 +37,8 @@ class RunningBatch:
     """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
     """Whether it is such a part, and was computed although other requests waited."""
+    arrivals: Sequence[float] | None = None
+    """When its requests arrived, where that has been listed."""
     task: asyncio.Task[None] | None = None
     suspects: list[Entry] = field(default_factory=list)
     """Unanswered requests, one of which caused a failure."""
@@ -149,7 +151,7 @@ class BatchExecutor:
         answered = [entry for entry in entries if entry not in gone] if gone else entries
         group.wanted -= len(answered)
         self._stats.generated_tokens += generated
-        self._stats.count_successes(answered, now)
+        self._stats.count_successes(answered, now, group.arrivals if answered is group.entries else None)
 
     def _answer_each(
         self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float

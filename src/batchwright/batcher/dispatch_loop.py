@@ -469,7 +469,10 @@ class DispatchLoop:
         now, entries = group.begins, group.entries
         new = entries if group.search is None else [entry for entry in entries if entry.started is None]
         if new:
-            self._stats.count_starts([entry.arrival for entry in new], now)
+            arrivals = [entry.arrival for entry in new]
+            self._stats.count_starts(arrivals, now)
+            if new is entries:
+                group.arrivals = arrivals
         for entry in new:
             entry.group = group
             entry.started = now
