@@ -15,9 +15,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations, combinations_with_replacement
-from operator import mul
+from operator import mul, truediv
 
 _SHORTEST = 1e-7
 _SINGULAR = 1e-9
@@ -28,8 +29,8 @@ _WARM_UP = 8
 _OUTLIER = 6.0
 """Outliers are this many times the usual error."""
 _LEAST_ERROR = 0.05
-_FITTED_ALWAYS, _FITTED_EVERY = 32, 8
-"""Fits at first, and then among how many: a fit costs more than all else that is done for a small batch."""
+_FITTED_ALWAYS = 32
+"""Fits at first, one for each measurement."""
 _CHANGED = 4
 """Number of outliers one after another that are the truth."""
 
@@ -37,13 +38,15 @@ _CHANGED = 4
 class FadedFit:
     """Learns from `observe`, answers through `predict`; `size` features, the first of which is 1 for a fixed cost.
 
-    `memory` is the number of measurements that it looks back. Raises ValueError when either is below 1.
+    `memory` is the number of measurements that it looks back, `every` after how many it is fitted once there are some:
+    a fit costs more than all else that is done for a small batch. Raises ValueError when one of them is below 1.
     """
 
-    def __init__(self, size: int, memory: int) -> None:
-        if size < 1 or memory < 1:
-            raise ValueError(f"size={size}, memory={memory}: both must be at least 1")
+    def __init__(self, size: int, memory: int, *, every: int = 8) -> None:
+        if size < 1 or memory < 1 or every < 1:
+            raise ValueError(f"size={size}, memory={memory}, every={every}: all must be at least 1")
         self.size = size
+        self._every = every
         self.coefficients: tuple[float, ...] = (0.0,) * size
         """Seconds for one of each feature."""
         self.observations = 0
@@ -76,8 +79,8 @@ class FadedFit:
                 self._error += (error - self._error) * max(1.0 / self.observations, 0.05)
         self._outliers = 0
         self.observations += 1
-        self._learn(features, seconds)
-        if is_larger or self.observations <= _FITTED_ALWAYS or not self.observations % _FITTED_EVERY:
+        self._unsummed.append((features, seconds))
+        if is_larger or self.observations <= _FITTED_ALWAYS or not self.observations % self._every:
             self._fit()
 
     def predict(self, features: Sequence[float]) -> float | None:
@@ -98,60 +101,72 @@ class FadedFit:
         """Sums of the features, each divided by the seconds."""
         self._products = [0.0] * len(self._pairs)
         """Sums of the products of two features each, by `_pairs`, divided likewise."""
+        self._unsummed: list[tuple[Sequence[float], float]] = []
+        """Measurements since the last fit, which are not in the sums yet: to add eight costs little more than one."""
 
-    def _learn(self, features: Sequence[float], seconds: float) -> None:
-        scaled = [feature / seconds for feature in features]
-        keep = self._keep
-        self._weight = self._weight * keep + 1.0
-        self._sums = [total * keep + each for total, each in zip(self._sums, scaled, strict=True)]
+    def _add_up(self) -> None:
+        """Add the measurements since the last fit to the sums, as if each had been added when it came."""
+        count = len(self._unsummed)
+        fading = [self._keep**younger for younger in reversed(range(count))]
+        scaled = [[feature / seconds for feature in features] for features, seconds in self._unsummed]
+        columns = list(zip(*scaled, strict=True))
+        faded = [list(map(mul, column, fading)) for column in columns]
+        keep = self._keep**count
+        self._weight = self._weight * keep + sum(fading)
+        self._sums = [total * keep + sum(column) for total, column in zip(self._sums, faded, strict=True)]
         products = zip(self._products, self._pairs, strict=True)
-        self._products = [total * keep + scaled[i] * scaled[j] for total, (i, j) in products]
+        self._products = [total * keep + sum(map(mul, faded[i], columns[j])) for total, (i, j) in products]
+        self._unsummed.clear()
 
     def _fit(self) -> None:
+        self._add_up()
         best_error = float("inf")
-        best: tuple[float, ...] | None = None
+        best: tuple[tuple[int, ...], list[float]] | None = None
         # Rounding leaves errors of this size where the fit is exact.
         floor = 1e-12 * self._weight
-        products: list[list[float]] = [[0.0] * self.size for _ in range(self.size)]
+        # The equations in units in which the matrix has ones on its diagonal, or 0 for a feature that was always 0.
+        matrix: list[list[float]] = [[0.0] * self.size for _ in range(self.size)]
         for total, (i, j) in zip(self._products, self._pairs, strict=True):
-            products[i][j] = products[j][i] = total
+            matrix[i][j] = matrix[j][i] = total
+        scale = [matrix[i][i] ** 0.5 or math.inf for i in range(self.size)]
+        matrix = [
+            [each / (mine * other) for each, other in zip(row, scale, strict=True)]
+            for row, mine in zip(matrix, scale, strict=True)
+        ]
+        targets = list(map(truediv, self._sums, scale))
         for subset in self._subsets:
-            values = _solve(products, self._sums, subset)
+            values = _solve(matrix, targets, subset)
             if values is None or min(values) < 0.0:
                 continue
-            error = max(self._weight - sum(v * self._sums[i] for v, i in zip(values, subset, strict=True)), floor)
+            error = max(
+                self._weight - sum([value * targets[i] for value, i in zip(values, subset, strict=True)]), floor
+            )
             if error < best_error * _BETTER:
-                best_error = error
-                fitted = [0.0] * self.size
-                for value, i in zip(values, subset, strict=True):
-                    fitted[i] = value
-                best = tuple(fitted)
+                best_error, best = error, (subset, values)
         if best is not None:
-            self.coefficients = best
+            fitted = [0.0] * self.size
+            for i, value in zip(*best, strict=True):
+                fitted[i] = value / scale[i]
+            self.coefficients = tuple(fitted)
 
 
-def _solve(products: Sequence[Sequence[float]], sums: Sequence[float], subset: tuple[int, ...]) -> list[float] | None:
-    """Return the least-squares coefficients of `subset`; None where the sums do not settle them."""
-    scale = [products[i][i] ** 0.5 for i in subset]
-    if min(scale) <= 0.0:
-        return None
+def _solve(matrix: Sequence[Sequence[float]], targets: Sequence[float], subset: tuple[int, ...]) -> list[float] | None:
+    """Return the least-squares coefficients of `subset`; None where the equations do not settle them."""
     size = len(subset)
     if size == 1:
-        return [sums[subset[0]] / scale[0] ** 2]
-    rows = [
-        [products[i][j] / (scale[a] * scale[b]) for b, j in enumerate(subset)] + [sums[i] / scale[a]]
-        for a, i in enumerate(subset)
-    ]
-    # Gauss without pivoting: the matrix is symmetric and positive, with ones on its diagonal.
-    for pivot in range(size):
-        if rows[pivot][pivot] < _SINGULAR:
+        i = subset[0]
+        return [targets[i]] if matrix[i][i] else None
+    rows = [[matrix[i][j] for j in subset] + [targets[i]] for i in subset]
+    # Gauss without pivoting: the matrix is symmetric and positive.
+    for pivot, head in enumerate(rows):
+        if head[pivot] < _SINGULAR:
             return None
-        for below in range(pivot + 1, size):
-            factor = rows[below][pivot] / rows[pivot][pivot]
+        for row in rows[pivot + 1 :]:
+            factor = row[pivot] / head[pivot]
             for column in range(pivot, size + 1):
-                rows[below][column] -= factor * rows[pivot][column]
+                row[column] -= factor * head[column]
     values = [0.0] * size
     for pivot in reversed(range(size)):
-        known = sum(rows[pivot][column] * values[column] for column in range(pivot + 1, size))
+        known = sum([rows[pivot][column] * values[column] for column in range(pivot + 1, size)])
         values[pivot] = (rows[pivot][size] - known) / rows[pivot][pivot]
-    return [value / by for value, by in zip(values, scale, strict=True)]
+    return values

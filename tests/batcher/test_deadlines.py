@@ -147,3 +147,26 @@ def test_the_lateness_of_timers_is_part_of_the_margin() -> None:
     assert before is not None
     assert after is not None
     assert after - before == pytest.approx(0.049)
+
+
+def test_whose_caller_leaves_in_the_turn_of_its_dispatch_costs_nobody_else_the_answer() -> None:
+    async def model(items: list[str]) -> list[str]:
+        await asyncio.sleep(0)
+        return items
+
+    async def main(clock: ManualClock) -> str:
+        batcher = Batcher(model, length_aware(None, 1), clock=clock)
+
+        async def leads() -> None:
+            await batcher.compute("first")
+            leaves.cancel()  # before the next batch is chosen, in the same turn
+
+        async with asyncio.TaskGroup() as callers:
+            callers.create_task(leads())
+            leaves = callers.create_task(batcher.compute("second", deadline=60.0))
+            third = callers.create_task(batcher.compute("third", deadline=60.0))
+        await batcher.close()
+        answer: str = third.result()
+        return answer
+
+    assert play(main) == "third"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from batchwright.policies import (
     Backlog,
     BySize,
+    Dispatch,
     FairShare,
     Fifo,
     Item,
@@ -21,6 +22,7 @@ from batchwright.policies import (
     within_memory,
 )
 from batchwright.policies.lengths import _cuts, capacity
+from batchwright.policies.policy import are_alike, sizes
 
 _QUICK = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
@@ -78,3 +80,32 @@ def test_many_take_the_places_that_they_would_take_one_by_one(
         single.add((item,))
     assert [ours.index(item) for item in together.items] == [theirs.index(i) for i in single.items]
     assert [(item.key, item.level) for item in ours] == [(item.key, item.level) for item in theirs]
+
+
+_KINDS = st.tuples(
+    st.sampled_from([4, 4, 4, 9]), st.sampled_from([5, 5, 5, 2]), st.sampled_from([math.inf, math.inf, math.inf, 60.0])
+)
+
+
+@_QUICK
+@given(turns=st.lists(st.lists(_KINDS, max_size=6), max_size=8), size=st.integers(1, 8), known=st.booleans())
+def test_what_is_known_to_be_alike_is_alike_and_is_decided_as_if_it_were_not_known(
+    turns: list[list[tuple[int, int, float]]], size: int, known: bool
+) -> None:
+    knowing, looking = Backlog(auto(size)), Backlog(auto(size))
+    for backlog in (knowing, looking) if known else ():
+        backlog.observe(40, 40, 10, 0.01)
+    for now, turn in enumerate(turns):
+        for backlog in (knowing, looking):
+            backlog.add([Item(float(now), length, priority=level, due=due) for length, level, due in turn])
+        items = knowing.items
+        assert not are_alike(items) or len({(item.length, item.priority, item.due) for item in items}) <= 1
+        assert knowing._waiting.total_length == sum(item.length for item in items)
+        looking._waiting.items.alike = False
+        decisions = [backlog.decide(float(now)) for backlog in (knowing, looking)]
+        told = [
+            (each.reason, [item.ordinal for item in each.items], sizes(each.items))
+            for each in decisions
+            if isinstance(each, Dispatch)
+        ]
+        assert not told or told[0] == told[1]

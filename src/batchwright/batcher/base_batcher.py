@@ -50,8 +50,8 @@ class BatcherCore(Protocol):
         """Take a new entry, whose future will be answered. Raises when the entry is not taken."""
         ...
 
-    def leave(self, entry: Any) -> None:
-        """Note that the caller of `entry` has gone."""
+    def leave(self, entry: Any, *, is_moved: bool = False) -> None:
+        """Note that the caller of `entry` has gone; `is_moved`: it waits for another entry, in another event loop."""
         ...
 
     def abandon(self) -> None:
@@ -130,6 +130,10 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
     def _waiting(self) -> int:
         """Return the number of waiting requests."""
 
+    def _uncounted(self) -> int:
+        """Return the number of requests that were taken, and are not in the figures yet."""
+        return 0
+
     @abstractmethod
     def _waiting_entries(self) -> Sequence[Entry]:
         """Return the waiting requests, the next one first."""
@@ -198,6 +202,7 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             except RuntimeError:
                 # In another thread a count was added that was not there before, in the middle of the copy.
                 continue
+        stats.requests += self._uncounted()
         stats.waiting = self._waiting()
         ended = stats.succeeded + stats.failed + stats.expired + stats.cancelled
         stats.running = max(0, stats.requests - ended - stats.waiting)
@@ -276,16 +281,16 @@ class BaseBatcher(Closable, Generic[_CoreT, _StatsT, *_What]):
             began = entry.started is not None or entry.group is not None
             if ends:
                 self._may_end = core.loop
-            entry.is_moved = ends and (self._recomputes or not began)
+            is_moved = ends and (self._recomputes or not began)
             if core is self._core:
-                core.leave(entry)
-                if entry.is_moved:
+                core.leave(entry, is_moved=is_moved)
+                if is_moved:
                     # It is counted where it ends.
                     self._stats.requests -= 1
                     self._stats.cancelled -= 1
             if not ends:
                 raise
-        if entry.is_moved:
+        if is_moved:
             return MOVED
         raise GenerationError(
             "the event loop that computed the request ended before it was finished, and what has begun is not computed "

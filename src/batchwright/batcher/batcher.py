@@ -22,6 +22,8 @@ from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
 _PRIORITY = 5
 """Priority of an item that comes without one; that of an `InferenceRequest`."""
+_USUAL = 100
+"""Priorities below need no further check."""
 
 
 class Batcher(
@@ -105,17 +107,20 @@ class Batcher(
 
         Raises what the model raised, and `DeadlineExceeded` after `deadline` seconds.
         """
-        urgent = _PRIORITY if priority is None else urgency(_PRIORITY, priority)
+        if priority is None:
+            priority = _PRIORITY
+        elif type(priority) is not int or not 0 <= priority < _USUAL:
+            priority = urgency(_PRIORITY, priority)
         allowed = math.inf if deadline is None else time_allowed(None, deadline)
         max_wait = None if max_wait_ms is None else in_seconds("max_wait_ms", max_wait_ms)
         core = self._core
         if core is None or core.loop is not asyncio.get_running_loop():
-            return await self._answer(item, None, urgent, allowed, tenant, max_wait)
+            return await self._answer(item, None, priority, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
         future: asyncio.Future[Any] = core.loop.create_future()
-        entry = Entry(future, item, None, now, length, urgent, now + allowed, tenant, max_wait)
+        entry = Entry(future, item, None, now, length, priority, now + allowed, tenant, max_wait)
         core.enter(entry)
         try:
             return await future
@@ -183,8 +188,11 @@ class Batcher(
         return Entry(future, prompt, request, now, length, priority, now + allowed, tenant, max_wait)
 
     def _waiting(self) -> int:
+        return len(self._backlog) + self._uncounted()
+
+    def _uncounted(self) -> int:
         core = self._core
-        return len(self._backlog) + (0 if core is None else core.arrived)
+        return 0 if core is None else core.arrived
 
     def _waiting_entries(self) -> Sequence[Entry]:
         core = self._core

@@ -10,6 +10,7 @@ from typing import Literal
 
 from batchwright.histograms import Histogram
 from batchwright.policies import Item, Reason
+from batchwright.policies.policy import are_alike
 from batchwright.priority_levels import PriorityLevels
 
 _RECENT = 100
@@ -94,19 +95,21 @@ class BatcherStats:
         self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self.items_by_reason[reason] = self.items_by_reason.get(reason, 0) + size
 
-    def count_starts(self, arrivals: list[float], now: float) -> None:
+    def count_starts(self, arrivals: Sequence[float], now: float) -> None:
         """Count the dispatch of requests that arrived at these times."""
         _add_times(self.queue_ms, arrivals, now)
 
-    def count_successes(self, items: Sequence[Item], now: float) -> None:
-        """Count the answers to these requests."""
+    def count_successes(self, items: Sequence[Item], now: float, arrivals: Sequence[float] | None = None) -> None:
+        """Count the answers to these requests; `arrivals`: when they arrived, where that has been listed."""
         self.succeeded += len(items)
-        priorities = {item.priority for item in items}
+        priorities = {items[0].priority} if are_alike(items) else {item.priority for item in items}
         for priority in priorities:
             mine = items if len(priorities) == 1 else [item for item in items if item.priority == priority]
             level = self.levels.at(priority)
             level.succeeded += len(mine)
-            _add_times(level.latency_ms, [item.arrival for item in mine], now)
+            if arrivals is None or mine is not items:
+                arrivals = [item.arrival for item in mine]
+            _add_times(level.latency_ms, arrivals, now)
             if self.with_deadline:
                 dues = [item.due for item in mine if item.due < math.inf]
                 in_time = sum(now <= due for due in dues)
@@ -226,8 +229,8 @@ class ContinuousStats(BatcherStats):
     """Mean time between two tokens of a sequence, of sequences with at least two."""
 
 
-def _add_times(histogram: Histogram, arrivals: list[float], now: float) -> None:
-    if len(set(arrivals)) == 1:
+def _add_times(histogram: Histogram, arrivals: Sequence[float], now: float) -> None:
+    if arrivals.count(arrivals[0]) == len(arrivals):
         # They came in one turn of the event loop.
         histogram.add((now - arrivals[0]) * 1e3, len(arrivals))
     else:

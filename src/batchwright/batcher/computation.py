@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import InvalidStateError
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
@@ -14,6 +16,7 @@ from batchwright.clock import Clock
 from batchwright.errors import InvalidRequest, OutOfMemory
 from batchwright.out_of_memory import free_frames, ran_out_of_memory
 from batchwright.policies import Backlog
+from batchwright.policies.policy import sizes
 from batchwright.policies.search import Search
 from batchwright.request import InferenceResponse
 
@@ -34,6 +37,8 @@ class RunningBatch:
     """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
     """Whether it is such a part, and was computed although other requests waited."""
+    arrivals: Sequence[float] | None = None
+    """When its requests arrived, where that has been listed."""
     task: asyncio.Task[None] | None = None
     suspects: list[Entry] = field(default_factory=list)
     """Unanswered requests, one of which caused a failure."""
@@ -76,20 +81,21 @@ class BatchExecutor:
         """
         await self._compute(group, group.entries)
 
-    async def _compute(self, group: RunningBatch, entries: Sequence[Entry]) -> None:
-        live = [entry for entry in entries if not entry.future.done()]
-        if live:
-            for part in await self._attempt(group, live):
+    async def _compute(self, group: RunningBatch, entries: list[Entry]) -> None:
+        prompts = [entry.prompt for entry in entries if not entry.future.done()]
+        if prompts:
+            live = [entry for entry in entries if entry.waits_for_answer] if len(prompts) < len(entries) else entries
+            for part in await self._attempt(group, live, prompts):
                 await self._compute(group, part)
 
-    async def _attempt(self, group: RunningBatch, entries: list[Entry]) -> list[list[Entry]]:
+    async def _attempt(self, group: RunningBatch, entries: list[Entry], prompts: list[Any]) -> list[list[Entry]]:
         """Compute `entries` together, answer those that are settled, and return the parts to be computed again.
 
         It is not computed again in here: the error is then still held, and with it what the model was at.
         """
         begin = self._clock.now()
         try:
-            outputs = await self._runner.run([entry.prompt for entry in entries], [entry.request for entry in entries])
+            outputs = await self._runner.run(prompts, [entry.request for entry in entries])
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -106,10 +112,10 @@ class BatchExecutor:
         kinds = set(map(type, outputs))
         may_fail = any(issubclass(kind, _MAY_FAIL) for kind in kinds)
         if may_fail:
-            computed = [entry.length for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
+            computed = [entry for entry, output in zip(entries, outputs, strict=True) if not is_failure(output)]
         else:
-            computed = [entry.length for entry in entries]
-        tokens, cells = sum(computed), max(computed, default=0) * len(computed)
+            computed = entries
+        tokens, cells = sizes(computed)
         stats.tokens += tokens
         stats.cells += cells
         stats.model_seconds += seconds
@@ -132,18 +138,20 @@ class BatchExecutor:
 
     def _answer_all(self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float) -> None:
         """Answer with outputs none of which is a failure."""
-        answered, generated = [], 0
+        generated, gone = 0, list[Entry]()
         for entry, output in zip(entries, outputs, strict=True):
-            if entry.future.done():
-                continue
-            answered.append(entry)
-            if entry.request is None:
-                entry.future.set_result(output)
-            else:
-                generated += entry.respond(output, now, self._measure)
+            try:
+                if entry.request is None:
+                    entry.future.set_result(output)
+                else:
+                    generated += entry.respond(output, now, self._measure)
+            except InvalidStateError:
+                # Rare, and to ask each future first takes a sixth of the time that answering does.
+                gone.append(entry)
+        answered = [entry for entry in entries if entry not in gone] if gone else entries
         group.wanted -= len(answered)
         self._stats.generated_tokens += generated
-        self._stats.count_successes(answered, now)
+        self._stats.count_successes(answered, now, group.arrivals if answered is group.entries else None)
 
     def _answer_each(
         self, group: RunningBatch, entries: list[Entry], outputs: list[object], now: float

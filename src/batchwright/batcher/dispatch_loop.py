@@ -133,7 +133,7 @@ class DispatchLoop:
             self._arrived.append(entry)
         else:
             self._enter_alone(entry)
-        self._stats.requests += 1
+            self._stats.requests += 1
         if self._pumping:
             self.moment = entry.arrival
         elif len(self._groups) < self._runner.slots:
@@ -168,6 +168,7 @@ class DispatchLoop:
         """Tell the policy about requests that arrived since the last call. To be called in the core's loop."""
         if self._arrived:
             arrived, self._arrived = self._arrived, []
+            self._stats.requests += len(arrived)
             try:
                 self._backlog.add(arrived)
             except Exception as error:
@@ -182,14 +183,15 @@ class DispatchLoop:
         if self._backlog.takes_many and not self._closing and self._limits.waiting_tokens is None:
             self._room = max(0, self._limits.waiting - len(self._backlog) - len(self._retries) - len(self._arrived))
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: Entry, *, is_moved: bool = False) -> None:
         """Note that the caller of `entry` has gone: it is not computed any more, if that can be avoided."""
         if not entry.future.cancelled():
             # It was answered before its caller could know.
             return
         self._stats.cancelled += 1
         self._let_go(entry)
-        entry.abandon(self.clock.now())
+        if not is_moved:
+            entry.abandon(self.clock.now())
 
     async def close(self, *, drain: bool) -> None:
         """Compute what waits or, without `drain`, answer it with `BatcherClosed`. Returns when all is answered."""
@@ -360,7 +362,7 @@ class DispatchLoop:
             if isinstance(decision, Dispatch):
                 if not decision.items:
                     raise RuntimeError("it dispatched a batch without requests")
-                self._start(cast(Sequence[Entry], decision.items), decision.reason, now)
+                self._start(cast(list[Entry], decision.items), decision.reason, now)
             elif not self._retry(now):
                 if self._closing and len(self._backlog):
                     raise RuntimeError(f"told to drain, it held {len(self._backlog)} requests back")
@@ -404,21 +406,23 @@ class DispatchLoop:
             _log.exception("the policy failed to let go of a request")
             return True
 
-    def _start(self, entries: Sequence[Entry], reason: Reason, now: float) -> None:
+    def _start(self, entries: list[Entry], reason: Reason, now: float) -> None:
         self._count_tokens(entries, -1)
-        live = self._in_time([entry for entry in entries if not entry.future.done()], now)
         search: Search[Entry] | None = None
-        if live and self._retries.breaker.is_doubtful:
-            self._count_tokens(live)
-            live, search = self._retries.divided(live)
-            self._count_tokens(live, -1)
-        if live:
-            self._launch(self._group(live, now, search), reason)
+        if self._deadlines or self._retries.breaker.is_doubtful:
+            # Otherwise whose caller leaves in this very turn is left out when the batch begins.
+            entries = [entry for entry in entries if entry.waits_for_answer]
+        if self._deadlines and entries:
+            entries = self._in_time(entries, now)
+        if entries and self._retries.breaker.is_doubtful:
+            self._count_tokens(entries)
+            entries, search = self._retries.divided(entries)
+            self._count_tokens(entries, -1)
+        if entries:
+            self._launch(self._group(entries, now, search), reason)
 
     def _in_time(self, entries: list[Entry], now: float) -> list[Entry]:
         """Drop requests that this batch would answer too late, and answer them now."""
-        if not self._deadlines:
-            return entries
         seconds = self._backlog.seconds(max(entry.length for entry in entries) * len(entries), len(entries)) or 0.0
         late = [entry for entry in entries if entry.due < now + _SURE * seconds]
         self._all_late = self._all_late + 1 if len(late) == len(entries) else 0
@@ -464,12 +468,16 @@ class DispatchLoop:
         self._stats.count_batch(str(reason), len(group.entries))
         now, entries = group.begins, group.entries
         new = entries if group.search is None else [entry for entry in entries if entry.started is None]
-        for entry in entries:
-            entry.group = group
-        for entry in new:
-            entry.started = now
         if new:
-            self._stats.count_starts([entry.arrival for entry in new], now)
+            arrivals = [entry.arrival for entry in new]
+            self._stats.count_starts(arrivals, now)
+            if new is entries:
+                group.arrivals = arrivals
+        for entry in new:
+            entry.group = group
+            entry.started = now
+        for entry in entries if new is not entries else ():
+            entry.group = group
         self._groups.add(group)
         group.task = self.loop.create_task(self._run(group))
         group.task.add_done_callback(self._never_ran)

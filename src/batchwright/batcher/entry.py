@@ -17,6 +17,7 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 
 _log = logging.getLogger("batchwright.batcher")
 
+_AT_ONCE = -math.inf
 _DEFAULTS: dict[str, Any] = {
     each.name: None if each.default is MISSING else each.default for each in fields(InferenceResponse)
 }
@@ -32,7 +33,7 @@ class Entry(Item):
     the exception itself.
     """
 
-    __slots__ = ("future", "group", "is_moved", "prompt", "request", "started", "tries")
+    __slots__ = ("future", "group", "prompt", "request", "started", "tries")
 
     def __init__(
         self,
@@ -52,11 +53,10 @@ class Entry(Item):
         self.priority = priority
         self.due = due
         self.tenant = tenant
-        self.max_tokens = 0 if request is None else request.max_tokens
         self.key = 0.0
         self.level = 0.0
         self.max_wait = max_wait
-        self.release = -math.inf if max_wait is None else arrival + max_wait
+        self.release = _AT_ONCE if max_wait is None else arrival + max_wait
         self.ordinal = -1
         self.future = future
         self.prompt = prompt
@@ -67,8 +67,10 @@ class Entry(Item):
         """Batch that computes it. Set and read by the core."""
         self.tries = 0
         """Number of times that it was tried again alone after it had failed."""
-        self.is_moved = False
-        """Whether it goes on as another entry, in another event loop."""
+
+    @property
+    def max_tokens(self) -> int:  # type: ignore[override]  # seldom asked for
+        return 0 if self.request is None else self.request.max_tokens
 
     @property
     def waits_for_answer(self) -> bool:
@@ -117,7 +119,7 @@ class Entry(Item):
 
     def abandon(self, now: float) -> None:
         """Note that the caller went away: nothing awaits the answer, but the callback is told."""
-        if self.request is not None and self.request.callback is not None and not self.is_moved:
+        if self.request is not None and self.request.callback is not None:
             error = Cancelled(f"request {self.request.request_id}: cancelled by its caller")
             _tell(self.request, self._failure(self.request, error, now, "cancelled"))
 

@@ -88,14 +88,15 @@ class TokenCore(ABC):
             self._watch(sequence)
         self._wake()
 
-    def leave(self, sequence: TokenEntry) -> None:
+    def leave(self, sequence: TokenEntry, *, is_moved: bool = False) -> None:
         """Free the slot of `sequence`, whose caller has gone."""
         if not sequence.future.cancelled():
             # It was answered before its caller could know.
             return
         self._stats.cancelled += 1
         self._free(sequence)
-        sequence.abandon(self._clock.now())
+        if not is_moved:
+            sequence.abandon(self._clock.now())
         self._left(sequence)
 
     async def close(self, *, drain: bool) -> None:

@@ -36,20 +36,21 @@ class Measure:
 
     def length(self, prompt: Any) -> int:
         """Return the length, at least 0. Raises `InvalidRequest` for a prompt that cannot be measured."""
-        if self._length is None and self._encode is None:
-            if not self._estimates_told:
-                self._tell_estimates(prompt)
-            return _size(prompt, estimated_tokens)
+        measure = self._length
         try:
-            if self._length is not None:
-                length = self._length(prompt)
+            if measure is not None:
+                length = measure(prompt)
                 return length if type(length) is int and length > 0 else max(0, int(length))
-            return _size(prompt, self._tokens)
+            if self._encode is not None:
+                return _size(prompt, self._tokens)
         except InvalidRequest:
             raise
         except Exception as error:
             by = "length=" if self._length is not None else "the model's tokenizer"
             raise InvalidRequest(f"prompt: its length cannot be measured by {by}: {error}", param="prompt") from error
+        if not self._estimates_told:
+            self._tell_estimates(prompt)
+        return _size(prompt, estimated_tokens)
 
     def usage(self, prompt: Any, length: int, generated: int) -> Usage:
         """Return the token counts of a request; `length` is what was measured of its prompt."""

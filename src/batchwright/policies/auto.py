@@ -33,9 +33,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.lengths import PaddedLimits, capacity, divide
+from batchwright.policies.lengths import PaddedLimits, capacity, divide, leading
 from batchwright.policies.orders import Urgency
-from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape, Timing
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, Shape, Timing, are_alike
 
 _LOOK_AHEAD = 128
 """Most waiting requests that are looked at; a whole batch of them always is."""
@@ -68,6 +68,8 @@ class Goodput(PaddedLimits):
         seen = items[: max(self.max_batch_size, _LOOK_AHEAD)]
         if not latency.batches:
             return self._first(seen)
+        if are_alike(items):
+            return leading(seen, seen[0].length, self.max_batch_size, self.max_batch_tokens)
         base, by_cell, by_item = latency.coefficients
         soonest = now + base + by_item
         patient = min([item.due for item in seen]) == math.inf
@@ -143,11 +145,14 @@ class LatencyCappedBatches(NarrowedShape):
 
     def choose(self, items: Sequence[Item], now: float, latency: LatencyModel) -> tuple[Sequence[Item], bool]:
         batch, full = self.inner.choose(items, now, latency)
-        priorities = [item.priority for item in batch]
+        first = last = batch[0].priority
+        if not are_alike(items):
+            priorities = [item.priority for item in batch]
+            first, last = min(priorities), max(priorities)
         self._without += 1
-        if (first := min(priorities)) <= self._urgent or self._without > _REMEMBERED:
+        if first <= self._urgent or self._without > _REMEMBERED:
             self._urgent, self._without = first, 0
-        if max(priorities) <= self._urgent or not latency.batches:
+        if last <= self._urgent or not latency.batches:
             return batch, full
         kept = self._shortened(batch, now, latency)
         return kept, full or len(kept) < len(batch)

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import BatchPolicy, Dispatch, Item, Wait
+from batchwright.policies.policy import BatchPolicy, Dispatch, Item, Items, Wait, are_alike, compared
 
 _LEAST_LATENESS = 1e-3
 """Resolution of the timers of event loops, in seconds."""
@@ -59,8 +59,10 @@ class Backlog:
         if self.policy.memory is not None:
             for item in items:
                 self.policy.memory.check(item)
-        self.policy.place(items)
-        self._waiting.add(items)
+        if items:
+            items = compared(items)
+            self.policy.place(items)
+            self._waiting.add(items)
 
     def remove(self, item: Item) -> bool:
         """Remove a request that is no longer wanted. False when it does not wait here."""
@@ -80,7 +82,8 @@ class Backlog:
         decision = self.policy.decide(self, now)
         if isinstance(decision, Wait):
             return decision
-        batch = tuple(decision.items)  # the queue itself is about to change
+        # A copy, since the queue itself is about to change.
+        batch = Items.of(decision.items, alike=self._waiting.items.alike)
         # First what may raise: requests that are not taken still wait.
         self.policy.served(batch)
         self._waiting.take(batch)
@@ -140,7 +143,7 @@ class SortedItems:
     """
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
+        self.items = Items.of((), alike=True)
         """Items in order; to be read only."""
         self.total_length = 0
         """Sum of the items' lengths."""
@@ -151,19 +154,32 @@ class SortedItems:
 
     def add(self, items: Sequence[Item]) -> None:
         """Add items, given in order of arrival, whose keys are set."""
-        mine, ordinal, length = self.items, self._ordinal, 0
+        mine = self.items
+        self._compare(items)
         last = mine[-1].key if mine else -math.inf
-        for item in items:
+        for ordinal, item in enumerate(items, self._ordinal):
             item.ordinal = ordinal
-            ordinal += 1
-            length += item.length
-            if item.key >= last:
-                mine.append(item)
-                last = item.key
-            else:
-                insort(mine, item, key=_place)
-        self._ordinal = ordinal
-        self.total_length += length
+        keys = [item.key for item in items]
+        if keys[0] >= last and keys.count(keys[0]) == len(keys):
+            mine += items
+        else:
+            for item in items:
+                if item.key >= last:
+                    mine.append(item)
+                    last = item.key
+                else:
+                    insort(mine, item, key=_place)
+        self._ordinal += len(items)
+        self.total_length += _total_length(items)
+
+    def _compare(self, items: Sequence[Item]) -> None:
+        """Note whether all are alike once these are added."""
+        if not are_alike(items):
+            self.items.alike = False
+        elif not self.items:
+            self.items.alike = True
+        elif self.items[0].length != items[0].length or self.items[0].priority != items[0].priority:
+            self.items.alike = False
 
     def remove(self, item: Item) -> bool:
         """Remove one item. False when it is not here."""
@@ -171,11 +187,12 @@ class SortedItems:
         if self.items[rank : rank + 1] != [item]:
             return False
         del self.items[rank]
-        self._forget((item,))
+        self.total_length -= item.length
         return True
 
     def take(self, batch: Sequence[Item]) -> None:
         """Remove a batch. Raises ValueError where not all of its items are here."""
+        total = _total_length(batch)
         batch, items = list(batch), self.items
         if items[: len(batch)] == batch:
             del items[: len(batch)]
@@ -187,7 +204,7 @@ class SortedItems:
             if end - len(kept) != len(batch):
                 raise ValueError("not all of the batch wait")
             items[:end] = kept
-        self._forget(batch)
+        self.total_length -= total
 
     def rank(self, item: Item) -> int:
         """Return how many items go before this one."""
@@ -200,8 +217,9 @@ class SortedItems:
             return sum(item.length for item in items[:count])
         return self.total_length - sum(item.length for item in items[count:])
 
-    def _forget(self, items: Sequence[Item]) -> None:
-        self.total_length -= sum([item.length for item in items])
+
+def _total_length(items: Sequence[Item]) -> int:
+    return len(items) * items[0].length if are_alike(items) else sum([item.length for item in items])
 
 
 def _place(item: Item) -> tuple[float, int]:

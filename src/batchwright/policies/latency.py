@@ -16,12 +16,15 @@ from collections import deque
 
 from batchwright.fitting import FadedFit
 
+_FITTED_EVERY = 24
+"""Batches after which the fit is made anew, once there are some: as many change little of what it remembers."""
+
 
 class LatencyModel:
     """Latency model that learns through `observe`; `memory` is the number of past batches that count."""
 
     def __init__(self, memory: int = 200) -> None:
-        self._fit = FadedFit(3, memory)
+        self._fit = FadedFit(3, memory, every=_FITTED_EVERY)
         self._ratios: deque[float] = deque(maxlen=memory)
         """Measured over expected seconds of recent batches, without outliers and guesses."""
         self.coefficients = (0.0, 0.0, 0.0)

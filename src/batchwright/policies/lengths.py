@@ -78,6 +78,12 @@ def capacity(longest: int, max_size: int, max_tokens: int | None) -> int:
     return max(1, min(max_size, max_tokens // longest))
 
 
+def leading(items: Sequence[Item], length: int, max_size: int, max_tokens: int | None) -> tuple[Sequence[Item], bool]:
+    """Return as many of the first of `items`, all of one length, as a batch holds, and whether it is full."""
+    room = capacity(length, max_size, max_tokens)
+    return items[:room], len(items) >= room
+
+
 def divide(
     items: Sequence[Item], max_size: int, max_tokens: int | None, latency: LatencyModel
 ) -> list[tuple[Sequence[Item], bool]]:
@@ -89,8 +95,7 @@ def divide(
     lengths = [item.length for item in items]
     longest = max(lengths)
     if min(lengths) == longest:
-        room = capacity(longest, max_size, max_tokens)
-        return [(items[:room], len(items) >= room)]
+        return [leading(items, longest, max_size, max_tokens)]
     by_length = sorted(range(len(items)), key=lengths.__getitem__)
     lengths.sort()
     batches: list[tuple[Sequence[Item], bool]] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from batchwright.policies.checks import check_time
 from batchwright.policies.latency import LatencyModel
-from batchwright.policies.policy import Item, NarrowedShape, Order, Policy
+from batchwright.policies.policy import Item, NarrowedShape, Order, Policy, are_alike
 from batchwright.policies.simple import BySize, MaxWait
 
 _CLOCKS_KEPT = 1024
@@ -31,6 +31,13 @@ class Urgency(Order):
 
     def place(self, items: Sequence[Item]) -> None:
         aging = self.aging
+        if are_alike(items):
+            level = items[0].priority
+            before = aging * level
+            for item in items:
+                item.key = before + item.arrival
+                item.level = level
+            return
         for item in items:
             due, priority = item.due - aging, item.priority
             item.key = aging * priority + (due if due < item.arrival else item.arrival)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -91,6 +91,49 @@ class Item:
         """Time until which it may be held back. A timing that holds requests back sets it when the item enters."""
         self.ordinal = -1
         """Serial number in the queue, set by it; -1 when the item is in none."""
+
+
+class Items(list[Item]):
+    """Items of which it may be known that they are alike, so that nothing has to look at each of them.
+
+    Alike are items of one length and one priority that have no deadline and do not say how long they may be held back.
+    """
+
+    __slots__ = ("alike",)
+
+    alike: bool
+    """Whether all are alike. False: they may differ."""
+
+    @classmethod
+    def of(cls, items: Iterable[Item], *, alike: bool) -> Items:
+        """Return a copy of `items`."""
+        made = cls(items)
+        made.alike = alike
+        return made
+
+
+def are_alike(items: Sequence[Item]) -> bool:
+    """Return whether `items` are known to be alike."""
+    return isinstance(items, Items) and items.alike
+
+
+def sizes(items: Sequence[Item]) -> tuple[int, int]:
+    """Return the sum of the lengths of `items`, and what it is when each is padded to the longest."""
+    if are_alike(items) and items:
+        total = items[0].length * len(items)
+        return total, total
+    lengths = [item.length for item in items]
+    return sum(lengths), max(lengths, default=0) * len(lengths)
+
+
+def compared(items: Sequence[Item]) -> Items:
+    """Return `items`, at least one, with whether they are alike."""
+    first, never = items[0], math.inf
+    length, priority = first.length, first.priority
+    for item in items:
+        if item.length != length or item.priority != priority or item.due != never or item.max_wait is not None:
+            return Items.of(items, alike=False)
+    return Items.of(items, alike=True)
 
 
 class Reason(StrEnum):
@@ -285,6 +328,8 @@ class Policy(BatchPolicy):
             return Dispatch(batch, Reason.DRAIN)
         if full:
             return Dispatch(batch, Reason.FULL)
+        if are_alike(waiting.items) and not self.timing.holds_back:
+            return Dispatch(batch, Reason.IDLE)
         release = min([item.release for item in batch])
         if release <= now:
             return Dispatch(batch, Reason.IDLE if release == -math.inf else self.timing.reason)
