@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Route
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
 from batchwright.models.cache import Progress
 from batchwright.version import __version__
+from batchwright.wire.dialects import OPENAI, Dialect
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
@@ -119,12 +121,13 @@ def local_inference(
 
 async def open_endpoint(
     address: str,
-    api_key: str | None,
+    key: EndpointKey,
     models: Mapping[str, str] | None = None,
     *,
     max_concurrency: int,
     max_waiting: int,
     waits: bool = True,
+    dialect: Dialect = OPENAI,
 ) -> EndpointInference:
     """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
 
@@ -145,7 +148,9 @@ async def open_endpoint(
             f"have {most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
         )
     try:
-        endpoint = EndpointInference(address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting)
+        endpoint = EndpointInference(
+            address, key, models, dialect=dialect, max_concurrency=max_concurrency, max_waiting=max_waiting
+        )
     except ValueError as error:
         raise InputError(str(error)) from None
     try:

@@ -253,7 +253,9 @@ class JobLoop:
                 self._stop(outcome.__cause__ or outcome)
             elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
                 self._stop(
-                    RunFailed(f"{outcome}. Finished lines are kept: run the same command again with a key that it does")
+                    RunFailed(
+                        f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
+                    )
                 )
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
