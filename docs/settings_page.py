@@ -8,7 +8,7 @@ from itertools import groupby
 from pydantic.fields import FieldInfo
 
 from batchwright.service.setting_sources import CONFIG_VARIABLE, flag_of
-from batchwright.service.settings import ENV_PREFIX, group_of, setting_fields, shown_default, type_name
+from batchwright.service.settings import ENV_PREFIX, group_of, has_flag, setting_fields, shown_default, type_name
 
 _HEAD = f"""\
 # Settings of the service
@@ -44,7 +44,7 @@ def _rows(fields: Iterator[tuple[str, FieldInfo]]) -> Iterator[str]:
     for name, field in fields:
         kind = type_name(field).replace("|", ", ")
         flag = flag_of(name)
-        flags = f"`{flag}`, `--no-{flag[2:]}`" if field.annotation is bool else f"`{flag}`"
+        flags = f"`{flag}`, `--no-{flag[2:]}`" if field.annotation is bool else f"`{flag}`" if has_flag(field) else ""
         told = str(field.description).replace("|", "\\|")
         default = f"`{shown}`" if (shown := shown_default(field)) else ""
         yield f"| `{name}` | {flags} | `{ENV_PREFIX}{name.upper()}` | {kind} | {default} | {told} |\n"

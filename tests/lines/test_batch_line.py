@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchwright.errors import InvalidRequest
 from batchwright.lines.batch_line import BatchLine, check_batch_line, decode_line
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "temperature": 99}
 LINE: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": CHAT_URL, "body": BODY}
@@ -27,6 +27,7 @@ def parse(value: Any) -> BatchLine | InvalidRequest:
 def test_only_the_frame_is_checked() -> None:
     assert parse(LINE) == BatchLine("a", CHAT_URL, BODY)
     assert parse(LINE | {"url": EMBEDDINGS_URL, "body": {}}) == BatchLine("a", EMBEDDINGS_URL, {})
+    assert parse(LINE | {"url": RESPONSES_URL}) == BatchLine("a", RESPONSES_URL, BODY)
     assert parse(b"\xef\xbb\xbf" + json.dumps(LINE).encode()) == BatchLine("a", CHAT_URL, BODY)
     assert parse(LINE | {"body": BODY | {"stream": False}}) == BatchLine("a", CHAT_URL, BODY | {"stream": False})
 
@@ -48,7 +49,7 @@ def test_only_the_frame_is_checked() -> None:
         (LINE | {"custom_id": "a\0"}, "invalid_custom_id", "custom_id"),
         (LINE | {"custom_id": "a" * 513}, "invalid_custom_id", "custom_id"),
         (LINE | {"method": "GET"}, "invalid_method", "method"),
-        (LINE | {"url": "/v1/responses"}, "invalid_url", "url"),
+        (LINE | {"url": "/v1/messages"}, "invalid_url", "url"),
         (LINE | {"url": {"a": 1}}, "invalid_url", "url"),
         (LINE | {"body": []}, "invalid_type", "body"),
         (LINE | {"body": BODY | {"stream": True}}, "invalid_request", "body.stream"),

@@ -12,6 +12,7 @@ import typer
 
 from batchwright.engine_config import EngineConfig, EngineOption, engine_options
 from batchwright.errors import InputError
+from batchwright.inference.endpoint_keys import KEY_FLAG_REFUSED
 
 
 def with_flags(
@@ -42,6 +43,15 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
     """Make `parameters` the signature that Typer sees."""
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+
+
+def refuse_key_flag(arguments: Sequence[str], *, prefix: str = "") -> None:
+    """Raise `InputError` if `arguments` have a key as the value of a flag; `prefix`: of the flags to use instead."""
+    for argument in arguments:
+        if argument == "--":
+            return
+        if argument.partition("=")[0] == "--backend-api-key":
+            raise InputError(KEY_FLAG_REFUSED.format(prefix=prefix))
 
 
 _SAMPLING: dict[str, tuple[Any, str, str]] = {

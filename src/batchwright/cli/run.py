@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperCommand
 
-from batchwright.cli.flags import with_engine_flags, with_sampling_flags
+from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
 from batchwright.cli.run_views import failures_table, progress_view, report_table, show_plan
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
+from batchwright.inference.endpoint_keys import OWN_VARIABLE, EndpointKey, find_key
 from batchwright.models import DEFAULT_MODEL
+from batchwright.wire.dialects import dialect_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +61,13 @@ _SERVED = (
     "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
     "another model fails."
 )
-_BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_BACKEND = "An endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_DIALECT = "What the endpoint speaks (default: anthropic for api.anthropic.com, else openai)."
+_KEY_ENV = (
+    f"The environment variable with its API key (default: {OWN_VARIABLE}, else the provider's own, such as "
+    "OPENAI_API_KEY or ANTHROPIC_API_KEY)."
+)
+_KEY_FILE = "A file whose first line is its API key."
 _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
 _RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
 _TPM = "Its limit of tokens a minute, of prompts and answers."
@@ -81,6 +90,7 @@ class RunCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See click's `Command`."""
         given = [*args]
+        refuse_key_flag(given)
         for index, argument in enumerate(given):
             if argument == "--retry-failed":
                 is_all = given[index + 1 : index + 2] == ["all"]
@@ -102,10 +112,9 @@ def run_command(
     ] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
     backend: Annotated[str | None, _model_option(help=_BACKEND, metavar="URL")] = None,
-    backend_api_key: Annotated[
-        str | None,
-        _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
-    ] = None,
+    dialect: Annotated[str | None, _model_option(help=_DIALECT, metavar="openai|anthropic", show_default=False)] = None,
+    api_key_env: Annotated[str | None, _model_option(help=_KEY_ENV, metavar="NAME", show_default=False)] = None,
+    api_key_file: Annotated[Path | None, _model_option(help=_KEY_FILE, metavar="FILE", show_default=False)] = None,
     backend_concurrency: Annotated[int | None, _model_option(min=1, show_default=False, help=_CONCURRENCY)] = None,
     rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
     tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
@@ -147,6 +156,7 @@ def run_command(
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from error
     console = Console(stderr=True)
+    key = _key(console, backend, dialect, api_key_env, api_key_file)
     with suppress(ModuleNotFoundError):  # stamina comes with the extra `remote`
         from stamina.instrumentation import set_on_retry_hooks
 
@@ -161,7 +171,8 @@ def run_command(
                     model=model,
                     embedding_model=embedding_model,
                     backend=backend,
-                    backend_api_key=backend_api_key,
+                    backend_api_key=key,
+                    backend_dialect=dialect,
                     backend_concurrency=backend_concurrency,
                     rpm=rpm,
                     tpm=tpm,
@@ -206,6 +217,21 @@ def run_command(
         if result.failures:
             console.print(failures_table(result))
     raise typer.Exit(SOME_FAILED if result.failed else 0)
+
+
+def _key(
+    console: Console, backend: str | None, dialect: str | None, variable: str | None, file: Path | None
+) -> EndpointKey | None:
+    """The API key that flags or the environment name for the endpoint. Raises `InputError`."""
+    if backend is None:
+        for flag, value in (("--dialect", dialect), ("--api-key-env", variable), ("--api-key-file", file)):
+            if value is not None:
+                raise InputError(f"{flag} is for an endpoint elsewhere: name it with --backend")
+        return None
+    key = find_key(backend, dialect_for(dialect, backend), os.environ, variable=variable, file=file)
+    if key.warning is not None:
+        console.print(f"warning: {key.warning}", highlight=False, markup=False, soft_wrap=True)
+    return key
 
 
 def _template(text: str | None, *, escapes: bool = True) -> str | None:

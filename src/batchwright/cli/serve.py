@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchwright.cli.flags import flag, set_parameters
+from batchwright.cli.flags import flag, refuse_key_flag, set_parameters
 from batchwright.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _run_with_settings(
     """
     try:
         from batchwright.service.setting_sources import CONFIG_VARIABLE, default_config, load_settings
-        from batchwright.service.settings import setting_fields
+        from batchwright.service.settings import has_flag, setting_fields
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"{context.info_name} needs {error.name}; install it: pip install 'batchwright[server]'"
@@ -140,7 +140,12 @@ def _run_with_settings(
         own = {each.name: given.pop(each.name) for each in flags}
         run(load_settings(given, config=config), **own)
 
-    settings = [_setting_flag(name, field) for name, field in setting_fields().items() if name not in without]
+    refuse_key_flag(context.args, prefix="backend-")
+    settings = [
+        _setting_flag(name, field)
+        for name, field in setting_fields().items()
+        if name not in without and has_flag(field)
+    ]
     told = f"TOML file of settings, else the one that {CONFIG_VARIABLE} names, else {default_config()} if there is one."
     set_parameters(command, [*flags, *settings, flag("config", Path, told, "Operation", metavar="FILE")])
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

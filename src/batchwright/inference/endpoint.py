@@ -1,11 +1,11 @@
-"""`EndpointInference`: calls computed by an OpenAI-compatible endpoint elsewhere."""
+"""`EndpointInference`: calls computed by an endpoint elsewhere, in whatever dialect it speaks."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from batchwright.errors import (
 from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
+from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.inference import Call, Route
 from batchwright.limiting.estimates import prompt_tokens_of_request
@@ -35,14 +36,17 @@ from batchwright.pacing.pacer import Pacer, PacerFigures
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
+from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import deadline_seconds, priority_of
 from batchwright.wire.requests import (
     CHAT_URL,
     COMPLETION_URL,
     EMBEDDINGS_URL,
+    RESPONSES_URL,
+    filled,
     read_model,
     require_few_completions,
-    with_defaults,
+    require_response_now,
 )
 
 _T = TypeVar("_T")
@@ -50,9 +54,7 @@ _T = TypeVar("_T")
 _AHEAD = 0.25
 _LEAST_AHEAD = 32
 """Calls to hold besides those under way, at least and in proportion, so that the next one is there in time."""
-_OURS = ("deadline", "deadline_ms", "priority")
-"""Fields of batchwright that endpoints elsewhere do not know."""
-_LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data"}
+_LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data", RESPONSES_URL: "output"}
 _GATEWAY_STATUSES = frozenset({502, 503, 504})
 """Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _PROBE_SECONDS = 10.0
@@ -90,6 +92,7 @@ class EndpointInference(Route):
     - `base_url`: as for the official client, `https://host/v1`; `api_key`: the endpoint's key, if it requires one.
     - `models`: names of models in calls, each with the name that the endpoint has for it. None: names are passed on
       unchanged; `discover` asks the endpoint for its models.
+    - `dialect`: the form of its requests and answers; by default OpenAI's.
     - `timeout`: seconds without any data, after which a try is given up.
     - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
 
@@ -98,14 +101,13 @@ class EndpointInference(Route):
     raise `EndpointDown` until a probe is answered. Raises ValueError for an invalid setting.
     """
 
-    endpoints = frozenset(_LIST_OF)
-
     def __init__(
         self,
         base_url: str,
-        api_key: str | None = None,
+        api_key: str | EndpointKey | None = None,
         models: Mapping[str, str] | None = None,
         *,
+        dialect: Dialect = OPENAI,
         max_concurrency: int = 64,
         first_concurrency: int | None = None,
         told: Sequence[ToldLimit] = (),
@@ -120,7 +122,8 @@ class EndpointInference(Route):
         self._gates: dict[str, Gate] = {}
         """A gate for each model, since providers limit each."""
         self._gate_of("")  # which checks max_concurrency
-        self._client = EndpointClient(base_url, api_key, timeout=timeout, connections=max_concurrency)
+        self._dialect = dialect
+        self._client = EndpointClient(base_url, api_key, dialect=dialect, timeout=timeout, connections=max_concurrency)
         self._watch = EndpointWatch(self._probe)
         self._theirs = dict(models or {})
         self._asks_for_models = False
@@ -131,6 +134,10 @@ class EndpointInference(Route):
         self._retry_budget = RetryBudget()
         self._draw = draw or random.Random()
         self._closed = False
+
+    @property
+    def endpoints(self) -> Collection[str]:
+        return self._dialect.endpoints
 
     @property
     def models(self) -> Sequence[str]:
@@ -186,7 +193,7 @@ class EndpointInference(Route):
     async def _probe(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                listed = (await self._client.send("/models")).get("data")
+                listed = (await self._client.send(self._dialect.models_path)).get("data")
         except TimeoutError:
             raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
         except EndpointError as error:
@@ -235,21 +242,25 @@ class EndpointInference(Route):
         self._require_open()
         if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
+        require_endpoint(self._dialect, call.endpoint)
         require_sizes(call.body)
-        if call.endpoint != EMBEDDINGS_URL:
+        if call.endpoint == RESPONSES_URL:
+            require_response_now(call.body)
+        elif call.endpoint != EMBEDDINGS_URL:
             require_few_completions(call.body)
         left = time_left(call, deadline_seconds(call.body))
         until = None if left is None else asyncio.get_running_loop().time() + min(left, _FOREVER)
-        body = {name: value for name, value in call.body.items() if name not in _OURS}
-        if call.defaults is not None and call.endpoint != EMBEDDINGS_URL:
-            body = with_defaults(body, call.defaults, chat=call.endpoint == CHAT_URL)
+        body = filled(call.endpoint, call.body, call.defaults)
         model = read_model(call.body)
         if self._theirs:
             body["model"] = self._theirs[chosen_model(model, tuple(self._theirs))]
         if stream:
             body["stream"] = True
         try:
-            return call.endpoint.removeprefix("/v1"), msgspec.json.encode(body), until
+            sent = self._dialect.body(call.endpoint, body)
+            return self._dialect.path(call.endpoint), msgspec.json.encode(sent), until
+        except InvalidRequest:
+            raise
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise InvalidRequest(f"the body has no form as JSON: {error}") from error
 

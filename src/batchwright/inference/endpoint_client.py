@@ -1,4 +1,4 @@
-"""Single requests to an OpenAI-compatible endpoint elsewhere, without retries.
+"""Single requests to an endpoint elsewhere, without retries.
 
 The API key is sent in one header and appears nowhere else: if an answer contains it, it is masked.
 """
@@ -22,6 +22,8 @@ from yarl import URL
 
 from batchwright.errors import AnswerBroken, EndpointError, EndpointUnreachable, EngineClosed
 from batchwright.inference.endpoint_address import endpoint_url, proxy_for
+from batchwright.inference.endpoint_keys import EndpointKey
+from batchwright.wire.dialects import OPENAI, Dialect
 from batchwright.wire.rate_limits import StatedLimit, limits_of_headers, retry_after_of_refusal
 
 _MOST_BYTES = 256 * 2**20
@@ -45,16 +47,18 @@ Heard: TypeAlias = Callable[[Sequence[StatedLimit]], None]
 class EndpointClient:
     """A client of one endpoint, over persistent connections.
 
-    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is the longest
-    time without any data, in seconds. Raises ValueError for a malformed URL or key, and for a proxy of the environment
-    that cannot be used. All requests raise `EndpointError` when they fail.
+    `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `dialect` says how the
+    key is sent, and what answers look like, which are returned in OpenAI's form. `timeout` is the longest time without
+    any data, in seconds. Raises ValueError for a malformed URL or key, and for a proxy of the environment that cannot
+    be used. All requests raise `EndpointError` when they fail.
     """
 
     def __init__(
         self,
         base_url: str,
-        api_key: str | None,
+        api_key: str | EndpointKey | None,
         *,
+        dialect: Dialect = OPENAI,
         timeout: float,
         connections: int,
         unix_time: Callable[[], float] = time.time,
@@ -63,12 +67,12 @@ class EndpointClient:
             self._base = endpoint_url(base_url)
         except ValueError as error:
             raise ValueError(f"base_url {error}") from None
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        self._key = key = api_key if isinstance(api_key, EndpointKey) else EndpointKey(api_key)
+        if key.value is not None and not (key.value.isascii() and key.value.isprintable()):
             raise ValueError("api_key: contains a line break, or another character that no key has")
         self._proxy = proxy_for(self._base)
-        self._headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._dialect = dialect
+        self._headers = {"content-type": "application/json", **dialect.headers(key.value)}
         self._tunnel_headers: dict[str, str] | None = None
         if self._proxy is not None and self._proxy.user is not None:
             credentials = {"proxy-authorization": aiohttp.encode_basic_auth(*self._proxy.user)}
@@ -79,7 +83,6 @@ class EndpointClient:
                 self._headers |= credentials
         self.url = str(self._base).rstrip("/")
         self._urls: dict[str, URL] = {}
-        self._api_key = api_key
         self._unix_time = unix_time
         self._timeout = timeout
         self._connections = connections
@@ -89,10 +92,12 @@ class EndpointClient:
     async def send(self, path: str, body: bytes | None = None, heard: Heard | None = None) -> dict[str, Any]:
         """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
         async with self._answer("GET" if body is None else "POST", path, body, heard) as response:
-            return self._object(await self._whole(response))
+            answer = self._object(await self._whole(response))
+        return self._dialect.answer(answer, int(self._unix_time()))
 
     async def stream(self, path: str, body: bytes, heard: Heard | None = None) -> AsyncGenerator[dict[str, Any]]:
-        """Post `body` to `path` and yield the JSON objects of the answer's stream, up to `[DONE]`."""
+        """Post `body` to `path` and yield the chunks of the answer's stream, up to its end."""
+        chunks_of = self._dialect.chunks(int(self._unix_time()))
         async with self._answer("POST", path, body, heard) as response:
             async for line in self._lines(response):
                 if not line.startswith(b"data:"):
@@ -102,9 +107,13 @@ class EndpointClient:
                     return
                 event = self._object(data)
                 if event.get("error"):
-                    told = _error_object(event)
-                    raise EndpointError(f"{self.url} broke its stream off: {_message(told)}", body=told)
-                yield event
+                    told = self._told(event)
+                    status = None if told is None else self._dialect.error_status(told)
+                    raise EndpointError(f"{self.url} broke its stream off: {_message(told)}", status=status, body=told)
+                for chunk in chunks_of(event):
+                    yield chunk
+                if self._dialect.is_last(event):
+                    return
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
     async def close(self) -> None:
@@ -227,9 +236,9 @@ class EndpointClient:
         status = response.status
         if status in (401, 403):
             # The answer's details about the key do not concern callers.
-            return EndpointError(f"{self.url} answered {status}: it does not accept the API key", status=status)
+            return EndpointError(f"{self.url} answered {status}: {self._key.refusal}", status=status)
         try:
-            told = _error_object(self._object(content))
+            told = self._told(self._object(content))
         except EndpointError:
             told = None
         what = _message(told) if told else self._blotted(content[:_SHOWN].decode(errors="replace")).strip()
@@ -244,6 +253,10 @@ class EndpointClient:
         named = {name.lower(): text for name, text in response.headers.items() if "ratelimit-" in name.lower()}
         return limits_of_headers(named, self._unix_time()) if named else []
 
+    def _told(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
+        told = _error_object(answer)
+        return None if told is None else self._dialect.error(told)
+
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""
         for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
@@ -257,7 +270,7 @@ class EndpointClient:
             return None
 
     def _blotted(self, text: str) -> str:
-        return text.replace(self._api_key, "[API key]") if self._api_key else text
+        return text.replace(self._key.value, "[API key]") if self._key.value else text
 
 
 async def _note_kept(

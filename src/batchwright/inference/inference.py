@@ -14,7 +14,7 @@ class Call:
     """One request to one endpoint."""
 
     endpoint: str
-    """`/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`."""
+    """`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or, for endpoints elsewhere, `/v1/responses`."""
     body: Mapping[str, Any]
     request_id: str
     traffic: Traffic = "online"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Route
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
@@ -18,6 +19,7 @@ from batchwright.models.cache import Progress
 from batchwright.pacing.concurrency import FIRST_LEVEL
 from batchwright.pacing.limits import ToldLimit
 from batchwright.version import __version__
+from batchwright.wire.dialects import OPENAI, Dialect
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
@@ -124,7 +126,7 @@ def local_inference(
 
 async def open_endpoint(
     address: str,
-    api_key: str | None,
+    key: EndpointKey,
     models: Mapping[str, str] | None = None,
     *,
     max_concurrency: int | None,
@@ -132,6 +134,7 @@ async def open_endpoint(
     first_concurrency: int | None = None,
     told: Sequence[ToldLimit] = (),
     waits: bool = True,
+    dialect: Dialect = OPENAI,
 ) -> EndpointInference:
     """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
 
@@ -160,8 +163,9 @@ async def open_endpoint(
     try:
         endpoint = EndpointInference(
             address,
-            api_key,
+            key,
             models,
+            dialect=dialect,
             max_concurrency=max_concurrency or max(1, min(_MOST_FOUND, descriptors - _OTHER_DESCRIPTORS)),
             first_concurrency=first_concurrency or max_concurrency or FIRST_LEVEL,
             told=told,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
 from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, send_no_more, why_not_ready, work_of
-from batchwright.wire.requests import EMBEDDINGS_URL, read_model
+from batchwright.wire.requests import EMBEDDINGS_URL, RESPONSES_URL, only_elsewhere, read_model
 
 ANY_MODEL = "*"
 """Stands for every name, in the names of a `StandIn`."""
@@ -88,6 +88,8 @@ class RoutedInference(_Renaming):
     def _route(self, call: Call) -> Route:
         model = read_model(call.body)
         serving = [route for route in self.routes if call.endpoint in route.endpoints]
+        if not serving and call.endpoint == RESPONSES_URL:
+            raise only_elsewhere(call.endpoint)
         if not serving:
             flag = "--embedding-model" if call.endpoint == EMBEDDINGS_URL else "--model"
             raise InvalidRequest(

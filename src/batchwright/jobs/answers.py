@@ -75,12 +75,18 @@ def answer_of(response: Mapping[str, Any] | None, error: Mapping[str, Any] | Non
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     return kind, Answer(
-        answer, reason, None, _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+        answer,
+        reason,
+        None,
+        _count(counts.get("prompt_tokens", counts.get("input_tokens"))),
+        _count(counts.get("completion_tokens", counts.get("output_tokens"))),
     )
 
 
 def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
-    choices, vectors = body.get("choices"), body.get("data")
+    choices, vectors, items = body.get("choices"), body.get("data"), body.get("output")
+    if isinstance(items, list):
+        return _response(body, items)
     if isinstance(choices, list) and choices and all(isinstance(choice, dict) for choice in choices):
         texts = [_content(choice) for choice in choices]
         reason = choices[0].get("finish_reason")
@@ -94,6 +100,17 @@ def _said(body: Mapping[str, Any]) -> tuple[AnswerKind, object, str | None]:
             return "vector", found[0], None
         return "other", found[0] if len(found) == 1 else found, None
     return "other", body, None
+
+
+def _response(body: Mapping[str, Any], items: list[Any]) -> tuple[AnswerKind, object, str | None]:
+    """What an answer of `/v1/responses` says: the texts of its messages as one."""
+    parts = [part for item in items if isinstance(item, dict) for part in item.get("content") or ()]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "output_text"]
+    details = body.get("incomplete_details")
+    why = details.get("reason") if isinstance(details, dict) else body.get("status")
+    reason = {"completed": "stop", "max_output_tokens": "length"}.get(str(why), why)
+    kind: AnswerKind = "text" if texts and all(isinstance(text, str) for text in texts) else "other"
+    return kind, "".join(texts) if kind == "text" else items, reason if isinstance(reason, str) else None
 
 
 def _content(choice: Mapping[str, Any]) -> object:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from batchwright.errors import BatchwrightError, InvalidRequest
 from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
-from batchwright.jobs.lines import BadLine, check_body
+from batchwright.jobs.lines import BadLine
 from batchwright.lines.batch_line import line_error
-from batchwright.request import Prompt, SamplingParams
+from batchwright.request import Prompt
 
 _SHOWN = 3
 _BYTES_OF_A_TOKEN = 4
@@ -44,8 +44,11 @@ class Plan:
     first: list[PlannedRequest]
 
 
-def plan(job: Job, defaults: SamplingParams | Mapping[str, Any], tokenizer: Any | None) -> Plan:
-    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates."""
+def plan(job: Job, tokenizer: Any | None, check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]]) -> Plan:
+    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
+
+    `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
+    """
     failures = Failures()
     first: list[PlannedRequest] = []
     valid = tokens = longest = 0
@@ -55,14 +58,14 @@ def plan(job: Job, defaults: SamplingParams | Mapping[str, Any], tokenizer: Any 
         error: Exception | None = line.error if isinstance(line, BadLine) else duplicate
         if error is None and not isinstance(line, BadLine):
             try:
-                prompts = check_body(line.endpoint, line.body, defaults)
+                prompts = check(line.endpoint, line.body)
                 counts = [_count(prompt, tokenizer) for prompt in prompts]
             except BatchwrightError as raised:
                 error = raised
             else:
                 valid += 1
                 tokens += sum(counts)
-                longest = max(longest, *counts)
+                longest = max(longest, *counts, 0)
                 if len(first) < _SHOWN:
                     text = None if tokenizer is None else tokenizer.decode(tokenizer.encode(prompts[0]))
                     first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))

@@ -15,13 +15,19 @@ from batchwright.jobs.sources import InputFormat, Record
 from batchwright.jobs.templates import Templates
 from batchwright.lines.batch_line import check_batch_line, check_custom_id, check_no_stream, decode_line
 from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.bounds import require_sizes
+from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import known_fields
 from batchwright.wire.requests import (
     CHAT_URL,
     COMPLETION_URL,
     EMBEDDINGS_URL,
+    RESPONSES_URL,
+    filled,
+    only_elsewhere,
     read_embeddings,
     read_generation,
+    texts_of_response,
 )
 
 
@@ -53,10 +59,32 @@ class Line:
 def check_body(
     endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
 ) -> Sequence[Prompt]:
-    """The prompts in a body, after a check of all of it; arguments as in `Call`. Raises `InvalidRequest`."""
+    """The prompts in a body for a model in this process, after a check of all of it; arguments as in `Call`.
+
+    Raises `InvalidRequest`.
+    """
+    if endpoint == RESPONSES_URL:
+        raise only_elsewhere(endpoint)
     if endpoint == EMBEDDINGS_URL:
         return read_embeddings(body).inputs
     return read_generation(body, chat=endpoint == CHAT_URL, defaults=defaults).prompts
+
+
+def check_sent_body(
+    dialect: Dialect, endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
+) -> Sequence[Prompt]:
+    """The prompts in a body for an endpoint elsewhere, after those checks that can be made here.
+
+    Raises `InvalidRequest`.
+    """
+    require_endpoint(dialect, endpoint)
+    if endpoint == RESPONSES_URL:
+        return texts_of_response(body)
+    if dialect.name == OPENAI.name:
+        return check_body(endpoint, body, defaults)
+    require_sizes(body)
+    sent = dialect.body(endpoint, filled(endpoint, body, defaults))
+    return [[*([{"content": sent["system"]}] if "system" in sent else []), *sent["messages"]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
+from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
     load_models,
@@ -22,6 +23,7 @@ from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.pacing.limits import ToldLimit
+from batchwright.wire.dialects import OPENAI, Dialect
 from batchwright.wire.requests import EMBEDDINGS_URL
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ class ModelChoice:
     config: EngineConfig = field(default_factory=EngineConfig)
     backend: str | None = None
     """Address of an OpenAI-compatible endpoint; None: models in this process."""
-    api_key: str | None = None
+    key: EndpointKey = field(default_factory=EndpointKey)
     """API key for the endpoint."""
+    dialect: Dialect = OPENAI
+    """Form of the requests and answers of the endpoint."""
     concurrency: int | None = None
     """Most requests under way at the endpoint; None: as many as deliver the most."""
     told: tuple[ToldLimit, ...] = ()
@@ -92,12 +96,13 @@ class ModelChoice:
             models = None if self.model is None else {self.model: self.model}
             inference = await open_endpoint(
                 self.backend,
-                self.api_key,
+                self.key,
                 models,
                 max_concurrency=self.concurrency,
                 max_waiting=self.concurrency or 1,
                 told=self.told,
                 waits=False,
+                dialect=self.dialect,
             )
         try:
             yield self.renamed(inference)

@@ -254,7 +254,9 @@ class JobLoop:
                 self._stop(outcome.__cause__ or outcome)
             elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
                 self._stop(
-                    RunFailed(f"{outcome}. Finished lines are kept: run the same command again with a key that it does")
+                    RunFailed(
+                        f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
+                    )
                 )
             elif isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
                 self._stop(

@@ -17,12 +17,14 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
+from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.job import Job
+from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
@@ -30,7 +32,8 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
-from batchwright.request import SamplingParams
+from batchwright.request import Prompt, SamplingParams
+from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
 if TYPE_CHECKING:
@@ -96,7 +99,8 @@ def run(
     model: str | Engine | None = None,
     embedding_model: str | None = None,
     backend: str | None = None,
-    backend_api_key: str | None = None,
+    backend_api_key: str | EndpointKey | None = None,
+    backend_dialect: str | None = None,
     backend_concurrency: int | None = None,
     rpm: float | None = None,
     tpm: float | None = None,
@@ -148,10 +152,12 @@ def run(
     - `model`: the model that generates: a name, a path, or an `Engine`, which is not closed and holds no request of
       this run afterwards. Default: smollm2-135m, or with `backend` the first that it lists.
     - `embedding_model`: the model for lines for `/v1/embeddings`.
-    - `backend`: the address of an OpenAI-compatible endpoint, such as `https://host/v1`, which computes in place of
-      models in this process; `backend_api_key` is its key. `rpm` and `tpm` are its limits of requests and tokens a
-      minute; those that its answers state, and those that show by refusals, are found and kept without being told.
-      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most.
+    - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
+      process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
+      its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
+      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
+      `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
+      are found and kept without being told.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
@@ -190,12 +196,14 @@ def run(
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
                 raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
+    dialect = dialect_for(backend_dialect, backend or "")
     choice = ModelChoice.of(
         model if isinstance(model, str) else None,
         embedding_model,
         backend,
         config=config,
-        api_key=backend_api_key,
+        key=_key(backend, backend_api_key, dialect),
+        dialect=dialect,
         concurrency=backend_concurrency,
         told=_told(rpm, tpm),
         served_model_names=tuple(served_model_names),
@@ -210,6 +218,7 @@ def run(
             model=name,
             embedding_model=choice.embedding_model,
             backend=backend,
+            dialect=backend_dialect,
             served_model_names=choice.served_model_names,
             defaults=defaults if isinstance(defaults, SamplingParams) else sampling_defaults(backend, defaults or {}),
             input_format=input_format,
@@ -244,6 +253,13 @@ def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:
         return told_limits(rpm, tpm)
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _key(backend: str | None, given: str | EndpointKey | None, dialect: Dialect) -> EndpointKey:
+    """The key of the endpoint; one that was not given is taken from the environment."""
+    if backend is None or isinstance(given, EndpointKey):
+        return given if isinstance(given, EndpointKey) else EndpointKey()
+    return find_key(backend, dialect, os.environ) if given is None else EndpointKey(given)
 
 
 def _check_keywords(given: Mapping[str, Any]) -> None:
@@ -341,7 +357,7 @@ class _Run:
         # A stream as output keeps no state.
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
-            planned = plan(job, self.spec.defaults, self._tokenizer())
+            planned = plan(job, self._tokenizer(), self._check)
             report = RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -354,6 +370,12 @@ class _Run:
         if self.report_path is not None:
             report.save(self.report_path)
         return report
+
+    def _check(self, endpoint: str, body: Mapping[str, Any]) -> Sequence[Prompt]:
+        """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
+        if self.choice.backend is None:
+            return check_body(endpoint, body, self.spec.defaults)
+        return check_sent_body(self.choice.dialect, endpoint, body, self.spec.defaults)
 
     def _tokenizer(self) -> Any | None:
         """The tokenizer of the model that generates; None if there is none on this machine."""

@@ -40,6 +40,8 @@ class JobSpec:
     embedding_model: str | None = None
     backend: str | None = None
     """Address of an endpoint that computes; None: models in this process."""
+    dialect: str | None = None
+    """Dialect of the endpoint, if it is not that of its host."""
     served_model_names: tuple[str, ...] = ()
     """Further names under which lines may ask for the models."""
     defaults: SamplingParams | Mapping[str, Any] = field(default_factory=SamplingParams)
@@ -114,6 +116,7 @@ class JobSpec:
             # The others are told by their values.
             "sent_defaults": [name for name in given if given[name] == getattr(OPENAI_DEFAULTS, name)] or None,
             "backend": self.backend,
+            "dialect": self.dialect,
             "embedding_model": _resolved(self.embedding_model),
             "served_model_names": sorted(self.served_model_names) or None,
             "system_template": self.system_template,

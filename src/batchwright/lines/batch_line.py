@@ -15,15 +15,21 @@ import msgspec
 from batchwright.errors import DeadlineExceeded, InvalidRequest, shown
 from batchwright.wire.bounds import MAX_MODEL
 from batchwright.wire.error_bodies import error_body, hides_details, status_of
-from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 MAX_CUSTOM_ID = 512
 """Most characters of a custom id."""
 
-ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL)
+ENDPOINTS = (CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL)
 REQUEST_TIMEOUT = "request_timeout"
 """OpenAI's error code of a line whose time was over."""
 _OK = 200
+_NAMES_OF_RESPONSES = {
+    "prompt_tokens": "input_tokens",
+    "completion_tokens": "output_tokens",
+    "prompt_tokens_details": "input_tokens_details",
+    "completion_tokens_details": "output_tokens_details",
+}
 _encode = msgspec.json.Encoder().encode
 _BOM = b"\xef\xbb\xbf"
 _PIECE = 2**20
@@ -208,8 +214,13 @@ def line_error(error: BaseException) -> dict[str, Any]:
 
 
 def token_count(body: Mapping[str, Any], name: str, detail: str | None = None) -> int:
-    """A count in the `usage` of a response, or in its part `detail`; 0 if an endpoint sent none, or nonsense."""
+    """A count in the `usage` of a response, or in its part `detail`; 0 if an endpoint sent none, or nonsense.
+
+    Names are those of chats. An answer of `/v1/responses` calls prompts input, and completions output.
+    """
     counts = _part(body, "usage")
+    if "input_tokens" in counts and "prompt_tokens" not in counts:
+        name, detail = _NAMES_OF_RESPONSES.get(name, name), detail and _NAMES_OF_RESPONSES.get(detail, detail)
     count = (counts if detail is None else _part(counts, detail)).get(name)
     return count if isinstance(count, int) and 0 <= count < 2**53 else 0
 

@@ -131,12 +131,15 @@ class AnswerTally:
     def count(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count the answers in the body of a response, each of which could have had `limit` tokens."""
         self.limits[limit] += 1
-        choices = answer.get("choices")
+        choices = [answer] if isinstance(answer.get("output"), list) else answer.get("choices")
         if not isinstance(choices, list) or not choices:
             return
         each = min(token_count(answer, "completion_tokens") // len(choices), LONGEST_COUNTED)
         for choice in choices:
-            is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
+            # A response, which is an only choice, is incomplete when its limit ended it.
+            is_cut = isinstance(choice, dict) and (
+                choice.get("finish_reason") == "length" or choice.get("status") == "incomplete"
+            )
             counts = self.cut if is_cut else self.ended
             if each >= len(counts):
                 counts.extend([0] * (each + 1 - len(counts)))
@@ -145,7 +148,7 @@ class AnswerTally:
 
 def answer_limit(body: Mapping[str, Any], default: int) -> int:
     """Return the most tokens of an answer to a line with this body; `default` if it names no limit."""
-    given = body.get("max_completion_tokens") or body.get("max_tokens")
+    given = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
     return min(given if type(given) is int and given > 0 else default, LONGEST_COUNTED)
 
 

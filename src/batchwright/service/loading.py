@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchwright.errors import InputError
+from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve
 from batchwright.pacing.limits import told_limits
+from batchwright.service.observability.logs import logger
 from batchwright.service.settings import Settings
+from batchwright.wire.dialects import Dialect, dialect_for
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
@@ -29,10 +33,14 @@ async def load_inference(settings: Settings) -> Inference:
     """
     if settings.backend == "engine":
         return await _load_models(settings)
-    key = settings.backend_api_key
+    dialect = dialect_for(settings.backend_dialect, settings.backend)
+    key = _endpoint_key(settings, dialect)
+    if key.warning is not None:
+        logger.warning("backend_api_key", warning=key.warning)
     endpoint = await open_endpoint(
         settings.backend,
-        None if key is None else key.get_secret_value(),
+        key,
+        dialect=dialect,
         max_concurrency=settings.backend_concurrency,
         first_concurrency=min(_FIRST_CONCURRENCY, settings.backend_concurrency),
         told=told_limits(settings.backend_rpm, settings.backend_tpm),
@@ -43,6 +51,17 @@ async def load_inference(settings: Settings) -> Inference:
     except InputError:
         await endpoint.close()
         raise
+
+
+def _endpoint_key(settings: Settings, dialect: Dialect) -> EndpointKey:
+    """Return the API key that the settings, or else the environment, have for the endpoint. Raises `InputError`."""
+    variable, file = settings.backend_api_key_env, settings.backend_api_key_file
+    if settings.backend_api_key is None:
+        return find_key(settings.backend, dialect, os.environ, variable=variable, file=file)
+    if variable is not None or file is not None:
+        other = "backend_api_key_env" if file is None else "backend_api_key_file"
+        raise InputError(f"backend_api_key and {other} are both set: leave one of them out")
+    return EndpointKey(settings.backend_api_key.get_secret_value(), "backend_api_key")
 
 
 def model_times(settings: Settings) -> dict[str, float]:

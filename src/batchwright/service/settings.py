@@ -36,6 +36,8 @@ from batchwright.policies.suspects import MAX_CRASHES
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.observability.slo_classes import SloClass, read_slo_classes
 from batchwright.wire.bounds import MAX_PROMPTS
+from batchwright.wire.dialects import dialect_for
+from batchwright.wire.requests import RESPONSES_URL
 
 ENV_PREFIX = "BATCHWRIGHT_"
 DEFAULT_EMBEDDING_MODEL = next(name for name, model in BUILTIN.items() if model.kind is Kind.EMBED)
@@ -93,9 +95,9 @@ Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterVal
 Aliases = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_are_aliases)]
 
 
-def _setting(group: str, default: Any, description: str, **more: Any) -> Any:
-    """Return a field of `group`."""
-    return Field(default, description=description, json_schema_extra={"group": group}, **more)
+def _setting(group: str, default: Any, description: str, *, flag: bool = True, **more: Any) -> Any:
+    """Return a field of `group`. Without `flag`, it is never a flag, which all users of a machine can read."""
+    return Field(default, description=description, json_schema_extra={"group": group, "flag": flag}, **more)
 
 
 def default_data() -> Path:
@@ -193,15 +195,30 @@ class Settings(_EngineSettings):
     backend: Text = _setting(
         "Model",
         "engine",
-        'What computes: "engine", or the address of an OpenAI-compatible endpoint, such as '
-        "http://10.0.0.5:8000/v1. The service waits for an endpoint that does not answer yet.",
+        'What computes: "engine", or the address of an endpoint elsewhere, such as http://10.0.0.5:8000/v1. The '
+        "service waits for an endpoint that does not answer yet.",
     )
     model_alias: Aliases = _setting(
         "Model",
         (),
         "Further names of models, separated by commas: gpt-4o-mini=smollm2. Answers carry the name in the request.",
     )
-    backend_api_key: SecretStr | None = _setting("Model", None, "API key for the endpoint.")
+    backend_dialect: Literal["openai", "anthropic"] | None = _setting(
+        "Model", None, "What the endpoint speaks. Default: anthropic for api.anthropic.com, otherwise openai."
+    )
+    backend_api_key: SecretStr | None = _setting(
+        "Model",
+        None,
+        "API key for the endpoint. Default: the key in the provider's own variable, such as OPENAI_API_KEY or "
+        "ANTHROPIC_API_KEY.",
+        flag=False,
+    )
+    backend_api_key_env: Text | None = _setting(
+        "Model", None, "Environment variable with the API key for the endpoint."
+    )
+    backend_api_key_file: Location | None = _setting(
+        "Model", None, "File whose first line is the API key for the endpoint."
+    )
     backend_concurrency: Count = _setting(
         "Model", 256, "Most requests under way at the endpoint. Up to that, as many as deliver the most are found."
     )
@@ -386,6 +403,8 @@ def limits_of(settings: Settings) -> ServiceLimits:
         max_line_bytes=settings.max_line_size,
         max_prompts=settings.max_prompts,
         min_free_disk=settings.min_free_disk,
+        responses=settings.backend != "engine"
+        and RESPONSES_URL in dialect_for(settings.backend_dialect, settings.backend).endpoints,
         default_quotas=Quotas(**{name: getattr(settings, f"quota_{name.removesuffix('_bytes')}") for name in QUOTAS}),
     )
 
@@ -399,6 +418,12 @@ def group_of(field: FieldInfo) -> str:
     """Return the group of a setting, which is its heading in the help and on the page of settings."""
     extra = field.json_schema_extra
     return str(extra["group"]) if isinstance(extra, dict) else ""
+
+
+def has_flag(field: FieldInfo) -> bool:
+    """Return whether a setting may be given as a flag."""
+    extra = field.json_schema_extra
+    return bool(extra["flag"]) if isinstance(extra, dict) else True
 
 
 def type_name(field: FieldInfo) -> str:

@@ -95,10 +95,13 @@ def check_names(
     reserved: frozenset[str],
     taken: frozenset[str] = _TAKEN,
     refused: Mapping[str, tuple[object, ...]] = REFUSED,
+    *,
+    why: str = "is not supported",
 ) -> None:
     """Raise `InvalidRequest` naming the first field that cannot be honoured, or is too large.
 
-    `reserved` are the names that the form of the body uses, `taken` those of parameters; `refused` as in `REFUSED`.
+    `reserved` are the names that the form of the body uses, `taken` those of parameters; `refused` as in `REFUSED`,
+    and `why` says what is said of those.
     """
     require_few_fields(body)
     for name, value in body.items():
@@ -112,7 +115,7 @@ def check_names(
             raise _unknown(name, taken)
         # In Python, unlike in JSON, False equals 0.
         elif not any(value == no and isinstance(value, bool) == isinstance(no, bool) for no in refused[name]):
-            raise InvalidRequest(f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+            raise InvalidRequest(f"{name} {why}: leave it out", param=name, code="unsupported_parameter")
 
 
 def known_fields(line: Mapping[str, object], reserved: frozenset[str]) -> dict[str, object]:

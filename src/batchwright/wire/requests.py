@@ -26,12 +26,16 @@ from batchwright.wire.fields import (
 CHAT_URL = "/v1/chat/completions"
 COMPLETION_URL = "/v1/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
+RESPONSES_URL = "/v1/responses"
+"""Only computed by endpoints elsewhere, whose bodies are passed on as they are."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Roles of messages, as in OpenAI's API."""
 
 EncodingFormat: TypeAlias = Literal["float", "base64"]
 
+_OURS = ("deadline", "deadline_ms", "priority")
+"""Fields of batchwright that endpoints elsewhere do not know."""
 _TOKENS_COUNTED = 4096
 """Most tokens of a completion that count towards `MAX_LOGPROBS`: a body without a limit means the whole context."""
 OPENAI_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
@@ -39,7 +43,10 @@ OPENAI_DEFAULTS = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS)
 _COMPLETION_DEFAULTS = replace(OPENAI_DEFAULTS, max_tokens=16)
 _MESSAGE_FIELDS: Mapping[str, type] = {"name": str, "tool_calls": list, "tool_call_id": str, "function_call": dict}
 """Types of a message's fields beside its role and content. Any other fields are for the chat template."""
-_FIELDS_OF = {"max_tokens": {"max_tokens", "max_completion_tokens"}, "logprobs": {"logprobs", "top_logprobs"}}
+_FIELDS_OF = {
+    "max_tokens": {"max_tokens", "max_completion_tokens", "max_output_tokens"},
+    "logprobs": {"logprobs", "top_logprobs"},
+}
 """Names in a body for a field of `SamplingParams`, if they differ from its own."""
 _CHAT_NAMES = frozenset({"messages", "stream", "stream_options"})
 _COMPLETION_NAMES = frozenset({"prompt", "stream", "stream_options"})
@@ -160,25 +167,76 @@ def read_model(body: Mapping[str, Any]) -> str | None:
     raise InvalidRequest(f"model={shown(model)}: must be the name of a model", param="model")
 
 
+def require_response_now(body: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` if a body for `/v1/responses` asks for an answer that has to be fetched later."""
+    if body.get("background") not in (None, False):
+        raise InvalidRequest(
+            "background is not supported: the answer is waited for; leave it out",
+            param="background",
+            code="unsupported_parameter",
+        )
+
+
+def only_elsewhere(endpoint: str, *, param: str = "url") -> InvalidRequest:
+    """Return the error of a request for `endpoint`, which `param` names, to models in this process."""
+    return InvalidRequest(
+        f"{endpoint} is only computed by an endpoint elsewhere: name one with --backend URL, or send a chat",
+        param=param,
+        code="unsupported_url",
+    )
+
+
+def texts_of_response(body: Mapping[str, Any]) -> list[str]:
+    """Return the texts of the prompt in a body for `/v1/responses`: its instructions and the texts of its input.
+
+    Raises `InvalidRequest` if it has neither an input nor a stored prompt. All else is left to the endpoint.
+    """
+    if body.get("input") is None and body.get("prompt") is None:
+        raise InvalidRequest("input is missing", param="input", code="missing_required_parameter")
+    require_response_now(body)
+    texts = [body.get("instructions")]
+    for item in _items(body.get("input")):
+        content = item.get("content") if isinstance(item, Mapping) else item
+        texts += [part.get("text") if isinstance(part, Mapping) else part for part in _items(content)]
+    return [text for text in texts if isinstance(text, str)]
+
+
 def wants_stream(body: Mapping[str, Any]) -> bool:
     """Return whether the answer is to be streamed. Raises `InvalidRequest`."""
     return _flag("stream", body.get("stream"))
 
 
 def with_defaults(
-    body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any], *, chat: bool
+    body: Mapping[str, Any],
+    defaults: SamplingParams | Mapping[str, Any],
+    *,
+    chat: bool,
+    responses: bool = False,
 ) -> dict[str, Any]:
     """Return `body` with the fields of `defaults` that it leaves out; only those that differ from `OPENAI_DEFAULTS`,
     unless `defaults` is a mapping.
 
-    Their values are for msgspec, which also writes tuples and integer keys as JSON.
+    `chat` and `responses` say whether the body is for chats or responses, which have names of their own for some.
+    Values are for msgspec, which also writes tuples and integer keys as JSON.
     """
     if isinstance(defaults, SamplingParams):
         defaults = {name: value for name, value in vars(defaults).items() if value != getattr(OPENAI_DEFAULTS, name)}
     filled = {name: value for name, value in defaults.items() if not _FIELDS_OF.get(name, {name}) & body.keys()}
     if chat and (number := filled.pop("logprobs", None)) is not None:
         filled |= {"logprobs": True, "top_logprobs": number}
+    if responses and "max_tokens" in filled:
+        filled["max_output_tokens"] = filled.pop("max_tokens")
     return {**filled, **body}
+
+
+def filled(
+    endpoint: str, body: Mapping[str, Any], defaults: SamplingParams | Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return a body that is passed on: without batchwright's own fields, and with `defaults` as in `with_defaults`."""
+    sent = {name: value for name, value in body.items() if name not in _OURS}
+    if defaults is None or endpoint == EMBEDDINGS_URL:
+        return sent
+    return with_defaults(sent, defaults, chat=endpoint == CHAT_URL, responses=endpoint == RESPONSES_URL)
 
 
 def require_few_completions(body: Mapping[str, Any]) -> None:
@@ -225,6 +283,10 @@ def _include_usage(options: object) -> bool:
     if not isinstance(options, Mapping):
         raise InvalidRequest("stream_options must be an object", param="stream_options")
     return _flag("stream_options.include_usage", options.get("include_usage"))
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _flag(name: str, value: object) -> bool:

@@ -10,6 +10,7 @@ from batchwright.errors import InvalidRequest, shown
 from batchwright.service.limits import LONGEST_AGE
 from batchwright.store.records import BatchRecord, Endpoint
 from batchwright.wire.bounds import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from batchwright.wire.requests import RESPONSES_URL, only_elsewhere
 
 MIN_EXPIRY, MAX_EXPIRY = 3600, int(LONGEST_AGE)
 """Least and most seconds from the creation of a file to its expiry."""
@@ -24,12 +25,13 @@ _DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-def endpoint_of(value: object) -> Endpoint:
-    """Return `value` if it is the endpoint of a batch."""
-    if value not in get_args(Endpoint):
-        raise InvalidRequest(
-            f"endpoint={shown(value)}: must be one of {', '.join(get_args(Endpoint))}", param="endpoint"
-        )
+def endpoint_of(value: object, *, responses: bool) -> Endpoint:
+    """Return `value` if it is the endpoint of a batch. `responses`: whether `/v1/responses` can be computed."""
+    known = [each for each in get_args(Endpoint) if responses or each != RESPONSES_URL]
+    if value == RESPONSES_URL and not responses:
+        raise only_elsewhere(RESPONSES_URL, param="endpoint")
+    if value not in known:
+        raise InvalidRequest(f"endpoint={shown(value)}: must be one of {', '.join(known)}", param="endpoint")
     return cast("Endpoint", value)
 
 

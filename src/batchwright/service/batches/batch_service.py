@@ -190,7 +190,7 @@ class BatchService:
         batch = self._new_batch(
             tenant,
             input_file_id,
-            batch_checks.endpoint_of(endpoint),
+            batch_checks.endpoint_of(endpoint, responses=self._limits.responses),
             completion_window,
             key,
             metadata=batch_checks.metadata_of(metadata),
