@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
+from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.clock import Clock, MonotonicClock
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def _standing(progress: RunProgress, rate: float) -> str:
     if rate:
         parts.append(f"{progress.running:,} being computed")
         parts.append(f"{rate:,.0f} tokens/s")
+    if (bounds := pacing_line(progress.pacing)) is not None:
+        parts.append(bounds)
     if progress.seconds_left is not None:
         parts.append(f"{duration(progress.seconds_left)} left")
     if progress.waiting is not None:
@@ -190,7 +193,11 @@ def report_table(report: RunReport) -> Table:
     table.add_column()
     loading = f", of which loading the model {report.load_seconds:.1f} s" if report.steps else ""
     table.add_row("wall time", f"{report.wall_seconds:.1f} s{loading}")
-    for name, value in [*_token_rows(report), *(_engine_rows(report) if report.steps else [])]:
+    for name, value in [
+        *_token_rows(report),
+        *pacing_rows(report.pacing),
+        *(_engine_rows(report) if report.steps else []),
+    ]:
         table.add_row(name, value)
     memory = _size(report.peak_memory_bytes)
     if report.peak_gpu_bytes is not None:

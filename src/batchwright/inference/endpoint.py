@@ -27,8 +27,9 @@ from batchwright.errors import (
 from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
-from batchwright.inference.endpoint_keys import EndpointKey
+from batchwright.inference.endpoint_keys import EndpointKey, is_provider
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
+from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
 from batchwright.limiting.estimates import prompt_tokens_of_request
 from batchwright.pacing.limits import ToldLimit
@@ -37,6 +38,7 @@ from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
+from batchwright.wire.engine_gauges import Queue
 from batchwright.wire.fields import deadline_seconds, priority_of
 from batchwright.wire.requests import (
     CHAT_URL,
@@ -125,6 +127,8 @@ class EndpointInference(Route):
         self._dialect = dialect
         self._client = EndpointClient(base_url, api_key, dialect=dialect, timeout=timeout, connections=max_concurrency)
         self._watch = EndpointWatch(self._probe)
+        self._queue_watch = EngineQueueWatch(self._client.metrics, lambda: bool(self._under_way), self._learn_queue)
+        self._shows_queue = not is_provider(base_url)
         self._theirs = dict(models or {})
         self._asks_for_models = False
         """Whether the models are taken from the endpoint's list."""
@@ -159,7 +163,7 @@ class EndpointInference(Route):
     def _concurrency(self) -> int:
         return sum(gate.pacer.concurrency for gate in self._gates.values())
 
-    def figures(self) -> dict[str, PacerFigures]:
+    def pacing(self) -> Mapping[str, PacerFigures]:
         """Return what was found of the limits of the endpoint, by model."""
         now = asyncio.get_running_loop().time()
         return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
@@ -230,6 +234,7 @@ class EndpointInference(Route):
         for gate in self._gates.values():
             gate.close()
         await self._watch.close()
+        await self._queue_watch.close()
         await self._client.close()
 
     def _require_open(self) -> None:
@@ -275,9 +280,16 @@ class EndpointInference(Route):
             gate = self._gates[model] = Gate(pacer)
         return gate
 
+    def _learn_queue(self, queue: Queue) -> None:
+        if len(busy := [gate.pacer for gate in self._gates.values() if gate.pacer.under_way]) == 1:
+            # With several models the figures are a sum of which nobody knows the parts.
+            busy[0].guide(queue.running, queue.waiting)
+
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
         gate = self._gate_of(read_model(call.body) or "")
+        if self._shows_queue:
+            self._queue_watch.wake()
         use = gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
         return gate.enter(use, call.traffic, owner, weight=weight, priority=priority_of(call.body))
 

@@ -116,6 +116,12 @@ class EndpointClient:
                     return
         raise EndpointUnreachable(f"{self.url} ended its stream before it was done")
 
+    async def metrics(self) -> str:
+        """Get the metrics that an engine shows, in Prometheus's text format, beside its API."""
+        url = self._base.with_path(self._base.path.rstrip("/").removesuffix("/v1") + "/metrics")
+        async with self._answer("GET", "/metrics", None, None, url) as response:
+            return (await self._whole(response)).decode(errors="replace")
+
     async def close(self) -> None:
         """Close the connections. Later requests raise `EngineClosed`."""
         self._closed = True
@@ -152,11 +158,12 @@ class EndpointClient:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: bytes | None, heard: Heard | None
+        self, method: str, path: str, body: bytes | None, heard: Heard | None, url: URL | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and yield a successful response, of which only the head has been read."""
         try:
-            async with await self._head(method, path, body) as response:
+            url = url or self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
+            async with await self._head(method, url, body) as response:
                 if heard is not None and (stated := self._stated(response)):
                     heard(stated)
                 if response.status != HTTPStatus.OK:
@@ -168,13 +175,12 @@ class EndpointClient:
             unreachable.timed_out = isinstance(error, TimeoutError)
             raise unreachable from None
 
-    async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
+    async def _head(self, method: str, url: URL, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
 
         A server may close a kept connection at the moment at which it is used again. A request that fails for this
         reason within a second is sent once more, since it most likely never arrived; if it did, it is computed twice.
         """
-        url = self._urls.get(path) or self._urls.setdefault(path, URL(self.url + path))
         began, sent = asyncio.get_running_loop().time(), SimpleNamespace(over_kept=False)
         try:
             return await self._sent(method, url, body, sent)

@@ -84,6 +84,12 @@ def key_variables(address: str, dialect: Dialect) -> tuple[str, ...]:
     return OWN_VARIABLE, "ANTHROPIC_API_KEY" if dialect.name == ANTHROPIC.name else "OPENAI_API_KEY"
 
 
+def is_provider(address: str) -> bool:
+    """Return whether an address is that of a known provider, not of an engine of one's own."""
+    host = urlsplit(address).hostname or ""
+    return is_azure(host) or any(host == each or host.endswith("." + each) for each in _PROVIDERS)
+
+
 def key_from_environment(
     address: str, dialect: Dialect, environment: Mapping[str, str], *, variable: str | None = None
 ) -> EndpointKey:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from batchwright.pacing.pacer import PacerFigures
 from batchwright.request import Flow, SamplingParams, Traffic
 
 
@@ -91,16 +92,24 @@ class MayBeAway(Protocol):
 
 
 @runtime_checkable
-class Sends(Protocol):
-    """An `Inference` whose calls wait before they are sent elsewhere, where they cost something."""
+class Paced(Protocol):
+    """An `Inference` whose calls wait before they are sent elsewhere, where they are limited and cost something."""
+
+    def pacing(self) -> Mapping[str, PacerFigures]:
+        """Return what was found of the limits, by model."""
 
     def send_no_more(self) -> None:
         """Raise `EndpointDown` in batch calls that were not sent yet."""
 
 
+def pacing_of(inference: Inference) -> Mapping[str, PacerFigures]:
+    """Return what `inference` found of the limits of endpoints elsewhere, by model."""
+    return inference.pacing() if isinstance(inference, Paced) else {}
+
+
 def send_no_more(inference: Inference) -> None:
     """Give batch calls that `inference` has not sent anywhere yet back to their owners."""
-    if isinstance(inference, Sends):
+    if isinstance(inference, Paced):
         inference.send_no_more()
 
 

@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
-from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, send_no_more, why_not_ready, work_of
+from batchwright.inference.inference import (
+    Call,
+    Inference,
+    Route,
+    WorkUnderWay,
+    pacing_of,
+    send_no_more,
+    why_not_ready,
+    work_of,
+)
+from batchwright.pacing.pacer import PacerFigures
 from batchwright.wire.requests import EMBEDDINGS_URL, RESPONSES_URL, only_elsewhere, read_model
 
 ANY_MODEL = "*"
@@ -128,6 +138,10 @@ class StandIn(_Renaming):
     def why_not_ready(self) -> str | None:
         """Reason why `inner` can compute no call now; None when it can."""
         return why_not_ready(self._inner)
+
+    def pacing(self) -> Mapping[str, PacerFigures]:
+        """Return what `inner` found of the limits of endpoints elsewhere, by model."""
+        return pacing_of(self._inner)
 
     def send_no_more(self) -> None:
         """Give batch calls that `inner` has not sent anywhere yet back to their owners."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, EndpointError, RunFailed
-from batchwright.inference.inference import Call, Inference, send_no_more, why_not_ready
+from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
@@ -29,6 +29,7 @@ from batchwright.lines.batch_line import (
 from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limit
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
+from batchwright.pacing.pacer import PacerFigures
 from batchwright.request import SamplingParams
 
 _LINES_IN_A_ROW = 256
@@ -127,6 +128,11 @@ class JobLoop:
     def why_waiting(self) -> str | None:
         """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
         return why_not_ready(self._inference) or self._executor.why_pausing
+
+    @property
+    def pacing(self) -> Mapping[str, PacerFigures]:
+        """What was found of the limits of an endpoint elsewhere, by model."""
+        return pacing_of(self._inference)
 
     async def run(self) -> None:
         """Work until every line is finished.

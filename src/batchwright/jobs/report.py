@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from batchwright.durable_files import replacing
 from batchwright.jobs.dry_run import PlannedRequest
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
+from batchwright.pacing.pacer import PacerFigures
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
@@ -33,6 +35,8 @@ class RunReport:
 
     output: str
     model: str
+    pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
+    """With an endpoint elsewhere: what was found of its limits, and how often it refused requests for them, by model."""
     implementation: str = ""
     """The body and attention that computed, the dtype and the device; empty if nothing was computed."""
     total: int

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
+from batchwright.pacing.pacer import PacerFigures
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -73,6 +74,8 @@ class RunProgress:
     """The line that failed first in this run; None if none did."""
     seconds_left: float | None = None
     """Forecast of the time until all lines are finished; None while too little is known."""
+    pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
+    """What was found of the limits of an endpoint elsewhere, by model."""
     fraction: float | None = None
     """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
 
@@ -458,6 +461,7 @@ class _Run:
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
+            pacing={} if self._loop is None else {model or "": each for model, each in self._loop.pacing.items()},
             **self._rate(),
         )
         if self.report_path is not None:
@@ -496,6 +500,7 @@ class _Run:
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
+                pacing={} if self._loop is None else self._loop.pacing,
             )
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 _PER_TOKEN = 4
 _LARGEST = 2**31 - 1
@@ -58,6 +58,8 @@ def _prompts(endpoint: str, body: Mapping[str, Any]) -> list[Any]:
     """
     if endpoint == CHAT_URL:
         return [body.get("messages")]
+    if endpoint == RESPONSES_URL:
+        return [body.get("instructions"), body.get("input")]
     given = body.get("input" if endpoint == EMBEDDINGS_URL else "prompt")
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given

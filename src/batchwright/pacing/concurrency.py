@@ -32,6 +32,9 @@ _OUTCOMES = 20
 _OVERLOADED = 0.3
 """Share of recent outcomes that must be overload for the level to shrink."""
 _MOST_ROUNDS = 64
+_LEAST_QUEUE, _QUEUE = 2.0, 0.1
+"""Requests that should wait in an engine that shows its queue, besides a share of those that it computes."""
+_GUIDED_STEP = 1.5
 _BUSY = 0.9
 """Share of the level that must have been used for a measurement of it to count."""
 
@@ -55,6 +58,8 @@ class ConcurrencySearch:
         self._tokens = self._latency = self._busy = 0.0
         self._measured = 0
         self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES)
+        self._is_guided = False
+        """Whether the endpoint shows its queue, which says more than what it delivers."""
 
     @property
     def value(self) -> int:
@@ -85,6 +90,18 @@ class ConcurrencySearch:
         self._go_to(self.level * _SHRINK)
         return True
 
+    def guide(self, running: float, waiting: float, under_way: int) -> None:
+        """Learn from an engine's own figures: the requests that it computes and that wait in it, of all its clients.
+
+        A few waiting ones keep its batches full; while none wait, it may take more.
+        """
+        self._is_guided = True
+        enough = _LEAST_QUEUE + _QUEUE * running
+        if waiting < enough / 2.0 and under_way >= _BUSY * self.level:
+            self.raise_to(self.level * _GUIDED_STEP + 1.0)
+        elif waiting > 2.0 * enough:
+            self.lower_to(max(1.0, under_way - waiting + enough))
+
     def raise_to(self, level: float) -> None:
         """Go to a level at once, for a reason that needs no measurement."""
         if level > self.level and self.level < self.most:
@@ -112,8 +129,8 @@ class ConcurrencySearch:
         used = self._busy / self._measured
         delivered = min(used, self.level) * self._tokens / self._latency
         self._start_measuring()
-        if used < _BUSY * self.level - 1.0:
-            return  # it was not this level that bounded them
+        if used < _BUSY * self.level - 1.0 or self._is_guided:
+            return  # it was not this level that bounded them, or the engine itself says what to do
         if self._holding:
             self._hold(delivered)
             return

@@ -19,7 +19,7 @@ from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.found_rate import FoundRate
-from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
 from batchwright.pacing.stated_budget import Sent, StatedBudget
@@ -37,7 +37,6 @@ _LONGEST_PAUSE = 5.0
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _RECENT = 10.0
-_LONGEST_BLOCK = 86400.0
 _RAMP = 1.0
 """Seconds in which the number of requests at once may double where a rate limit bounds them anyway."""
 _FIRST_SURGE = 16.0
@@ -68,18 +67,36 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitFigures:
+    """A limit of an endpoint, to be shown."""
+
+    kind: str
+    limit: float
+    window: float
+    """Seconds."""
+    left: float
+    is_stated: bool
+    """Whether the endpoint states it; else the user does."""
+
+
+@dataclass(frozen=True, slots=True)
 class PacerFigures:
     """What a pacer has found, to be shown."""
 
+    sent: int
+    """Requests sent, tries that failed included."""
+    refused: int
+    """Those of them that were refused for a limit."""
     under_way: int
     concurrency: int
     """Requests that may be under way."""
-    found_rate: float | None
-    """Requests a second of the mean size that an unstated limit admits; None: none was found."""
-    stated: Sequence[tuple[RateKind, float, float, float]]
-    """Kind, limit, window in seconds, and what is left, of limits that the endpoint states."""
-    refused: int
-    sent: int
+    found_concurrency: bool
+    """Whether refusals have shown that no more are accepted at once."""
+    found_per_minute: float | None
+    """Requests a minute, of the mean size, that a limit admits which is not stated; None: none was found."""
+    limits: Sequence[LimitFigures]
+    blocked_seconds: float
+    """Time for which the endpoint wants no request."""
 
 
 class Pacer:
@@ -232,15 +249,30 @@ class Pacer:
         """Note that a request failed for a reason that says nothing about limits, or was given up."""
         self._end(attempt)
 
+    def guide(self, running: float, waiting: float) -> None:
+        """Learn from the engine's own figures how many requests it computes, and how many wait in it."""
+        self.search.guide(running, waiting, self.under_way)
+
     def figures(self, now: float) -> PacerFigures:
         """Return what is known at `now`."""
-        stated = [(kind, each.limit, each.window, each.left(now)) for kind, each in self._stated.items()]
+        told = (
+            LimitFigures(each.told.kind, each.told.limit, each.told.window, each.told.limit - each.used(now), False)
+            for each in self._told
+        )
+        stated = (
+            LimitFigures(kind, each.limit, each.window, each.left(now), True) for kind, each in self._stated.items()
+        )
         rate = self._found.rate
-        return PacerFigures(self.under_way, self.concurrency, rate, stated, self.refused_count, self.sent)
-
-    def blocked_for(self, now: float) -> float:
-        """Return the seconds for which the endpoint wants no request at all."""
-        return max(0.0, self._blocked_until - now)
+        return PacerFigures(
+            sent=self.sent,
+            refused=self.refused_count,
+            under_way=self.under_way,
+            concurrency=self.concurrency,
+            found_concurrency=self._cap is not None,
+            found_per_minute=None if rate is None else rate * MINUTE,
+            limits=[*told, *stated],
+            blocked_seconds=max(0.0, self._blocked_until - now),
+        )
 
     def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
