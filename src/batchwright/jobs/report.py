@@ -36,7 +36,7 @@ class RunReport:
     output: str
     model: str
     pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
-    """With an endpoint elsewhere: what was found of its limits, and how often it refused requests for them, by model."""
+    """With an endpoint elsewhere: what was found of its limits, and how often it refused requests, by model."""
     implementation: str = ""
     """The body and attention that computed, the dtype and the device; empty if nothing was computed."""
     total: int

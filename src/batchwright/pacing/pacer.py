@@ -27,6 +27,7 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
+_FEWEST_TO_BLAME = 3
 _STRIKES = 3
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
 _FORETOLD = 2
@@ -34,6 +35,8 @@ _FORETOLD = 2
 _PAUSE = 0.25
 """Seconds without a request after a refusal, in which those that are on their way will be refused too."""
 _LONGEST_PAUSE = 5.0
+_AFTER_REFUSAL = 10.0
+"""Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _RECENT = 10.0
@@ -154,7 +157,7 @@ class Pacer:
             return float("inf")
         wait = max(self._blocked_until - now, self._found.wait(now), 0.0)
         if not is_urgent:
-            wait = max(wait, self._surge.wait(self._surge_rate(), now))
+            wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
             wait = max(wait, window.wait(use, now))
         for budget in self._stated.values():
@@ -169,7 +172,7 @@ class Pacer:
         self._mean_tokens = tokens if self.sent == 1 else _MEMORY * self._mean_tokens + (1.0 - _MEMORY) * tokens
         amount = 0.5 + 0.5 * tokens / max(self._mean_tokens, 1.0)
         self._found.begin(amount, now)
-        self._surge.take(1.0, self._surge_rate(), now)
+        self._surge.take(1.0, self._surge_rate(now), now)
         attempt = Attempt(
             use,
             now,
@@ -221,14 +224,14 @@ class Pacer:
         self._end(attempt)
         self.refused_count += 1
         self._forgive(attempt, now)
-        is_explained = self._observe(attempt, stated, now, refused=True)
-        if is_explained:
+        explained = self._observe(attempt, stated, now, refused=True)
+        if explained is not None:
             self._found.withdrawn(attempt.amount)
             if attempt.at > self._refused_at:
                 self._refused_at = now
                 self._explained += 1
                 pause = _PAUSE * 2.0 ** min(self._explained - _FORETOLD, 8) if self._explained > _FORETOLD else 0.0
-                self._block(now + max(min(_LONGEST_PAUSE, pause), retry_after or 0.0))
+                self._block(now + max(min(explained, pause), retry_after or 0.0))
             return
         if attempt.at <= self._refused_at:
             # It was under way with another one that was refused: one event.
@@ -280,6 +283,7 @@ class Pacer:
             self._cap = ConcurrencyCap(attempt.under_way - 1)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             self._refused_under_way.clear()
+            self._accepted_under_way = 0
             return
         self._refused_under_way.append(attempt.under_way)
         if self._cap is not None:
@@ -295,16 +299,19 @@ class Pacer:
             self._refused_under_way.clear()
         else:
             self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
-        self._accepted_under_way = 0
+        if len(self._refused_under_way) <= 1:
+            self._accepted_under_way = 0
 
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
         refused = self._refused_under_way
-        return len(refused) == _EPISODES and alike(refused) and self._accepted_under_way <= max(refused)
+        if len(refused) < _EPISODES or min(refused) < _FEWEST_TO_BLAME or not alike(refused):
+            return False
+        return self._accepted_under_way <= min(refused) + 1
 
-    def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> bool:
-        """Learn stated limits; return whether one of them has too little left for the request."""
-        is_short = False
+    def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
+        """Learn stated limits. If one of them has too little left for the request, return how long a pause may be."""
+        longest = None
         for limit in stated:
             budget = self._stated.get(limit.kind)
             if budget is None:
@@ -315,8 +322,8 @@ class Pacer:
                 sent = budget.begin(attempt.use, attempt.at)
             budget.observe(sent, limit, now, refused=refused)
             if limit.remaining is not None and limit.remaining < max(1.0, attempt.use.of(limit.kind) * budget.ratio):
-                is_short = True
-        return is_short and refused
+                longest = min(_LONGEST_PAUSE, budget.window / 2.0)
+        return longest
 
     def _forgive(self, attempt: Attempt, now: float) -> None:
         """Count no tokens of a request that was not computed; as a request it may count all the same."""
@@ -324,10 +331,11 @@ class Pacer:
             if window.told.kind != "requests":
                 window.settle(entry, 0.0, now)
 
-    def _surge_rate(self) -> float:
+    def _surge_rate(self, now: float) -> float:
         """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
         if self._cap is not None:
-            return 1.0 + _CAPPED_SURGE * self._answers.rate
+            since = max(0.0, min(now - self._blocked_until, 10.0))
+            return min(1.0 + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
         return self._first_surge + _MOST_SURGE * self._answers.rate
 
     def _end(self, attempt: Attempt) -> None:
