@@ -59,6 +59,7 @@ _SERVED = (
     "another model fails."
 )
 _BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_NO_DEDUPE = "With --backend: ask each of identical requests, instead of one for all of them."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -104,6 +105,7 @@ def run_command(
         _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
     backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
+    no_dedupe: Annotated[bool, _model_option("--no-dedupe", help=_NO_DEDUPE)] = False,
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -159,6 +161,7 @@ def run_command(
                     backend_api_key=backend_api_key,
                     backend_concurrency=backend_concurrency,
                     served_model_names=served_model_name or (),
+                    dedupe=not no_dedupe,
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_template(prompt_template),
