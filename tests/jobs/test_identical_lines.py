@@ -80,13 +80,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, {"error": {"message": "no", "type": "t", "code": "c", "param": None}})
             return
         if self.path.endswith("/embeddings"):
-            usage = {"prompt_tokens": 3, "total_tokens": 3}
-            self._send(200, {"object": "list", "data": [{"index": 0, "embedding": [1.0]}], "usage": usage})
+            data = [{"index": 0, "embedding": [1.0]}]
+            self._send(200, {"object": "list", "data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}})
             return
         text = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         prompt = json.dumps(body.get("messages", body.get("prompt")))
         message = {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
-        usage = {
+        usage: dict[str, Any] = {
             "prompt_tokens": max(1, len(prompt) // TOKEN),
             "completion_tokens": 2,
             "prompt_tokens_details": {"cached_tokens": self.server.cached(prompt)},

@@ -81,7 +81,7 @@ def compute(folder: Path, inference: Scripted, *, stop_after: float | None = Non
         with Job(spec, clock) as job:
             repeats = find_repeats(job, DEFAULTS, "m")
             with job.begin() as sink, IdenticalLines[Any](repeats, sink, job.earlier_answers()) as identical:
-                order = PrefixOrder[Any](most_lines=4, least_shared=2, step=1)
+                order = PrefixOrder[Any](most_lines=2, least_shared=2, step=1)
                 loop = JobLoop(job, inference, sink, clock=clock, defaults=DEFAULTS, order=order, identical=identical)
                 running = asyncio.ensure_future(loop.run())
                 if stop_after is not None:
@@ -112,7 +112,7 @@ errors = st.sampled_from([None, None, None, InvalidRequest, EndpointDown])
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.sampled_from(["aax", "aay", "b", "c"]), min_size=1, max_size=20),
+    st.lists(st.sampled_from(["aax", "aay", "b", "c", "d", "e", "f", "g"]), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 9), errors), max_size=30),
     st.integers(1, 6),
     st.lists(st.integers(0, 20), max_size=3),
@@ -139,6 +139,28 @@ def test_each_line_ends_once_and_no_answer_is_asked_twice(
     assert sum(tally.prompt_tokens for tally in tallies) == 3 * len(inference.answered)
     assert sum(tally.saved_prompt_tokens for tally in tallies) == 3 * shared
     assert not inference.inside
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.integers(1, 3), st.floats(0, 1))
+def test_after_a_kill_at_any_byte_no_answer_is_asked_again(prompts: list[str], places: int, share: float) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, prompts)
+        compute(folder, Scripted([], places))
+        whole = (folder / "out.jsonl").read_bytes()
+        left = whole[: int(share * len(whole))]
+        (folder / "out.jsonl").write_bytes(left)
+        answered = {
+            json.loads(line)["response"]["body"]["choices"][0]["text"].lower()
+            for line in left.splitlines(keepends=True)
+            if line.endswith(b"\n")
+        }
+        again = Scripted([], places)
+        tally = compute(folder, again)
+        assert sorted(again.asked) == sorted({*prompts} - answered)
+        assert tally.succeeded == len(prompts) - left.count(b"\n")
+        assert dict(results(folder)) == {str(number): prompt.upper() for number, prompt in enumerate(prompts)}
 
 
 def test_others_do_not_wait_for_a_line_that_was_interrupted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
 from batchwright.jobs.job import Job
-from batchwright.jobs.lines import BadLine
+from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
 from batchwright.lines.batch_line import (
@@ -92,6 +92,8 @@ class _Line(NamedTuple):
     body: Mapping[str, object]
     weight: int
     """See `Record.weight`."""
+    size: int
+    """About the bytes of the body."""
 
 
 class JobLoop:
@@ -285,12 +287,12 @@ class JobLoop:
             assert error is not None
             self._fail(parsed.number, custom_id, error)
             return None
-        line = _Line(parsed.number, custom_id, parsed.endpoint, parsed.body, record.weight)
+        line = _Line(parsed.number, custom_id, parsed.endpoint, parsed.body, record.weight, _size(record, parsed))
         if self._identical is not None:
             if (answer := self._identical.answer_for(line.number)) is not None:
                 self._share(line, answer)
                 return None
-            if not self._identical.take_up(line.number, line, line.weight):
+            if not self._identical.take_up(line.number, line, line.size):
                 return None
         return line
 
@@ -299,7 +301,7 @@ class JobLoop:
         is_plain = priority == DEFAULT_PRIORITY and not _DEADLINES & line.body.keys()
         # A line that says how urgent it is waits for no other.
         scope, prompt = cacheable_prompt(line.endpoint, line.body) if is_plain else (b"", b"")
-        order.add(line.number, line, size=line.weight, scope=scope, prompt=prompt, priority=priority)
+        order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
 
     def _count(self, line: _Line) -> None:
         """Count a line that is taken up."""
@@ -337,7 +339,9 @@ class JobLoop:
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
                 if self._identical is not None:
-                    self._returned += self._identical.failed(line.number)
+                    for other in self._identical.failed(line.number):
+                        self._count(other)
+                        self._returned.append(other)
             elif not self.stopping:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
@@ -366,3 +370,8 @@ class JobLoop:
         self._sink.write(encode_failure(self._job.key, number, custom_id, failure) + b"\n")
         self.tally.failed += 1
         self.tally.failures.add(number, custom_id, failure)
+
+
+def _size(record: Record, line: Line) -> int:
+    # A row may be far shorter than the prompt that a template makes of it.
+    return len(record.content) if isinstance(record.content, bytes) else len(str(line.body))

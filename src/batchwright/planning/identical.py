@@ -33,7 +33,7 @@ class RepeatFinder:
 
     def repeats(self) -> Repeats:
         """The groups of lines that ask the same. The finder is empty afterwards."""
-        numbers, high, low = (np.array(each, np.uint64) for each in (self._numbers, self._high, self._low))
+        numbers, high, low = (np.asarray(each) for each in (self._numbers, self._high, self._low))
         self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
         # The second halves need to be looked at only where the first halves are equal.
         by_high = np.argsort(high)
