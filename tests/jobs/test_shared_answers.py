@@ -39,6 +39,7 @@ class Scripted(Inference):
     models = ("m",)
     asked: list[str] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
+    asked_at: list[float] = field(default_factory=list)
     inside: int = 0
 
     @property
@@ -48,6 +49,7 @@ class Scripted(Inference):
     async def answer(self, call: Call) -> dict[str, Any]:
         prompt = call.body["prompt"]
         self.asked.append(prompt)
+        self.asked_at.append(asyncio.get_running_loop().time())
         seconds, error = self.script.pop() if self.script else (1, None)
         self.inside += 1
         try:
@@ -181,8 +183,9 @@ def test_what_is_under_way_at_an_interrupt_still_answers_all(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("places", [1, 50])
 def test_many_lines_that_wait_are_not_all_read(places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchwright.jobs.identical_lines._MOST_WAITING", 10)
+    monkeypatch.setattr("batchwright.jobs.identical_lines._MOST_WAITING", 10 * 256)
     write(tmp_path, ["a", "b"] * 40 + ["c"])
     inference = Scripted([(50, None), (20, None)], places)
     tally = compute(tmp_path, inference)
     assert (tally.succeeded, sorted(inference.asked)) == (81, ["a", "b", "c"])
+    assert inference.asked_at[2] >= 20

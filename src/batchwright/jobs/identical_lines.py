@@ -18,9 +18,8 @@ from batchwright.wire.identity import identity_of
 
 _Line = TypeVar("_Line")
 
-_MOST_WAITING = 2**14
-"""Lines that may wait for the answers to others."""
-_MOST_WAITING_BYTES = 2**24
+_MOST_WAITING = 2**26
+"""Bytes of the lines that may wait for the answers to others."""
 
 
 class _Response(msgspec.Struct):
@@ -77,7 +76,7 @@ class IdenticalLines(Generic[_Line]):
     @property
     def full(self) -> bool:
         """Whether so many lines wait that no more should be read."""
-        return self._sharing.waiting >= _MOST_WAITING or self._sharing.waiting_bytes >= _MOST_WAITING_BYTES
+        return self._sharing.waiting_bytes >= _MOST_WAITING
 
     def __len__(self) -> int:
         """Number of lines that wait for the answer to another."""
@@ -87,6 +86,10 @@ class IdenticalLines(Generic[_Line]):
         """The answer to a line that need not be asked; None if there is none yet. Raises OSError, ValueError."""
         place = self._sharing.answered_at(number)
         return None if place is None else deduplicated(_decode(self._read(place)).response.body)
+
+    def asked_like(self, number: int) -> _Line | None:
+        """The line that is asked for the same request as a line; None if none is."""
+        return self._sharing.asked_like(number)
 
     def take_up(self, number: int, line: _Line, size: int) -> bool:
         """Take up a line of `size` bytes. Returns whether to ask it; if not, it waits for the answer to another."""

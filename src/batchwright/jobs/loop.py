@@ -42,6 +42,8 @@ _GRACE = 5.0
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
 
+_BYTES_OF_LINE = 256
+"""About what a line takes without its body."""
 _DEADLINES = frozenset({"deadline", "deadline_ms"})
 
 
@@ -292,7 +294,12 @@ class JobLoop:
             if (answer := self._identical.answer_for(line.number)) is not None:
                 self._share(line, answer)
                 return None
-            if not self._identical.take_up(line.number, line, line.size):
+            asked = self._identical.asked_like(line.number)
+            if asked is not None and asked.body == line.body:
+                # Bodies that are equal in all fields need not be held twice while one waits for the other.
+                line = line._replace(body=asked.body)
+            held = _BYTES_OF_LINE + (0 if asked is not None and asked.body is line.body else line.size)
+            if not self._identical.take_up(line.number, line, held):
                 return None
         return line
 

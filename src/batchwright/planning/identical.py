@@ -91,6 +91,8 @@ class Place(NamedTuple):
 class _Asked(Generic[_Line]):
     """A request that is being asked."""
 
+    first: _Line
+    """The line with it that was taken up first."""
     under_way: int = 1
     """Lines with it that are being asked."""
     waiting: deque[tuple[_Line, int]] = field(default_factory=deque)
@@ -122,6 +124,12 @@ class Sharing(Generic[_Line]):
             return None
         return Place(self._offsets[group], self._sizes[group])
 
+    def asked_like(self, number: int) -> _Line | None:
+        """A line that was taken up for the request that a line asks, and is still asked; None if there is none."""
+        group = self.repeats.group_of(number)
+        asked = None if group is None else self._asked.get(group)
+        return None if asked is None else asked.first
+
     def take_up(self, number: int, line: _Line, size: int) -> bool:
         """Take up a line of `size` bytes for which there is no answer yet. Returns whether to ask it, or it waits."""
         group = self.repeats.group_of(number)
@@ -129,7 +137,7 @@ class Sharing(Generic[_Line]):
             return True
         asked = self._asked.get(group)
         if asked is None:
-            self._asked[group] = _Asked()
+            self._asked[group] = _Asked(line)
             return True
         if self._failures[group] >= _FAILURES_APART:
             asked.under_way += 1
