@@ -132,3 +132,19 @@ def test_guessed_tokens_are_shown_when_there_were_any() -> None:
     assert "drafting" not in shown(EngineStats(steps=1))
     lines = shown(EngineStats(steps=1, drafted_tokens=1377, accepted_tokens=1204))
     assert lines["drafting"] == "1,204 of 1,377 guessed tokens were right"
+
+
+def test_what_was_saved_at_an_endpoint_is_in_the_report() -> None:
+    tally = Tally(prompt_tokens=4000, generated_tokens=10, cached_tokens=3000)
+    for _ in range(2):
+        tally.deduplicate({"usage": {"prompt_tokens": 1200, "completion_tokens": 7}})
+    report = RunReport.of_run(
+        tally, EngineStats(), loop_seconds=1.0, model_seconds=0.0, output="o", model="m", total=9, succeeded=9
+    )
+    console = Console(file=io.StringIO(), width=120)
+    console.print(report_table(report))
+    assert isinstance(console.file, io.StringIO)
+    shown = " ".join(console.file.getvalue().split())
+    assert "prompt cache 75.0% of the prompt tokens found in it" in shown
+    assert "identical 2 lines asked once with others, 2,400 prompt and 14 generated tokens saved" in shown
+    assert (report.prompt_tokens, report.cached_share, report.deduplicated) == (4000, 0.75, 2)

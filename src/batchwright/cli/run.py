@@ -71,6 +71,7 @@ _KEY_FILE = "A file whose first line is its API key."
 _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
 _RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
 _TPM = "Its limit of tokens a minute, of prompts and answers."
+_NO_DEDUPE = "With --backend: ask each of identical requests, instead of one for all of them."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -118,6 +119,7 @@ def run_command(
     backend_concurrency: Annotated[int | None, _model_option(min=1, show_default=False, help=_CONCURRENCY)] = None,
     rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
     tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
+    no_dedupe: Annotated[bool, _model_option("--no-dedupe", help=_NO_DEDUPE)] = False,
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -177,6 +179,7 @@ def run_command(
                     rpm=rpm,
                     tpm=tpm,
                     served_model_names=served_model_name or (),
+                    dedupe=not no_dedupe,
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_template(prompt_template),

@@ -195,6 +195,7 @@ def report_table(report: RunReport) -> Table:
     table.add_row("wall time", f"{report.wall_seconds:.1f} s{loading}")
     for name, value in [
         *_token_rows(report),
+        *_saving_rows(report),
         *pacing_rows(report.pacing),
         *(_engine_rows(report) if report.steps else []),
     ]:
@@ -252,6 +253,17 @@ def _token_rows(report: RunReport) -> list[tuple[str, str]]:
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("generated", f"{report.generated_tokens_per_second:,.0f} tokens/s over {report.loop_seconds:.1f} s"),
     ]
+
+
+def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
+    """What a cache of prompts elsewhere and identical lines saved."""
+    rows = []
+    if report.cached_tokens and not report.steps:
+        rows.append(("prompt cache", f"{report.cached_share:.1%} of the prompt tokens found in it"))
+    if report.deduplicated:
+        saved = f"{report.saved_prompt_tokens:,} prompt and {report.saved_generated_tokens:,} generated tokens saved"
+        rows.append(("identical", f"{counted(report.deduplicated, 'line')} asked once with others, {saved}"))
+    return rows
 
 
 def _engine_rows(report: RunReport) -> list[tuple[str, str]]:

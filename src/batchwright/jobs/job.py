@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from batchwright.jobs.resume import (
     JobState,
     ResultsByNumber,
     StateFile,
+    answer_places,
     leave_out,
     nothing_succeeded,
     scan,
@@ -35,6 +36,7 @@ from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed
 from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
+from batchwright.planning.identical import Place
 
 _SUFFIXES = (".partial", ".results.jsonl")
 """Ends of the names of files beside the output that hold results: of lines, and of a table."""
@@ -221,6 +223,13 @@ class Job:
         self._state_file.write(self._state)
         sync(self._output.absolute().parent)
         return sink
+
+    def earlier_answers(self) -> Iterator[tuple[int, Place]]:
+        """The lines that earlier runs answered, and the places of their results in the file of the sink.
+
+        Reads all results, after `begin` and before anything is written.
+        """
+        return iter(()) if self._state_file is None or self._fresh else answer_places(self._working, self.key)
 
     def _bring_back(self) -> None:
         """Make the results in an output that is complete the file that results are appended to."""

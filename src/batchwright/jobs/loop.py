@@ -14,8 +14,9 @@ from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, EndpointError, RunFailed
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
+from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
 from batchwright.jobs.job import Job
-from batchwright.jobs.lines import BadLine
+from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
 from batchwright.lines.batch_line import (
@@ -30,7 +31,10 @@ from batchwright.lines.forecast import LONGEST_COUNTED, AnswerTally, answer_limi
 from batchwright.lines.line_executor import LineExecutor, Outcome
 from batchwright.lines.line_retries import RetryPolicy, nobody_computes, passing
 from batchwright.pacing.pacer import PacerFigures
+from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.request import SamplingParams
+from batchwright.wire.fields import DEFAULT_PRIORITY, priority_or_default
+from batchwright.wire.identity import cacheable_prompt
 
 _LINES_IN_A_ROW = 256
 """Lines read at a time, so that a long run of bad or finished lines does not hold up lines being computed."""
@@ -38,6 +42,10 @@ _GRACE = 5.0
 """Seconds that lines under way are given to end after an interrupt."""
 _SHOWN_EVERY = 0.1
 """Seconds between calls of `on_progress` while no line ends."""
+
+_BYTES_OF_LINE = 256
+"""About what a line takes without its body."""
+_DEADLINES = frozenset({"deadline", "deadline_ms"})
 
 
 @dataclass(slots=True)
@@ -54,12 +62,27 @@ class Tally:
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
     answers: AnswerTally = field(default_factory=AnswerTally)
+    cached_tokens: int = 0
+    """Those of the prompt tokens that were found in a cache of prompts."""
+    deduplicated: int = 0
+    """Lines that got the answer to an identical one. The tokens above are without theirs."""
+    saved_prompt_tokens: int = 0
+    """Tokens of their prompts, which were not computed."""
+    saved_generated_tokens: int = 0
+
+    def deduplicate(self, answer: Mapping[str, Any]) -> None:
+        """Count a line that got the answer to an identical one."""
+        self.succeeded += 1
+        self.deduplicated += 1
+        self.saved_prompt_tokens += token_count(answer, "prompt_tokens")
+        self.saved_generated_tokens += token_count(answer, "completion_tokens")
 
     def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count a line with its answer, each text of which could have had `limit` tokens."""
         self.succeeded += 1
         self.prompt_tokens += token_count(answer, "prompt_tokens")
         self.generated_tokens += token_count(answer, "completion_tokens")
+        self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
         self.answers.count(answer, limit)
 
 
@@ -70,10 +93,17 @@ class _Line(NamedTuple):
     custom_id: str
     endpoint: str
     body: Mapping[str, object]
+    weight: int
+    """See `Record.weight`."""
+    size: int
+    """About the bytes of the body."""
 
 
 class JobLoop:
-    """The loop that computes the lines of one job with one `Inference`. Holds only the lines being computed."""
+    """The loop that computes the lines of one job with one `Inference`.
+
+    Holds only the lines being computed, those in `order`, and those that wait for the answers to identical ones.
+    """
 
     def __init__(
         self,
@@ -86,8 +116,14 @@ class JobLoop:
         on_progress: Callable[[], None] = lambda: None,
         tally: Tally | None = None,
         retries: RetryPolicy | None = None,
+        order: PrefixOrder[_Line] | None = None,
+        identical: IdenticalLines[_Line] | None = None,
     ) -> None:
-        """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run."""
+        """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
+
+        `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
+        once; None: each is asked.
+        """
         self.tally = tally or Tally()
         self._job = job
         self._inference = inference
@@ -97,10 +133,16 @@ class JobLoop:
         self._limit = getattr(defaults, "max_tokens", LONGEST_COUNTED)
         self._on_progress = on_progress
         self._retries = retries or RetryPolicy()
+        self._order = order
+        self._identical = identical
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
-        """Lines that came back from an endpoint that was down, to be tried again."""
+        """Lines to be computed next: those that came back from an endpoint that was down, to be tried again, and those
+        that waited for the answer to a line that failed.
+        """
+        self._nothing_to_start = False
+        """Whether no line could be read or taken up when one was last wanted."""
         self._away_since: float | None = None
         """Time since which no line can be computed; None if lines can be computed."""
         self._failure: BaseException | None = None
@@ -175,7 +217,8 @@ class JobLoop:
 
     @property
     def _finished(self) -> bool:
-        return self._exhausted and not self._executor and not self._returned
+        waits = bool(self._order) or bool(self._identical)
+        return self._exhausted and not self._executor and not self._returned and not waits
 
     def _require_going(self) -> None:
         """Raise the failure of the run, if any, and `RunFailed` if no line could be computed for too long."""
@@ -200,7 +243,7 @@ class JobLoop:
             line = self._next()
             if line is not None:
                 self._executor.start(line)
-            elif self._exhausted:
+            elif self._nothing_to_start:
                 return True
         return False
 
@@ -210,36 +253,80 @@ class JobLoop:
             return None
         for _ in range(_LINES_IN_A_ROW):
             line = self._next()
-            if line is not None or self._exhausted:
+            if line is not None or self._nothing_to_start:
                 return line
         return None
 
     def _next(self) -> _Line | None:
         """The next line, if it is to be computed. An error that ends the run is noted, not raised."""
+        self._nothing_to_start = False
         try:
             if self._returned:
                 return self._returned.popleft()
-            record = None if self._exhausted else next(self._records, None)
-            if record is None:
-                if not self._exhausted:
-                    self._job.check_unchanged()
-                self._exhausted = True
-                return None
-            if record.number in self._job.finished:
-                return None
-            self.tally.lines_read += 1
-            self.tally.weight_read += record.weight
-            line = self._job.parser.parse(record)
-            custom_id, duplicate = self._job.ids.assign(line.number, line.custom_id)
-            if isinstance(line, BadLine):
-                self._fail(line.number, custom_id, line.error)
-            elif duplicate is not None:
-                self._fail(line.number, custom_id, duplicate)
-            else:
-                return _Line(line.number, custom_id, line.endpoint, line.body)
+            may_read = not self._exhausted and not (self._identical is not None and self._identical.full)
+            reads = may_read and not (self._order is not None and self._order.full)
+            line = self._read() if reads else None
+            if self._order is not None:
+                if line is not None:
+                    self._put_in_order(self._order, line)
+                line = self._order.take(self._clock.now(), more=may_read and not self._exhausted)
+            if line is not None:
+                self._count(line)
+            self._nothing_to_start = line is None and not reads
+            return line
         except Exception as error:
             self._stop(error)
         return None
+
+    def _read(self) -> _Line | None:
+        """Read a record, and return its line if it is to be computed."""
+        record = next(self._records, None)
+        if record is None:
+            self._job.check_unchanged()
+            self._exhausted = True
+            return None
+        if record.number in self._job.finished:
+            return None
+        parsed = self._job.parser.parse(record)
+        custom_id, duplicate = self._job.ids.assign(parsed.number, parsed.custom_id)
+        if isinstance(parsed, BadLine) or duplicate is not None:
+            self.tally.lines_read += 1
+            self.tally.weight_read += record.weight
+            error = parsed.error if isinstance(parsed, BadLine) else duplicate
+            assert error is not None
+            self._fail(parsed.number, custom_id, error)
+            return None
+        line = _Line(parsed.number, custom_id, parsed.endpoint, parsed.body, record.weight, _size(record, parsed))
+        if self._identical is not None:
+            if (answer := self._identical.answer_for(line.number)) is not None:
+                self._share(line, answer)
+                return None
+            asked = self._identical.asked_like(line.number)
+            if asked is not None and asked.body == line.body:
+                # Bodies that are equal in all fields need not be held twice while one waits for the other.
+                line = line._replace(body=asked.body)
+            held = _BYTES_OF_LINE + (0 if asked is not None and asked.body is line.body else line.size)
+            if not self._identical.take_up(line.number, line, held):
+                return None
+        return line
+
+    def _put_in_order(self, order: PrefixOrder[_Line], line: _Line) -> None:
+        priority = priority_or_default(line.body)
+        is_plain = priority == DEFAULT_PRIORITY and not _DEADLINES & line.body.keys()
+        # A line that says how urgent it is waits for no other.
+        scope, prompt = cacheable_prompt(line.endpoint, line.body) if is_plain else (b"", b"")
+        order.add(line.number, line, size=line.size, scope=scope, prompt=prompt, priority=priority)
+
+    def _count(self, line: _Line) -> None:
+        """Count a line that is taken up."""
+        self.tally.lines_read += 1
+        self.tally.weight_read += line.weight
+
+    def _share(self, line: _Line, answer: Mapping[str, Any]) -> None:
+        """Write the answer to an identical line as that of `line`."""
+        self._count(line)
+        self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n")
+        self.tally.deduplicate(answer)
 
     def _call(self, line: _Line, pauses: Callable[[Exception | None], None]) -> Call:
         call_id = request_id(self._job.key, line.number)
@@ -247,13 +334,14 @@ class JobLoop:
 
     def _done(self, line: _Line, outcome: Outcome) -> None:
         self._moved.set()
+        if self._order is not None:
+            self._order.answered(line.number)
         if self._failure is not None:
             # Half a line may stand at the end of the output: it is repaired on resume, if nothing comes after it.
             return
         try:
             if isinstance(outcome, dict):
-                self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
-                self.tally.succeed(outcome, answer_limit(line.body, self._limit))
+                self._succeed(line, outcome)
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
             elif outcome is not None and nobody_computes(outcome):
@@ -273,10 +361,23 @@ class JobLoop:
                 )
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
+                if self._identical is not None:
+                    for other in self._identical.failed(line.number):
+                        self._count(other)
+                        self._returned.append(other)
             elif not self.stopping:
                 self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
         except Exception as error:
             self._stop(error)
+
+    def _succeed(self, line: _Line, answer: Mapping[str, Any]) -> None:
+        result = encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n"
+        offset = self._sink.size
+        self._sink.write(result)
+        self.tally.succeed(answer, answer_limit(line.body, self._limit))
+        if self._identical is not None:
+            for other in self._identical.answered(line.number, result, offset):
+                self._share(other, deduplicated(answer))
 
     def _is_refused_key(self, error: EndpointError) -> bool:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
@@ -292,3 +393,8 @@ class JobLoop:
         self._sink.write(encode_failure(self._job.key, number, custom_id, failure) + b"\n")
         self.tally.failed += 1
         self.tally.failures.add(number, custom_id, failure)
+
+
+def _size(record: Record, line: Line) -> int:
+    # A row may be far shorter than the prompt that a template makes of it.
+    return len(record.content) if isinstance(record.content, bytes) else len(str(line.body))

@@ -62,6 +62,15 @@ class RunReport:
     """Part of `loop_seconds` that was not spent in the model: reading, scheduling, writing."""
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of `prompt_tokens` that were found in a cache of prompts: an endpoint's, or the engine's prefix cache."""
+    cached_share: float = 0.0
+    """Their share of `prompt_tokens`."""
+    deduplicated: int = 0
+    """Lines that got the answer to an identical one; their tokens are in `saved_prompt_tokens` and
+    `saved_generated_tokens`, and in none of the other figures."""
+    saved_prompt_tokens: int = 0
+    saved_generated_tokens: int = 0
     generated_tokens_per_second: float = 0.0
     """Rate over `loop_seconds`."""
     prefill_tokens_per_second: float = 0.0
@@ -104,6 +113,11 @@ class RunReport:
             "outside_model_seconds": max(0.0, loop_seconds - model_seconds),
             "prompt_tokens": tally.prompt_tokens,
             "generated_tokens": tally.generated_tokens,
+            "cached_tokens": tally.cached_tokens,
+            "cached_share": tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else 0.0,
+            "deduplicated": tally.deduplicated,
+            "saved_prompt_tokens": tally.saved_prompt_tokens,
+            "saved_generated_tokens": tally.saved_generated_tokens,
             "generated_tokens_per_second": tally.generated_tokens / loop_seconds if loop_seconds > 0 else 0.0,
             "ttft_ms": stats.ttft_ms.summary(),
             "tpot_ms": stats.tpot_ms.summary(),

@@ -20,6 +20,7 @@ from batchwright.jobs.compression import reading
 from batchwright.jobs.failures import Failures
 from batchwright.lines.batch_line import output_id
 from batchwright.lines.custom_ids import IdTable
+from batchwright.planning.identical import Place
 
 _FORM = 1
 
@@ -222,6 +223,15 @@ def scan(
         if line.error is not None:
             finished.failures.add(number, line.custom_id, line.error)
     return finished
+
+
+def answer_places(path: Path, key: str) -> Iterator[tuple[int, Place]]:
+    """The number of each line of the job `key` that has an answer in `path`, and the place of its result."""
+    offset = 0
+    for number, line, raw in _written(path, key):
+        if line.error is None:
+            yield number, Place(offset, len(raw))
+        offset += len(raw)
 
 
 def leave_out(path: Path, key: str, again: Callable[[Mapping[str, Any]], bool]) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -23,16 +23,20 @@ from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.frames import as_files
+from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
+from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
 from batchwright.pacing.pacer import PacerFigures
+from batchwright.planning.identical import Repeats
+from batchwright.planning.prefix_order import PrefixOrder
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -108,6 +112,7 @@ def run(
     rpm: float | None = None,
     tpm: float | None = None,
     served_model_names: Sequence[str] = (),
+    dedupe: bool = True,
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
@@ -163,6 +168,8 @@ def run(
       are found and kept without being told.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
+    - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
+      at temperature 0 or with a seed, and embeddings. False asks each.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
@@ -247,7 +254,7 @@ def run(
         report_path = None if report is None else Path(report)
         _check_report(report_path, spec)
         show = progress or (lambda _: None)
-        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path)
+        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, dedupe)
         return job_run.plan() if dry_run else job_run.carry_out()
 
 
@@ -335,6 +342,7 @@ class _Run:
     given_inference: Inference | None
     progress: Callable[[RunProgress], None]
     report_path: Path | None
+    dedupe: bool = True
 
     def carry_out(self) -> RunReport:
         self._started = self.clock.now()
@@ -390,6 +398,7 @@ class _Run:
         before = self.clock.now()
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
+        self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
         try:
             _run_coroutine(self._compute(job, loaded))
@@ -412,6 +421,13 @@ class _Run:
         self._engine = loaded.engine
         return loaded
 
+    def _found_repeats(self, job: Job) -> Repeats | None:
+        """The lines that are asked once with others; None if each is asked."""
+        if self.choice.backend is None or not self.dedupe:
+            return None
+        self._show("reading", job)
+        return find_repeats(job, self.spec.defaults, self.spec.model)
+
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
         async with given or self.choice.opened(loaded) as inference:
@@ -419,7 +435,7 @@ class _Run:
             sink = job.begin()
             self._forecast = RunForecast(job, self._engine, self.clock)
             try:
-                with sink:
+                with sink, self._identical(job, sink) as identical:
                     self._loop = JobLoop(
                         job,
                         inference,
@@ -428,6 +444,8 @@ class _Run:
                         defaults=self.spec.defaults,
                         on_progress=lambda: self._show_loop(job),
                         tally=self._tally,
+                        order=None if self.choice.backend is None else PrefixOrder(),
+                        identical=identical,
                     )
                     await self._loop.run()
                 self._show("finishing", job)
@@ -437,6 +455,11 @@ class _Run:
             finally:
                 self._loop_seconds = self.clock.now() - started
                 self._model_seconds = self._stats.model_seconds - model_before
+
+    def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
+        if self._repeats is None:
+            return nullcontext()
+        return IdenticalLines(self._repeats, sink, job.earlier_answers())
 
     @property
     def _stats(self) -> EngineStats:

@@ -69,14 +69,14 @@ class RunForecast:
         )
 
     def _by_lines(self, tally: Tally, running: int, elapsed: float) -> Forecast | None:
-        """A forecast by the rate of lines that were computed; those that fail at once are no measure of it."""
-        computed = tally.succeeded
+        """A forecast by the rate of lines that were computed; no others are a measure of it, as they end at once."""
+        computed = tally.succeeded - tally.deduplicated
         self._rate.elapse(elapsed)
         self._rate.add(computed - self._counted)
         self._counted = computed
         if not self._rate.rate:
             return None
-        done = computed + tally.failed
+        done = tally.succeeded + tally.failed
         share = computed / done
         unread = max(0, self._lines_total - tally.lines_read) * share
         left = unread + running / 2

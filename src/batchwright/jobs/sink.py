@@ -25,11 +25,13 @@ class Sink:
         self._owned = owned
         self._durable = durable
         self._synced_at = clock.now()
+        self.size: int | None = os.fstat(descriptor).st_size if durable else None
+        """Bytes in the file so far; None for a stream."""
 
     @classmethod
     def append_to(cls, path: Path, size: int, clock: Clock) -> Sink:
         """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(descriptor, size)
         return cls(descriptor, str(path), clock, owned=True, durable=True)
 
@@ -41,10 +43,16 @@ class Sink:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._name) from error
+        if self.size is not None:
+            self.size += len(line)
         now = self._clock.now()
         if self._durable and now - self._synced_at >= _SECONDS_BETWEEN_SYNCS:
             os.fsync(self._descriptor)
             self._synced_at = now
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes at a place in the file. Raises OSError, also for a stream."""
+        return os.pread(self._descriptor, size, offset)
 
     def __enter__(self) -> Sink:
         return self

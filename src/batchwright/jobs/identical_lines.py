@@ -1,0 +1,126 @@
+"""Lines of a job that ask the same: which they are, and their answers, found again among the results."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, Generic, TypeVar
+
+import msgspec
+
+from batchwright.jobs.job import Job
+from batchwright.jobs.lines import Line
+from batchwright.jobs.sink import Sink
+from batchwright.planning.identical import Place, RepeatFinder, Repeats, Sharing
+from batchwright.request import SamplingParams
+from batchwright.wire.identity import identity_of
+
+_Line = TypeVar("_Line")
+
+_MOST_WAITING = 2**26
+"""Bytes of the lines that may wait for the answers to others."""
+
+
+class _Response(msgspec.Struct):
+    body: dict[str, Any]
+
+
+class _Answered(msgspec.Struct):
+    """A result line with an answer."""
+
+    response: _Response
+
+
+_decode = msgspec.json.Decoder(_Answered).decode
+
+
+def find_repeats(job: Job, defaults: SamplingParams | Mapping[str, Any], model: str | None) -> Repeats:
+    """The lines of `job` that ask the same as others, found by reading all of its input.
+
+    `model` is the name for lines that name none. Raises `InputError` if the input is damaged.
+    """
+    finder = RepeatFinder()
+    for record in job.source.records():
+        line = job.parser.parse(record)
+        if isinstance(line, Line):
+            identity = identity_of(line.endpoint, line.body, defaults, model)
+            if identity is not None:
+                finder.add(line.number, identity)
+    return finder.repeats()
+
+
+def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer for a line that was not asked, since an identical one was: its usage says so."""
+    usage = answer.get("usage")
+    return {**answer, "usage": {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}}
+
+
+class IdenticalLines(Generic[_Line]):
+    """The lines of a run that wait for the answers to identical ones, and the places of these answers.
+
+    No answer is held in memory: it is read where its result was written, or from a temporary file if results go to a
+    stream. A context manager.
+    """
+
+    def __init__(self, repeats: Repeats, sink: Sink, known: Iterable[tuple[int, Place]] = ()) -> None:
+        """`known`: the answers in the results of earlier runs, by the numbers of their lines."""
+        self._sharing = Sharing[_Line](repeats)
+        self._sink = sink
+        self._copies: IO[bytes] | None = None
+        """The temporary file, if there is one."""
+        if len(repeats):
+            for number, place in known:
+                self._sharing.know(number, place)
+
+    @property
+    def full(self) -> bool:
+        """Whether so many lines wait that no more should be read."""
+        return self._sharing.waiting_bytes >= _MOST_WAITING
+
+    def __len__(self) -> int:
+        """Number of lines that wait for the answer to another."""
+        return self._sharing.waiting
+
+    def answer_for(self, number: int) -> dict[str, Any] | None:
+        """The answer to a line that need not be asked; None if there is none yet. Raises OSError, ValueError."""
+        place = self._sharing.answered_at(number)
+        return None if place is None else deduplicated(_decode(self._read(place)).response.body)
+
+    def asked_like(self, number: int) -> _Line | None:
+        """The line that is asked for the same request as a line; None if none is."""
+        return self._sharing.asked_like(number)
+
+    def take_up(self, number: int, line: _Line, size: int) -> bool:
+        """Take up a line of `size` bytes. Returns whether to ask it; if not, it waits for the answer to another."""
+        return self._sharing.take_up(number, line, size)
+
+    def answered(self, number: int, result: bytes, offset: int | None) -> list[_Line]:
+        """Note the result of a line that was asked, and return the lines whose answer it is as well.
+
+        `offset`: where it was written; None for a stream. Raises OSError.
+        """
+        if self._sharing.repeats.group_of(number) is None:
+            return []
+        if offset is None:
+            if self._copies is None:
+                self._copies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `__exit__`
+            offset = self._copies.seek(0, os.SEEK_END)
+            self._copies.write(result)
+        return self._sharing.answered(number, Place(offset, len(result)))
+
+    def failed(self, number: int) -> list[_Line]:
+        """Note that a line that was asked has no answer, and return the lines to ask now."""
+        return self._sharing.failed(number)
+
+    def _read(self, place: Place) -> bytes:
+        if self._copies is not None:
+            return os.pread(self._copies.fileno(), place.size, place.offset)
+        return self._sink.read(place.offset, place.size)
+
+    def __enter__(self) -> IdenticalLines[_Line]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._copies is not None:
+            self._copies.close()

@@ -1,0 +1,186 @@
+"""Decisions which of identical requests are asked, which wait for the answer to another, and which are answered."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+_Line = TypeVar("_Line")
+
+_FAILURES_APART = 2
+"""Failures of a request after which lines with it no longer wait for each other."""
+
+
+class RepeatFinder:
+    """Finds out which of many lines ask the same. Holds 24 bytes a line until `repeats` is called."""
+
+    def __init__(self) -> None:
+        self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
+
+    def add(self, number: int, identity: bytes) -> None:
+        """Note a line, by rising number, with the 16 bytes that are equal for identical requests.
+
+        Among a million lines, two different requests are taken for one with a probability of 10⁻²⁶ if these are a hash.
+        """
+        self._numbers.append(number)
+        self._high.append(int.from_bytes(identity[:8], "little"))
+        self._low.append(int.from_bytes(identity[8:], "little"))
+
+    def repeats(self) -> Repeats:
+        """The groups of lines that ask the same. The finder is empty afterwards."""
+        numbers, high, low = (np.asarray(each) for each in (self._numbers, self._high, self._low))
+        self._numbers, self._high, self._low = array("Q"), array("Q"), array("Q")
+        # The second halves need to be looked at only where the first halves are equal.
+        by_high = np.argsort(high)
+        chosen = by_high[_beside_equal(high[by_high])]
+        chosen = chosen[np.lexsort((numbers[chosen], low[chosen], high[chosen]))]
+        high, low = high[chosen], low[chosen]
+        starts = np.ones(len(chosen), np.bool_)
+        starts[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        groups = np.cumsum(starts) - 1
+        shared = np.bincount(groups)[groups] > 1 if len(groups) else starts
+        by_number = np.argsort(numbers[chosen[shared]])
+        ordered = numbers[chosen[shared]][by_number]
+        _, renumbered = np.unique(groups[shared], return_inverse=True)
+        return Repeats(array("Q", ordered.tobytes()), array("I", renumbered[by_number].astype(np.uintc).tobytes()))
+
+
+def _beside_equal(ordered: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each of the ordered values has an equal one beside it."""
+    found = np.zeros(len(ordered), np.bool_)
+    equal = ordered[1:] == ordered[:-1]
+    found[1:] |= equal
+    found[:-1] |= equal
+    return found
+
+
+class Repeats:
+    """Groups of lines that ask the same, by the numbers of their lines. Takes 12 bytes for each such line."""
+
+    def __init__(self, numbers: array[int], groups: array[int]) -> None:
+        """`numbers`: those of all such lines, rising; `groups`: the group of each, counted from 0."""
+        self._numbers = numbers
+        self._groups = groups
+        self.groups = max(groups, default=-1) + 1
+        """Number of groups, each of which has at least two lines."""
+
+    def __len__(self) -> int:
+        """Number of lines in groups."""
+        return len(self._numbers)
+
+    def group_of(self, number: int) -> int | None:
+        """The group of a line; None if no other line asks the same."""
+        index = bisect_left(self._numbers, number)
+        return self._groups[index] if index < len(self._numbers) and self._numbers[index] == number else None
+
+
+class Place(NamedTuple):
+    """Place of an answer in the file that holds it."""
+
+    offset: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(slots=True)
+class _Asked(Generic[_Line]):
+    """A request that is being asked."""
+
+    first: _Line
+    """The line with it that was taken up first."""
+    under_way: int = 1
+    """Lines with it that are being asked."""
+    waiting: deque[tuple[_Line, int]] = field(default_factory=deque)
+    """Lines that wait for the answer, and the bytes of each."""
+
+
+class Sharing(Generic[_Line]):
+    """Has each of identical requests asked once, as long as that succeeds, and knows where its answer is.
+
+    Lines that ask the same as one that is being asked wait. An answer is for all of them. After an error, which is that
+    line's alone, the next one is asked; after a second error, all the others are, or requests that always fail would be
+    asked one after the other. Takes 13 bytes for each group, and what waiting lines take.
+    """
+
+    def __init__(self, repeats: Repeats) -> None:
+        self.repeats = repeats
+        self.waiting = 0
+        """Number of lines that wait for the answer to another."""
+        self.waiting_bytes = 0
+        self._offsets = array("q", [-1]) * repeats.groups
+        self._sizes = array("I", [0]) * repeats.groups
+        self._failures = bytearray(repeats.groups)
+        self._asked: dict[int, _Asked[_Line]] = {}
+
+    def answered_at(self, number: int) -> Place | None:
+        """The place of the answer to an identical request; None if there is none yet."""
+        group = self.repeats.group_of(number)
+        if group is None or self._offsets[group] < 0:
+            return None
+        return Place(self._offsets[group], self._sizes[group])
+
+    def asked_like(self, number: int) -> _Line | None:
+        """A line that was taken up for the request that a line asks, and is still asked; None if there is none."""
+        group = self.repeats.group_of(number)
+        asked = None if group is None else self._asked.get(group)
+        return None if asked is None else asked.first
+
+    def take_up(self, number: int, line: _Line, size: int) -> bool:
+        """Take up a line of `size` bytes for which there is no answer yet. Returns whether to ask it, or it waits."""
+        group = self.repeats.group_of(number)
+        if group is None:
+            return True
+        asked = self._asked.get(group)
+        if asked is None:
+            self._asked[group] = _Asked(line)
+            return True
+        if self._failures[group] >= _FAILURES_APART:
+            asked.under_way += 1
+            return True
+        asked.waiting.append((line, size))
+        self.waiting += 1
+        self.waiting_bytes += size
+        return False
+
+    def know(self, number: int, place: Place) -> None:
+        """Note the answer to a line, which may be of an earlier run."""
+        group = self.repeats.group_of(number)
+        if group is not None and self._offsets[group] < 0:
+            self._offsets[group], self._sizes[group] = place
+
+    def answered(self, number: int, place: Place) -> list[_Line]:
+        """Note the answer to a line that was asked, and return the lines that waited for it."""
+        self.know(number, place)
+        group = self.repeats.group_of(number)
+        return [] if group is None else self._ended(group, everyone=True)
+
+    def failed(self, number: int) -> list[_Line]:
+        """Note the error of a line that was asked, and return the lines to ask now."""
+        group = self.repeats.group_of(number)
+        if group is None:
+            return []
+        self._failures[group] = min(_FAILURES_APART, self._failures[group] + 1)
+        asked = self._asked[group]
+        # If there is an answer, nobody waits.
+        following = self._ended(group, everyone=self._failures[group] >= _FAILURES_APART)
+        if following:
+            asked.under_way += len(following)
+            self._asked[group] = asked
+        return following
+
+    def _ended(self, group: int, *, everyone: bool) -> list[_Line]:
+        """End a line that was asked, and return those that no longer wait: one, or everyone."""
+        asked = self._asked[group]
+        asked.under_way -= 1
+        count = len(asked.waiting) if everyone else min(1, len(asked.waiting))
+        released = [asked.waiting.popleft() for _ in range(count)]
+        self.waiting -= count
+        self.waiting_bytes -= sum(size for _, size in released)
+        if not asked.under_way:
+            del self._asked[group]
+        return [line for line, _ in released]

@@ -1,0 +1,77 @@
+"""What tells requests apart: the fields on which the answer depends, and the prompt whose beginning may be cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from batchwright.request import SamplingParams
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, with_defaults
+
+_WITHOUT_EFFECT = frozenset({
+    "deadline", "deadline_ms", "metadata", "priority", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "stream", "stream_options", "user",
+})  # fmt: skip
+"""Fields on which no answer depends."""
+_BEFORE_PROMPT = ("tools", "functions", "response_format")
+"""Fields that a provider puts before the messages of a chat."""
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def identity_of(
+    endpoint: str,
+    body: Mapping[str, Any],
+    defaults: SamplingParams | Mapping[str, Any] | None = None,
+    model: str | None = None,
+) -> bytes | None:
+    """Return 16 bytes that are equal for requests that have the same answer; None if the answer may differ each time.
+
+    `defaults` are for fields that the body leaves out, as in `Call.defaults`; `model` is the name for a body that names
+    none. Generated text is the same each time at `temperature` 0 or with a `seed`; embeddings always are. A request
+    that the provider is to `store` has an effect of its own, and one that searches the web depends on the time.
+    """
+    asked: Mapping[str, Any] = body
+    if endpoint != EMBEDDINGS_URL:
+        if defaults is not None:
+            asked = with_defaults(body, defaults, chat=endpoint == CHAT_URL)
+        if not _is_deterministic(asked):
+            return None
+    fields = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in asked.items()
+        if value is not None and name not in _WITHOUT_EFFECT
+    }
+    if model is not None:
+        fields.setdefault("model", model)
+    try:
+        # Defaults may have keys that are no text, which only JSON makes so.
+        return blake2b(_encode([endpoint, msgspec.to_builtins(fields, str_keys=True)]), digest_size=16).digest()
+    except (ValueError, OverflowError, TypeError, RecursionError):
+        return None  # it has no form as JSON, for which it is refused when it is sent
+
+
+def cacheable_prompt(endpoint: str, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return the prompt of a request as a provider's prompt cache compares it, after the scope of its comparisons.
+
+    Requests can share the beginning of their prompts if their scopes are equal. The prompt is empty for embeddings, of
+    which nothing is cached.
+    """
+    if endpoint == EMBEDDINGS_URL:
+        return b"", b""
+    before = [body.get(name) for name in _BEFORE_PROMPT]
+    prompt = body.get("messages" if endpoint == CHAT_URL else "prompt")
+    try:
+        scope = _encode([endpoint, body.get("model"), body.get("prompt_cache_key")])
+        return scope, _encode([*before, prompt] if any(before) else prompt)
+    except (ValueError, OverflowError, TypeError, RecursionError):
+        return b"", b""
+
+
+def _is_deterministic(body: Mapping[str, Any]) -> bool:
+    if body.get("store") or body.get("web_search_options") is not None:
+        return False
+    temperature = body.get("temperature")
+    return (temperature == 0 and not isinstance(temperature, bool)) or body.get("seed") is not None

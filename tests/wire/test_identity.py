@@ -1,0 +1,106 @@
+"""Which requests have the same answer, and which prompts are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.request import SamplingParams
+from batchwright.wire.identity import cacheable_prompt, identity_of
+from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL
+
+BODY = {"prompt": "a", "temperature": 0}
+SAME: list[dict[str, Any]] = [
+    {"temperature": 0, "prompt": "a"},
+    {"prompt": "a", "temperature": 0.0},
+    {**BODY, "user": "u", "metadata": {"k": "v"}, "priority": 1, "deadline_ms": 5, "stream": False},
+    {**BODY, "top_p": None},
+]
+OTHERS: list[dict[str, Any]] = [
+    {**BODY, "prompt": "b"},
+    {**BODY, "prompt": ["a"]},
+    {**BODY, "n": 2},
+    {**BODY, "seed": 1},
+    {**BODY, "parallel_tool_calls": False},
+    {**BODY, "model": "m"},
+    {**BODY, "temperature": 0.5, "seed": 1},
+]
+NEVER: list[dict[str, Any]] = [
+    {"prompt": "a"},
+    {"prompt": "a", "temperature": None},
+    {"prompt": "a", "temperature": False},
+    {"prompt": "a", "temperature": 0.1},
+    {"prompt": "a", "seed": None},
+    {**BODY, "store": True},
+    {**BODY, "web_search_options": {}},
+    {**BODY, "stop": "\ud800"},
+]
+
+
+@pytest.mark.parametrize("body", SAME)
+def test_what_changes_no_answer_makes_no_difference(body: dict[str, Any]) -> None:
+    assert identity_of(COMPLETION_URL, body) == identity_of(COMPLETION_URL, BODY) is not None
+
+
+def test_what_may_change_the_answer_makes_one() -> None:
+    found = {identity_of(COMPLETION_URL, body) for body in [BODY, *OTHERS]}
+    assert len(found) == 1 + len(OTHERS)
+    assert None not in found
+    assert identity_of(CHAT_URL, BODY) not in found
+
+
+@pytest.mark.parametrize("body", NEVER)
+def test_what_is_drawn_anew_is_never_the_same(body: dict[str, Any]) -> None:
+    assert identity_of(COMPLETION_URL, body) is None
+
+
+def test_defaults_count_as_if_they_were_in_the_body() -> None:
+    greedy = identity_of(COMPLETION_URL, {**BODY, "max_tokens": 5})
+    for defaults in ({"temperature": 0.0, "max_tokens": 5}, SamplingParams(temperature=0.0, max_tokens=5)):
+        assert identity_of(COMPLETION_URL, {"prompt": "a"}, defaults) == greedy
+        assert identity_of(COMPLETION_URL, {"prompt": "a", "temperature": 1}, defaults) is None
+        assert identity_of(COMPLETION_URL, {"prompt": "a", "temperature": None}, defaults) is None
+    assert identity_of(COMPLETION_URL, {"prompt": "a"}, {"seed": 3}) is not None
+    biased = identity_of(COMPLETION_URL, {**BODY, "logit_bias": {"5": 1.5}, "stop": ["x"]})
+    assert identity_of(COMPLETION_URL, BODY, {"logit_bias": {5: 1.5}, "stop": ("x",)}) == biased is not None
+
+
+def test_the_default_model_is_that_model() -> None:
+    named = identity_of(COMPLETION_URL, {**BODY, "model": "m"}, None, "m")
+    assert identity_of(COMPLETION_URL, BODY, None, "m") == named
+    assert identity_of(COMPLETION_URL, BODY, None, "other") != named
+
+
+def test_embeddings_are_always_the_same() -> None:
+    one = identity_of(EMBEDDINGS_URL, {"input": "a"}, {"temperature": 0.7})
+    assert one == identity_of(EMBEDDINGS_URL, {"input": "a", "user": "u"}) is not None
+    assert one != identity_of(EMBEDDINGS_URL, {"input": "a", "encoding_format": "base64"})
+
+
+def chat(*texts: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": text} for text in texts], **more}
+
+
+@given(st.text(), st.text(), st.text())
+def test_a_common_beginning_of_texts_is_one_of_prompts(common: str, one: str, other: str) -> None:
+    for url, bodies in (
+        (CHAT_URL, [chat(common, one), chat(common, other)]),
+        (COMPLETION_URL, [{"prompt": common + "|" + one}, {"prompt": common + "|" + other}]),
+    ):
+        (scope, prompt), (other_scope, other_prompt) = (cacheable_prompt(url, body) for body in bodies)
+        assert scope == other_scope
+        assert prompt[: len(common.encode())] == other_prompt[: len(common.encode())]
+
+
+def test_models_and_tools_are_not_shared() -> None:
+    plain, other = cacheable_prompt(CHAT_URL, chat("a")), cacheable_prompt(CHAT_URL, chat("a", model="m"))
+    assert plain[0] != other[0]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with_tools = [cacheable_prompt(CHAT_URL, chat(text, tools=tools))[1] for text in ("a", "b")]
+    assert with_tools[0] != plain[1]
+    assert with_tools[0][:40] == with_tools[1][:40]
+    assert cacheable_prompt(EMBEDDINGS_URL, {"input": "a"}) == (b"", b"")
+    assert cacheable_prompt(CHAT_URL, {"messages": ["\ud800"]}) == (b"", b"")
