@@ -284,7 +284,14 @@ class EndpointError(BatchwrightError):
 
 
 class EndpointUnreachable(EndpointError):
-    """An endpoint elsewhere gave no answer to a call, or only a part of one."""
+    """An endpoint elsewhere gave no answer to a call, or only a part of one.
+
+    `sent`: whether the call may have reached it, and may have been computed.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
     @property
     def may_pass(self) -> bool:

@@ -25,6 +25,7 @@ from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.inference import Call, Route
+from batchwright.inference.metering import Meter, metered_answer, metered_chunks
 from batchwright.request import Traffic
 from batchwright.wire.bounds import require_sizes
 from batchwright.wire.fields import deadline_seconds, priority_of
@@ -78,6 +79,7 @@ class EndpointInference(Route):
       unchanged; `discover` asks the endpoint for its models.
     - `timeout`: seconds without any data, after which a try is given up.
     - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
+    - `meter`: reserves money for every try, and counts what it cost; None: nothing is counted.
 
     Calls that are answered with 408, 409, 429 or 5xx, and calls that are not answered, are retried (`retries`); an
     overloaded endpoint gets fewer calls at once for a while. While the endpoint is known to be down it gets none: calls
@@ -96,10 +98,15 @@ class EndpointInference(Route):
         timeout: float = 600.0,
         max_waiting: int = 1000,
         retries: Mapping[Traffic, EndpointRetries] = RETRIES,
+        meter: Meter | None = None,
     ) -> None:
         self._limit = AimdLimit(max_concurrency)
         self._gate = Gate(self._limit)
-        self._client = EndpointClient(base_url, api_key, timeout=timeout, connections=max_concurrency)
+        # A request that the client sends again by itself could be paid twice, and counted once.
+        self._client = EndpointClient(
+            base_url, api_key, timeout=timeout, connections=max_concurrency, resends=meter is None
+        )
+        self._meter = meter
         self._watch = EndpointWatch(self._probe)
         self._theirs = dict(models or {})
         self._asks_for_models = False
@@ -158,16 +165,16 @@ class EndpointInference(Route):
             self._theirs = found
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        path, body, until = self._prepared(call, stream=False)
+        path, fields, body, until = self._prepared(call, stream=False)
         with self._held.hold(call.traffic):
-            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, body)))
+            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, fields, body)))
         return self._ours(call, answer)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        path, body, until = self._prepared(call, stream=True)
+        path, fields, body, until = self._prepared(call, stream=True)
         with self._held.hold(call.traffic):
             async with AsyncExitStack() as held:
-                opening = self._retried(call, lambda: self._opened(call, path, body, held))
+                opening = self._retried(call, lambda: self._opened(call, path, fields, body, held))
                 chunks, chunk = await _within(until, opening)
                 while chunk is not None:
                     yield self._ours(call, chunk)
@@ -184,8 +191,11 @@ class EndpointInference(Route):
             raise EngineClosed("the endpoint is not asked any more: the service is closing")
         self._watch.require_answering()
 
-    def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
-        """Return the path, the body as JSON, and the deadline in the event loop's time. Raises `BatchwrightError`."""
+    def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
+        """Return the path, the body, the same as JSON, and the deadline in the event loop's time.
+
+        Raises `BatchwrightError`.
+        """
         self._require_open()
         if call.traffic == "online" and self._gate.waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
@@ -203,7 +213,7 @@ class EndpointInference(Route):
         if stream:
             body["stream"] = True
         try:
-            return call.endpoint.removeprefix("/v1"), msgspec.json.encode(body), until
+            return call.endpoint.removeprefix("/v1"), body, msgspec.json.encode(body), until
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
             raise InvalidRequest(f"the body has no form as JSON: {error}") from error
 
@@ -211,22 +221,34 @@ class EndpointInference(Route):
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
         return self._gate.enter(call.traffic, owner, weight=weight, priority=priority_of(call.body))
 
-    async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
+    async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as began:
             self._require_open()
-            answer = await self._noticed(began, self._client.send(path, body))
+            answer = await self._noticed(began, self._sent(call, path, fields, body))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
             raise EndpointError(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
         return answer
 
+    def _sent(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> Awaitable[dict[str, Any]]:
+        if self._meter is None:
+            return self._client.send(path, body)
+        return metered_answer(self._meter, call, fields, len(body), lambda: self._client.send(path, body))
+
+    def _streamed(
+        self, call: Call, path: str, fields: Mapping[str, Any], body: bytes
+    ) -> AsyncGenerator[dict[str, Any]]:
+        if self._meter is None:
+            return self._client.stream(path, body)
+        return metered_chunks(self._meter, call, fields, len(body), lambda: self._client.stream(path, body))
+
     async def _opened(
-        self, call: Call, path: str, body: bytes, held: AsyncExitStack
+        self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
     ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
         """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             began = await opening.enter_async_context(self._enter(call))
             self._require_open()
-            chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body)))
+            chunks = await opening.enter_async_context(aclosing(self._streamed(call, path, fields, body)))
             first = await self._noticed(began, anext(chunks, None))
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")

@@ -35,6 +35,8 @@ _STALE_SECONDS = 1.0
 _BUFFERED_BYTES = 64 * 1024
 """Largest body that is sent at once, whether or not the endpoint reads it."""
 _SHOWN = 300
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
+"""Errors of a request of which not a byte was sent."""
 _DONE = b"[DONE]"
 
 
@@ -42,8 +44,9 @@ class EndpointClient:
     """A client of one endpoint, over persistent connections.
 
     `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `timeout` is the longest
-    time without any data, in seconds. Raises ValueError for a malformed URL or key, and for a proxy of the environment
-    that cannot be used. All requests raise `EndpointError` when they fail.
+    time without any data, in seconds. Without `resends`, no request is sent twice, not even one that failed on a
+    connection which the endpoint was closing. Raises ValueError for a malformed URL or key, and for a proxy of the
+    environment that cannot be used. All requests raise `EndpointError` when they fail.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class EndpointClient:
         *,
         timeout: float,
         connections: int,
+        resends: bool = True,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         try:
@@ -79,6 +83,7 @@ class EndpointClient:
         self._unix_time = unix_time
         self._timeout = timeout
         self._connections = connections
+        self._resends = resends
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -147,7 +152,8 @@ class EndpointClient:
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
-            raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
+            sent = not isinstance(error, _UNSENT)
+            raise EndpointUnreachable(f"{self.url} gave no answer: {what}", sent=sent) from None
 
     async def _head(self, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
@@ -160,7 +166,7 @@ class EndpointClient:
         try:
             return await self._sent(method, url, body, sent)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError, aiohttp.ClientOSError) as error:
-            stale = sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
+            stale = self._resends and sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
             if not stale or isinstance(error, aiohttp.ClientConnectorError):
                 raise
         return await self._sent(method, url, body, sent)

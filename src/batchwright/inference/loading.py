@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
     from batchwright.inference.endpoint import EndpointInference
     from batchwright.inference.engine_inference import GeneratingEngine
+    from batchwright.inference.metering import Meter
 
 _OTHER_DESCRIPTORS = 64
 """File descriptors reserved for the database, files and listening sockets."""
@@ -125,8 +126,9 @@ async def open_endpoint(
     max_concurrency: int,
     max_waiting: int,
     waits: bool = True,
+    meter: Meter | None = None,
 ) -> EndpointInference:
-    """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
+    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `meter` counts what calls cost.
 
     Raises `InputError` for an address or setting that cannot be used, `MissingExtra`, and `EndpointError` for an answer
     that no endpoint gives.
@@ -145,7 +147,9 @@ async def open_endpoint(
             f"have {most} and keeps {_OTHER_DESCRIPTORS} for other uses; lower it, or raise the limit (ulimit -n)"
         )
     try:
-        endpoint = EndpointInference(address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting)
+        endpoint = EndpointInference(
+            address, api_key, models, max_concurrency=max_concurrency, max_waiting=max_waiting, meter=meter
+        )
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
