@@ -59,6 +59,15 @@ _SERVED = (
     "another model fails."
 )
 _BACKEND = "An OpenAI-compatible endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
+_BUDGET = (
+    "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "
+    "are sent. When it is spent, the same command with a larger one goes on."
+)
+_PRICE = (
+    "With --backend: dollars per million tokens, input=2.50,cached=1.25,output=10.00 (also cache_write, and batch=0.5, "
+    "the part that batches cost), or the PROVIDER/MODEL of published prices (default: those of the endpoint's address)."
+)
+_PRICES = "With --backend: such prices by model, in TOML ([gpt-4o] input = 2.50 ...) or JSON."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -104,6 +113,12 @@ def run_command(
         _model_option(help="API key of the endpoint.", envvar="BATCHWRIGHT_BACKEND_API_KEY", show_default=False),
     ] = None,
     backend_concurrency: Annotated[int, _model_option(min=1, help="Most requests under way at the endpoint.")] = 64,
+    budget: Annotated[str | None, _model_option(metavar="DOLLARS", help=_BUDGET)] = None,
+    price: Annotated[str | None, _model_option(metavar="PRICES", help=_PRICE)] = None,
+    prices: Annotated[str | None, _model_option(metavar="FILE", help=_PRICES)] = None,
+    cost: Annotated[
+        bool, _model_option("--cost", help="With --backend: add its cost in dollars to the usage of each answer.")
+    ] = False,
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -159,6 +174,10 @@ def run_command(
                     backend_api_key=backend_api_key,
                     backend_concurrency=backend_concurrency,
                     served_model_names=served_model_name or (),
+                    budget=budget,
+                    price=price,
+                    prices=prices,
+                    cost=cost,
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_template(prompt_template),

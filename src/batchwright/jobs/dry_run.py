@@ -44,8 +44,16 @@ class Plan:
     first: list[PlannedRequest]
 
 
-def plan(job: Job, defaults: SamplingParams | Mapping[str, Any], tokenizer: Any | None) -> Plan:
-    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates."""
+def plan(
+    job: Job,
+    defaults: SamplingParams | Mapping[str, Any],
+    tokenizer: Any | None,
+    add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
+) -> Plan:
+    """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
+
+    `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line.
+    """
     failures = Failures()
     first: list[PlannedRequest] = []
     valid = tokens = longest = 0
@@ -63,6 +71,8 @@ def plan(job: Job, defaults: SamplingParams | Mapping[str, Any], tokenizer: Any 
                 valid += 1
                 tokens += sum(counts)
                 longest = max(longest, *counts)
+                if add_cost is not None:
+                    add_cost(line.endpoint, line.body, sum(counts))
                 if len(first) < _SHOWN:
                     text = None if tokenizer is None else tokenizer.decode(tokenizer.encode(prompts[0]))
                     first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))

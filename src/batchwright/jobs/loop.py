@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
-from batchwright.errors import EndpointDown, EndpointError, RunFailed
+from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
 from batchwright.inference.inference import Call, Inference, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.job import Job
@@ -53,12 +53,16 @@ class Tally:
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
     answers: AnswerTally = field(default_factory=AnswerTally)
+    longest_answer: int = 0
+    """Most tokens of the completions of a line."""
 
     def succeed(self, answer: Mapping[str, Any], limit: int) -> None:
         """Count a line with its answer, each text of which could have had `limit` tokens."""
         self.succeeded += 1
         self.prompt_tokens += token_count(answer, "prompt_tokens")
-        self.generated_tokens += token_count(answer, "completion_tokens")
+        generated = token_count(answer, "completion_tokens")
+        self.generated_tokens += generated
+        self.longest_answer = max(self.longest_answer, generated)
         self.answers.count(answer, limit)
 
 
@@ -85,8 +89,12 @@ class JobLoop:
         on_progress: Callable[[], None] = lambda: None,
         tally: Tally | None = None,
         retries: RetryPolicy | None = None,
+        cost_of: Callable[[str], float | None] | None = None,
     ) -> None:
-        """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run."""
+        """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
+
+        `cost_of` returns what the answer to the call of that id cost, in dollars, which its `usage` is then to say.
+        """
         self.tally = tally or Tally()
         self._job = job
         self._inference = inference
@@ -96,6 +104,7 @@ class JobLoop:
         self._limit = getattr(defaults, "max_tokens", LONGEST_COUNTED)
         self._on_progress = on_progress
         self._retries = retries or RetryPolicy()
+        self._cost_of = cost_of
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
@@ -105,7 +114,9 @@ class JobLoop:
         self._failure: BaseException | None = None
         """Error because of which the run cannot go on; None if it can."""
         self.stopping = False
-        """Whether the run was interrupted, and only ends what is under way."""
+        """Whether the run was interrupted, or its budget is spent, and it only ends what is under way."""
+        self._exhaustion: BudgetExhausted | None = None
+        """The error with which the run ends when that is done."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -133,8 +144,9 @@ class JobLoop:
 
         Cancelled, it starts no further lines, and gives those under way a few seconds to end.
 
-        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, and `RunFailed` if no
-        line can be computed for too long. Written results are kept, and the inference then holds none of the lines.
+        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, `RunFailed` if no line
+        can be computed for too long, and `BudgetExhausted`, once the lines under way have ended, if there is no money
+        for further ones. Written results are kept, and the inference then holds none of the lines.
         """
         try:
             while not self._finished:
@@ -149,6 +161,8 @@ class JobLoop:
                             await self._moved.wait()
                 self._require_going()
                 self._on_progress()
+            if self._exhaustion is not None:
+                raise self._exhaustion
         except asyncio.CancelledError:
             await self._wind_down()
             raise
@@ -168,7 +182,7 @@ class JobLoop:
 
     @property
     def _finished(self) -> bool:
-        return self._exhausted and not self._executor and not self._returned
+        return not self._executor and (self.stopping or (self._exhausted and not self._returned))
 
     def _require_going(self) -> None:
         """Raise the failure of the run, if any, and `RunFailed` if no line could be computed for too long."""
@@ -188,7 +202,7 @@ class JobLoop:
     def _fill(self) -> bool:
         """Start as many lines as there is room for. False if other tasks should have a turn before that is done."""
         for _ in range(_LINES_IN_A_ROW):
-            if self._executor.room <= 0 or self._failure is not None:
+            if self._executor.room <= 0 or self._failure is not None or self.stopping:
                 return True
             line = self._next()
             if line is not None:
@@ -245,10 +259,16 @@ class JobLoop:
             return
         try:
             if isinstance(outcome, dict):
+                if self._cost_of is not None:
+                    outcome = _with_cost(outcome, self._cost_of(request_id(self._job.key, line.number)))
                 self._sink.write(encode_answer(self._job.key, line.number, line.custom_id, outcome) + b"\n")
                 self.tally.succeed(outcome, answer_limit(line.body, self._limit))
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
+            elif isinstance(outcome, BudgetExhausted):
+                self._end_for(outcome)
+            elif isinstance(outcome, RunFailed):
+                self._stop(outcome)
             elif outcome is not None and nobody_computes(outcome):
                 self._stop(outcome.__cause__ or outcome)
             elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
@@ -266,6 +286,13 @@ class JobLoop:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
+    def _end_for(self, error: BudgetExhausted) -> None:
+        """End the run as soon as the lines under way have ended."""
+        if not self.stopping:
+            self.stopping = True
+            self._exhaustion = error
+            self._executor.try_no_more()
+
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error
         self._moved.set()
@@ -276,3 +303,9 @@ class JobLoop:
         self._sink.write(encode_failure(self._job.key, number, custom_id, failure) + b"\n")
         self.tally.failed += 1
         self.tally.failures.add(number, custom_id, failure)
+
+
+def _with_cost(answer: dict[str, Any], dollars: float | None) -> dict[str, Any]:
+    """Return an answer whose `usage` says what it cost; None: that is not known."""
+    usage = answer.get("usage")
+    return answer if dollars is None or not isinstance(usage, dict) else {**answer, "usage": {**usage, "cost": dollars}}
