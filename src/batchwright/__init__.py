@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from batchwright.errors import (
     BatcherClosed,
     BatchwrightError,
+    BudgetExhausted,
     Cancelled,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -93,6 +94,7 @@ __all__ = [
     "BatcherStats",
     "BatchwrightError",
     "BucketedPadding",
+    "BudgetExhausted",
     "Cancelled",
     "Choice",
     "ContextLengthExceeded",

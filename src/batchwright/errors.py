@@ -297,9 +297,15 @@ class EndpointError(BatchwrightError):
 
 
 class EndpointUnreachable(EndpointError):
-    """An endpoint elsewhere gave no answer to a call, or only a part of one; `timed_out`: in the time that it has."""
+    """An endpoint elsewhere gave no answer to a call, or only a part of one.
 
-    timed_out = False
+    `sent`: whether the call may have reached it, and may have been computed. `timed_out`: whether it took too long.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+        self.timed_out = timed_out
 
     @property
     def may_pass(self) -> bool:

@@ -16,6 +16,7 @@ from batchwright.cli.run_views import (
     failures_table,
     progress_view,
     report_table,
+    show_plan,
 )
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
@@ -23,6 +24,7 @@ from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run import RunProgress
+from batchwright.jobs.spending import PlannedCost, PlannedPrice, Spending
 
 
 def running(done: int, tokens: int) -> RunProgress:
@@ -148,3 +150,63 @@ def test_what_was_saved_at_an_endpoint_is_in_the_report() -> None:
     assert "prompt cache 75.0% of the prompt tokens found in it" in shown
     assert "identical 2 lines asked once with others, 2,400 prompt and 14 generated tokens saved" in shown
     assert (report.prompt_tokens, report.cached_share, report.deduplicated) == (4000, 0.75, 2)
+
+
+def printed(table: object) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=300).print(table)
+    return " ".join(stream.getvalue().split())
+
+
+def test_the_cost_so_far() -> None:
+    stream = io.StringIO()
+    log = LogProgress(stream, ManualClock())
+    log(RunProgress("running", total=10, cost=0.0))
+    log(RunProgress("stopping", total=10, cost=1.234))
+    log(RunProgress("finishing", total=10, cost=0.0, budget=5.0))
+    assert [line.partition("done")[2] for line in stream.getvalue().splitlines()] == ["", ", $1.23", ", $0.00 of $5.00"]
+
+
+def test_what_a_run_cost_and_what_was_saved() -> None:
+    spending = Spending(
+        cost=1.5,
+        cost_of_all_runs=4.98,
+        unknown_at_most=0.25,
+        unknown_requests=2,
+        budget=5.0,
+        saved_by_caching=0.5,
+        saved_by_batching=2.0,
+        cached_tokens=620,
+        cached_share=0.62,
+        unpriced_requests=0,
+    )
+    report = RunReport(output="o", model="m", total=9, spending=spending, longest_answer=212, unreached_limit=4096)
+    shown = printed(report_table(report))
+    for text in (
+        "cost $1.50 in this run, $4.98 in all runs, of $5.00; at most $0.25 more for 2 requests",
+        "provider's cache 62% of the prompt tokens found in it, $0.50 saved",
+        "batches $2.00 saved",
+        "max_tokens no answer needed more than 212 of its 4,096 tokens: a lower limit reserves less",
+    ):
+        assert text in shown
+    near = RunReport(output="o", model="m", total=9, longest_answer=3000, unreached_limit=4096)
+    assert "max_tokens" not in printed(report_table(near))
+    assert "cost" not in printed(report_table(near))
+
+
+def test_the_price_before_anything_is_paid() -> None:
+    live, batch = PlannedPrice(3.0, 0.5, 0.25, None), PlannedPrice(1.5, 0.25, 0.125, 1.0)
+    report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(live, batch, 8))
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert stream.getvalue().splitlines()[1:] == [
+        "Price live for the 8 lines whose price is known: about $0.50 for the prompts and $0.25 for every 100 tokens "
+        "of each answer; at most $3.00.",
+        "Price as a batch for the 8 lines whose price is known: about $1.00, by the answers so far; at most $1.50.",
+    ]
+    endless = PlannedPrice(None, 0.5, 0.25, None)
+    report = RunReport(output="o", model="m", total=9, planned_cost=PlannedCost(endless, endless, 9, "it is endless"))
+    stream = io.StringIO()
+    show_plan(Console(file=stream, width=300), report)
+    assert "at most" not in stream.getvalue()
+    assert stream.getvalue().endswith("It has no upper bound: it is endless.\n")

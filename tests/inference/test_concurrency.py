@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
 from batchwright.inference.endpoint_concurrency import AimdLimit, Gate
 
 from .running import in_real_time

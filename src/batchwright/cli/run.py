@@ -72,6 +72,15 @@ _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver 
 _RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
 _TPM = "Its limit of tokens a minute, of prompts and answers."
 _NO_DEDUPE = "With --backend: ask each of identical requests, instead of one for all of them."
+_BUDGET = (
+    "With --backend: dollars that the job may cost, over all its runs. What requests may cost is reserved before they "
+    "are sent. When it is spent, the same command with a larger one goes on."
+)
+_PRICE = (
+    "With --backend: dollars per million tokens, input=2.50,cached=1.25,output=10.00 (also cache_write, and batch=0.5, "
+    "the part that batches cost), or the PROVIDER/MODEL of published prices (default: those of the endpoint's address)."
+)
+_PRICES = "With --backend: such prices by model, in TOML ([gpt-4o] input = 2.50 ...) or JSON."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -120,6 +129,12 @@ def run_command(
     rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
     tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
     no_dedupe: Annotated[bool, _model_option("--no-dedupe", help=_NO_DEDUPE)] = False,
+    budget: Annotated[str | None, _model_option(metavar="DOLLARS", help=_BUDGET)] = None,
+    price: Annotated[str | None, _model_option(metavar="PRICES", help=_PRICE)] = None,
+    prices: Annotated[str | None, _model_option(metavar="FILE", help=_PRICES)] = None,
+    cost: Annotated[
+        bool, _model_option("--cost", help="With --backend: add its cost in dollars to the usage of each answer.")
+    ] = False,
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -180,6 +195,10 @@ def run_command(
                     tpm=tpm,
                     served_model_names=served_model_name or (),
                     dedupe=not no_dedupe,
+                    budget=budget,
+                    price=price,
+                    prices=prices,
+                    cost=cost,
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_template(prompt_template),

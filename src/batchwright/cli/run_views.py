@@ -13,12 +13,14 @@ from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.pricing.rates import DOLLAR, shown_dollars
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from batchwright.jobs.report import Percentiles, RunReport
     from batchwright.jobs.run import RunProgress
+    from batchwright.jobs.spending import PlannedCost
 
 _PHASES = {
     "reading": "reading the input",
@@ -119,6 +121,8 @@ def _standing(progress: RunProgress, rate: float) -> str:
         parts.append(f"{rate:,.0f} tokens/s")
     if (bounds := pacing_line(progress.pacing)) is not None:
         parts.append(bounds)
+    if progress.cost is not None and (progress.cost or progress.budget is not None):
+        parts.append(_money(progress.cost) + ("" if progress.budget is None else f" of {_money(progress.budget)}"))
     if progress.seconds_left is not None:
         parts.append(f"{duration(progress.seconds_left)} left")
     if progress.waiting is not None:
@@ -196,6 +200,7 @@ def report_table(report: RunReport) -> Table:
     for name, value in [
         *_token_rows(report),
         *_saving_rows(report),
+        *_money_rows(report),
         *pacing_rows(report.pacing),
         *(_engine_rows(report) if report.steps else []),
     ]:
@@ -231,6 +236,9 @@ def show_plan(console: Console, report: RunReport) -> None:
         f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
         highlight=False,
     )
+    if report.planned_cost is not None:
+        for text in _planned_cost(report.planned_cost, report.total - report.failed):
+            console.print(text, highlight=False)
     for request in report.first_requests:
         name = f"line {request.line:,} ({request.custom_id})"
         console.print(
@@ -263,6 +271,59 @@ def _saving_rows(report: RunReport) -> list[tuple[str, str]]:
     if report.deduplicated:
         saved = f"{report.saved_prompt_tokens:,} prompt and {report.saved_generated_tokens:,} generated tokens saved"
         rows.append(("identical", f"{counted(report.deduplicated, 'line')} asked once with others, {saved}"))
+    return rows
+
+
+def _money(dollars: float) -> str:
+    return shown_dollars(round(dollars * DOLLAR))
+
+
+def _money_rows(report: RunReport) -> list[tuple[str, str]]:
+    rows = []
+    spending = report.spending
+    if spending is not None:
+        cost = f"{_money(spending.cost)} in this run, {_money(spending.cost_of_all_runs)} in all runs"
+        if spending.budget is not None:
+            cost += f", of {_money(spending.budget)}"
+        if spending.unknown_requests:
+            most = spending.unknown_at_most
+            more = "an unknown amount" if most is None else f"at most {_money(most)}"
+            cost += f"; {more} more for {counted(spending.unknown_requests, 'request')} whose answers were lost"
+        if spending.unpriced_requests:
+            cost += f"; without {counted(spending.unpriced_requests, 'request')} whose price is not known"
+        rows.append(("cost", cost))
+        if spending.cached_tokens:
+            found = f"{spending.cached_share:.0%} of the prompt tokens found in it"
+            rows.append(("provider's cache", f"{found}, {_money(spending.saved_by_caching)} saved"))
+        if spending.saved_by_batching:
+            rows.append(("batches", f"{_money(spending.saved_by_batching)} saved"))
+    limit = report.unreached_limit
+    if limit is not None and report.longest_answer * 2 <= limit:
+        rows.append(
+            (
+                "max_tokens",
+                f"no answer needed more than {report.longest_answer:,} of its {limit:,} tokens: a lower limit reserves "
+                "less of rate limits and budget",
+            )
+        )
+    return rows
+
+
+def _planned_cost(planned: PlannedCost, lines: int) -> list[str]:
+    """Return what a job would cost, live and as a batch of the provider."""
+    of = "" if planned.lines == lines else f" for the {counted(planned.lines, 'line')} whose price is known"
+    rows = []
+    for name, price in (("live", planned.live), ("as a batch", planned.batch)):
+        text = f"Price {name}{of}: "
+        if price.expected is not None:
+            text += f"about {_money(price.expected)}, by the answers so far"
+        else:
+            text += f"about {_money(price.prompts)} for the prompts"
+            if price.answers_per_100_tokens:
+                text += f" and {_money(price.answers_per_100_tokens)} for every 100 tokens of each answer"
+        rows.append(text + ("" if price.at_most is None else f"; at most {_money(price.at_most)}") + ".")
+    if planned.no_bound is not None:
+        rows.append(f"It has no upper bound: {planned.no_bound}.")
     return rows
 
 

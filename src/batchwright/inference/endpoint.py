@@ -31,6 +31,7 @@ from batchwright.inference.endpoint_keys import EndpointKey, is_provider
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
+from batchwright.inference.metering import Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
 from batchwright.pacing.limits import ToldLimit
 from batchwright.pacing.pacer import Pacer, PacerFigures
@@ -97,6 +98,7 @@ class EndpointInference(Route):
     - `dialect`: the form of its requests and answers; by default OpenAI's.
     - `timeout`: seconds without any data, after which a try is given up.
     - `max_waiting`: online calls that may wait for their turn; more are refused with `Overloaded`.
+    - `meter`: reserves money for every try, and counts what it cost; None: nothing is counted.
 
     Calls that are answered with 408, 409, 429 or 5xx, and calls that are not answered, are retried (`retries`); an
     overloaded endpoint gets fewer calls at once for a while. While the endpoint is known to be down it gets none: calls
@@ -117,6 +119,7 @@ class EndpointInference(Route):
         max_waiting: int = 1000,
         retries: Mapping[Traffic, EndpointRetries] = RETRIES,
         draw: random.Random | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._max_concurrency = max_concurrency
         self._first_concurrency = max_concurrency if first_concurrency is None else first_concurrency
@@ -125,7 +128,16 @@ class EndpointInference(Route):
         """A gate for each model, since providers limit each."""
         self._gate_of("")  # which checks max_concurrency
         self._dialect = dialect
-        self._client = EndpointClient(base_url, api_key, dialect=dialect, timeout=timeout, connections=max_concurrency)
+        self._client = EndpointClient(
+            base_url,
+            api_key,
+            dialect=dialect,
+            timeout=timeout,
+            connections=max_concurrency,
+            # A request that the client sends again by itself could be paid twice, and counted once.
+            resends=meter is None,
+        )
+        self._meter = meter
         self._watch = EndpointWatch(self._probe)
         self._queue_watch = EngineQueueWatch(self._client.metrics, lambda: bool(self._under_way), self._learn_queue)
         self._shows_queue = not is_provider(base_url)
@@ -136,6 +148,8 @@ class EndpointInference(Route):
         self._retries = retries
         self._held = InFlight()
         self._retry_budget = RetryBudget()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the calls, whose clock also tells figures when it has ended."""
         self._draw = draw or random.Random()
         self._closed = False
 
@@ -165,7 +179,9 @@ class EndpointInference(Route):
 
     def pacing(self) -> Mapping[str, PacerFigures]:
         """Return what was found of the limits of the endpoint, by model."""
-        now = asyncio.get_running_loop().time()
+        if self._loop is None:
+            return {}
+        now = self._loop.time()
         return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
 
     def send_no_more(self) -> None:
@@ -213,16 +229,16 @@ class EndpointInference(Route):
             self._theirs = found
 
     async def answer(self, call: Call) -> dict[str, Any]:
-        path, body, until = self._prepared(call, stream=False)
+        path, fields, body, until = self._prepared(call, stream=False)
         with self._held.hold(call.traffic):
-            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, body)))
+            answer = await _within(until, self._retried(call, lambda: self._posted(call, path, fields, body)))
         return self._ours(call, answer)
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
-        path, body, until = self._prepared(call, stream=True)
+        path, fields, body, until = self._prepared(call, stream=True)
         with self._held.hold(call.traffic):
             async with AsyncExitStack() as held:
-                opening = self._retried(call, lambda: self._opened(call, path, body, held))
+                opening = self._retried(call, lambda: self._opened(call, path, fields, body, held))
                 chunks, chunk = await _within(until, opening)
                 while chunk is not None:
                     yield self._ours(call, chunk)
@@ -242,8 +258,11 @@ class EndpointInference(Route):
             raise EngineClosed("the endpoint is not asked any more: the service is closing")
         self._watch.require_answering()
 
-    def _prepared(self, call: Call, *, stream: bool) -> tuple[str, bytes, float | None]:
-        """Return the path, the body as JSON, and the deadline in the event loop's time. Raises `BatchwrightError`."""
+    def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
+        """Return the path, the body, the same as JSON, and the deadline in the event loop's time.
+
+        Raises `BatchwrightError`.
+        """
         self._require_open()
         if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
@@ -263,7 +282,7 @@ class EndpointInference(Route):
             body["stream"] = True
         try:
             sent = self._dialect.body(call.endpoint, body)
-            return self._dialect.path(call.endpoint), msgspec.json.encode(sent), until
+            return self._dialect.path(call.endpoint), body, msgspec.json.encode(sent), until
         except InvalidRequest:
             raise
         except (ValueError, OverflowError, TypeError, RecursionError) as error:
@@ -288,24 +307,39 @@ class EndpointInference(Route):
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
         gate = self._gate_of(read_model(call.body) or "")
+        self._loop = asyncio.get_running_loop()
         if self._shows_queue:
             self._queue_watch.wake()
         use = gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
         return gate.enter(use, call.traffic, owner, weight=weight, priority=priority_of(call.body))
 
-    async def _posted(self, call: Call, path: str, body: bytes) -> dict[str, Any]:
+    async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
             self._require_open()
             if call.pauses is not None:
                 call.pauses(None)
-            answer = await self._noticed(turn, self._client.send(path, body, turn.heard))
+            answer = await self._noticed(turn, self._sent(call, path, fields, body, turn))
             turn.answered(usage_of(answer))
         if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
             raise AnswerBroken(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
         return answer
 
+    def _sent(
+        self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn
+    ) -> Awaitable[dict[str, Any]]:
+        if self._meter is None:
+            return self._client.send(path, body, turn.heard)
+        return metered_answer(self._meter, call, fields, len(body), lambda: self._client.send(path, body, turn.heard))
+
+    def _streamed(
+        self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn
+    ) -> AsyncGenerator[dict[str, Any]]:
+        if self._meter is None:
+            return self._client.stream(path, body, turn.heard)
+        return metered_chunks(self._meter, call, fields, len(body), lambda: self._client.stream(path, body, turn.heard))
+
     async def _opened(
-        self, call: Call, path: str, body: bytes, held: AsyncExitStack
+        self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
     ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
         """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
@@ -313,7 +347,7 @@ class EndpointInference(Route):
             self._require_open()
             if call.pauses is not None:
                 call.pauses(None)
-            chunks = await opening.enter_async_context(aclosing(self._client.stream(path, body, turn.heard)))
+            chunks = await opening.enter_async_context(aclosing(self._streamed(call, path, fields, body, turn)))
             first = await self._noticed(turn, anext(chunks, None))
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")

@@ -38,6 +38,8 @@ _STALE_SECONDS = 1.0
 _BUFFERED_BYTES = 64 * 1024
 """Largest body that is sent at once, whether or not the endpoint reads it."""
 _SHOWN = 300
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
+"""Errors of a request of which not a byte was sent."""
 _DONE = b"[DONE]"
 
 Heard: TypeAlias = Callable[[Sequence[StatedLimit]], None]
@@ -49,8 +51,9 @@ class EndpointClient:
 
     `base_url` ends before `/chat/completions`, as for the official client: `https://host/v1`. `dialect` says how the
     key is sent, and what answers look like, which are returned in OpenAI's form. `timeout` is the longest time without
-    any data, in seconds. Raises ValueError for a malformed URL or key, and for a proxy of the environment that cannot
-    be used. All requests raise `EndpointError` when they fail.
+    any data, in seconds. Without `resends`, no request is sent twice, not even one that failed on a connection which
+    the endpoint was closing. Raises ValueError for a malformed URL or key, and for a proxy of the environment that
+    cannot be used. All requests raise `EndpointError` when they fail.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class EndpointClient:
         dialect: Dialect = OPENAI,
         timeout: float,
         connections: int,
+        resends: bool = True,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         try:
@@ -86,6 +90,7 @@ class EndpointClient:
         self._unix_time = unix_time
         self._timeout = timeout
         self._connections = connections
+        self._resends = resends
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -171,9 +176,8 @@ class EndpointClient:
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
             what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
-            unreachable = EndpointUnreachable(f"{self.url} gave no answer: {what}")
-            unreachable.timed_out = isinstance(error, TimeoutError)
-            raise unreachable from None
+            sent, timed_out = not isinstance(error, _UNSENT), isinstance(error, TimeoutError)
+            raise EndpointUnreachable(f"{self.url} gave no answer: {what}", sent=sent, timed_out=timed_out) from None
 
     async def _head(self, method: str, url: URL, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
@@ -185,7 +189,7 @@ class EndpointClient:
         try:
             return await self._sent(method, url, body, sent)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError, aiohttp.ClientOSError) as error:
-            stale = sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
+            stale = self._resends and sent.over_kept and asyncio.get_running_loop().time() - began <= _STALE_SECONDS
             if not stale or isinstance(error, aiohttp.ClientConnectorError):
                 raise
         return await self._sent(method, url, body, sent)

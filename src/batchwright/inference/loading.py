@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from batchwright.engine.tokenizer import Tokenizer
     from batchwright.inference.endpoint import EndpointInference
     from batchwright.inference.engine_inference import GeneratingEngine
+    from batchwright.inference.metering import Meter
 
 _OTHER_DESCRIPTORS = 64
 """File descriptors reserved for the database, files and listening sockets."""
@@ -135,8 +136,9 @@ async def open_endpoint(
     told: Sequence[ToldLimit] = (),
     waits: bool = True,
     dialect: Dialect = OPENAI,
+    meter: Meter | None = None,
 ) -> EndpointInference:
-    """Open an endpoint and ask for its models. With `waits`, it need not answer yet.
+    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `meter` counts what calls cost.
 
     `max_concurrency`: requests under way at once; None: as many as turn out to deliver the most, which is also found
     below `max_concurrency` where `first_concurrency` says with how many to begin. `told`: rate limits of the endpoint,
@@ -170,6 +172,7 @@ async def open_endpoint(
             first_concurrency=first_concurrency or max_concurrency or FIRST_LEVEL,
             told=told,
             max_waiting=max_waiting,
+            meter=meter,
         )
     except ValueError as error:
         raise InputError(str(error)) from None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, Protocol
 
+from batchwright.errors import EndpointError, EndpointUnreachable, EngineClosed
 from batchwright.inference.inference import Call
+
+_MAYBE_COMPUTED = frozenset({HTTPStatus.GATEWAY_TIMEOUT, 524})
+"""Statuses with which a proxy says that the endpoint had the request, and took too long."""
 
 
 class Reservation(Protocol):
@@ -53,3 +59,54 @@ class NoMeter(Meter):
 
     async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
         return FreeReservation()
+
+
+async def metered_answer(
+    meter: Meter, call: Call, body: Mapping[str, Any], size: int, send: Callable[[], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return the answer of one try, `send`, for which money is reserved before. Raises what both raise."""
+    reservation = await meter.reserve(call, body, size)
+    try:
+        answer = await send()
+    except BaseException as error:
+        give_up(reservation, error)
+        raise
+    reservation.settle(call.endpoint, answer)
+    return answer
+
+
+async def metered_chunks(
+    meter: Meter,
+    call: Call,
+    body: Mapping[str, Any],
+    size: int,
+    send: Callable[[], AsyncGenerator[dict[str, Any]]],
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the chunks of one try, `send`, for which money is reserved before. The last `usage` is what it cost."""
+    reservation = await meter.reserve(call, body, size)
+    last: dict[str, Any] | None = None
+    try:
+        async with aclosing(send()) as chunks:
+            async for chunk in chunks:
+                if chunk.get("usage"):
+                    last = chunk
+                yield chunk
+    except BaseException as error:
+        give_up(reservation, error)
+        raise
+    reservation.settle(call.endpoint, last or {})
+
+
+def give_up(reservation: Reservation, error: BaseException) -> None:
+    """Release the reservation of a try that failed with `error` if it was certainly not computed, else keep it."""
+    if isinstance(error, EndpointUnreachable):
+        refused = not error.sent
+    elif isinstance(error, EndpointError):
+        status = error.status
+        refused = status is not None and status >= HTTPStatus.MULTIPLE_CHOICES and status not in _MAYBE_COMPUTED
+    else:
+        refused = isinstance(error, EngineClosed)  # raised before anything is sent
+    if refused:
+        reservation.release()
+    else:
+        reservation.keep()

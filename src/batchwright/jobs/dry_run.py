@@ -44,10 +44,16 @@ class Plan:
     first: list[PlannedRequest]
 
 
-def plan(job: Job, tokenizer: Any | None, check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]]) -> Plan:
+def plan(
+    job: Job,
+    tokenizer: Any | None,
+    check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
+    add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
+) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
+    `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line.
     """
     failures = Failures()
     first: list[PlannedRequest] = []
@@ -66,6 +72,8 @@ def plan(job: Job, tokenizer: Any | None, check: Callable[[str, Mapping[str, Any
                 valid += 1
                 tokens += sum(counts)
                 longest = max(longest, *counts, 0)
+                if add_cost is not None:
+                    add_cost(line.endpoint, line.body, sum(counts))
                 if len(first) < _SHOWN:
                     text = None if tokenizer is None else tokenizer.decode(tokenizer.encode(prompts[0]))
                     first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))

@@ -53,7 +53,10 @@ def find_repeats(job: Job, defaults: SamplingParams | Mapping[str, Any], model: 
 def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
     """The answer for a line that was not asked, since an identical one was: its usage says so."""
     usage = answer.get("usage")
-    return {**answer, "usage": {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}}
+    marked = {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}
+    if "cost" in marked:
+        marked["cost"] = 0.0
+    return {**answer, "usage": marked}
 
 
 class IdenticalLines(Generic[_Line]):

@@ -33,6 +33,7 @@ from batchwright.jobs.resume import (
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, sha256_of
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed
+from batchwright.jobs.spend_journal import journal_path
 from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
@@ -55,10 +56,11 @@ def state_path(output: Path) -> Path:
 class Job:
     """A job that was checked, fingerprinted and compared with the content of its output. A context manager.
 
-    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.input` (the content of a stream, until the
-    job is complete), and results as they finish, wherever OUTPUT is only written at the end: `OUTPUT.results.jsonl` for
-    a table, which stays, and `OUTPUT.partial` for lines in order or compressed. Before `begin`, no file of an earlier
-    run is changed, and no file of this run is left behind.
+    Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.spend` (what was paid, where that is
+    known), `OUTPUT.input` (the content of a stream, until the job is complete), and results as they finish, wherever
+    OUTPUT is only written at the end: `OUTPUT.results.jsonl` for a table, which stays, and `OUTPUT.partial` for lines
+    in order or compressed. Before `begin`, no file of an earlier run is changed, and no file of this run is left
+    behind.
     """
 
     def __init__(self, spec: JobSpec, clock: Clock) -> None:
@@ -113,6 +115,11 @@ class Job:
     def key(self) -> str:
         """Key of this job in the ids of its results."""
         return self._state.key
+
+    @property
+    def spend_journal(self) -> Path | None:
+        """Path of the journal of what the job spends; None if the job cannot be resumed."""
+        return None if self.spec.to_stream else journal_path(self._output)
 
     @property
     def _paths(self) -> tuple[Path, ...]:
@@ -207,6 +214,8 @@ class Job:
             if self.spec.output == STREAM:
                 return Sink(sys.stdout.fileno(), "standard output", self._clock)
             return Sink(os.open(self._output, os.O_WRONLY | os.O_CLOEXEC), self.spec.output, self._clock, owned=True)
+        if self.spec.overwrite:
+            journal_path(self._output).unlink(missing_ok=True)
         if self._fresh:
             for path in (self._output, *map(self._beside, _SUFFIXES)):
                 if path != self._working:

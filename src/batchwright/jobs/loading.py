@@ -18,6 +18,7 @@ from batchwright.inference.loading import (
     open_endpoint,
     system_fingerprint,
 )
+from batchwright.inference.metering import Meter
 from batchwright.inference.routing import StandIn
 from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -85,10 +86,10 @@ class ModelChoice:
         return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
 
     @asynccontextmanager
-    async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
+    async def opened(self, loaded: LoadedModels, meter: Meter | None = None) -> AsyncIterator[Inference]:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
-        Raises what `open_endpoint` raises.
+        `meter` counts what calls to an endpoint cost. Raises what `open_endpoint` raises.
         """
         if self.backend is None:
             inference = loaded.inference()
@@ -103,6 +104,7 @@ class ModelChoice:
                 told=self.told,
                 waits=False,
                 dialect=self.dialect,
+                meter=meter,
             )
         try:
             yield self.renamed(inference)

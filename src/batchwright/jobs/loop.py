@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
-from batchwright.errors import EndpointDown, EndpointError, RunFailed
+from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
@@ -62,6 +62,8 @@ class Tally:
     weight_read: int = 0
     """Sum of their weights, see `Record.weight`."""
     answers: AnswerTally = field(default_factory=AnswerTally)
+    longest_answer: int = 0
+    """Most tokens of the completions of a line."""
     cached_tokens: int = 0
     """Those of the prompt tokens that were found in a cache of prompts."""
     deduplicated: int = 0
@@ -81,7 +83,9 @@ class Tally:
         """Count a line with its answer, each text of which could have had `limit` tokens."""
         self.succeeded += 1
         self.prompt_tokens += token_count(answer, "prompt_tokens")
-        self.generated_tokens += token_count(answer, "completion_tokens")
+        generated = token_count(answer, "completion_tokens")
+        self.generated_tokens += generated
+        self.longest_answer = max(self.longest_answer, generated)
         self.cached_tokens += token_count(answer, "cached_tokens", "prompt_tokens_details")
         self.answers.count(answer, limit)
 
@@ -118,11 +122,13 @@ class JobLoop:
         retries: RetryPolicy | None = None,
         order: PrefixOrder[_Line] | None = None,
         identical: IdenticalLines[_Line] | None = None,
+        cost_of: Callable[[str], float | None] | None = None,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
         `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
-        once; None: each is asked.
+        once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
+        `usage` is then to say.
         """
         self.tally = tally or Tally()
         self._job = job
@@ -135,6 +141,7 @@ class JobLoop:
         self._retries = retries or RetryPolicy()
         self._order = order
         self._identical = identical
+        self._cost_of = cost_of
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
@@ -148,7 +155,9 @@ class JobLoop:
         self._failure: BaseException | None = None
         """Error because of which the run cannot go on; None if it can."""
         self.stopping = False
-        """Whether the run was interrupted, and only ends what is under way."""
+        """Whether the run was interrupted, or its budget is spent, and it only ends what is under way."""
+        self._exhaustion: BudgetExhausted | None = None
+        """The error with which the run ends when that is done."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -181,8 +190,9 @@ class JobLoop:
 
         Cancelled, it starts no further lines, and gives those under way a few seconds to end.
 
-        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, and `RunFailed` if no
-        line can be computed for too long. Written results are kept, and the inference then holds none of the lines.
+        Raises `InputError` if the input cannot be read on, OSError if results cannot be written, `RunFailed` if no line
+        can be computed for too long, and `BudgetExhausted`, once the lines under way have ended, if there is no money
+        for further ones. Written results are kept, and the inference then holds none of the lines.
         """
         try:
             while not self._finished:
@@ -197,6 +207,8 @@ class JobLoop:
                             await self._moved.wait()
                 self._require_going()
                 self._on_progress()
+            if self._exhaustion is not None:
+                raise self._exhaustion
         except asyncio.CancelledError:
             await self._wind_down()
             raise
@@ -217,8 +229,10 @@ class JobLoop:
 
     @property
     def _finished(self) -> bool:
-        waits = bool(self._order) or bool(self._identical)
-        return self._exhausted and not self._executor and not self._returned and not waits
+        if self._executor:
+            return False
+        waits = bool(self._order) or bool(self._identical) or bool(self._returned)
+        return self.stopping or (self._exhausted and not waits)
 
     def _require_going(self) -> None:
         """Raise the failure of the run, if any, and `RunFailed` if no line could be computed for too long."""
@@ -238,7 +252,7 @@ class JobLoop:
     def _fill(self) -> bool:
         """Start as many lines as there is room for. False if other tasks should have a turn before that is done."""
         for _ in range(_LINES_IN_A_ROW):
-            if self._executor.room <= 0 or self._failure is not None:
+            if self._executor.room <= 0 or self._failure is not None or self.stopping:
                 return True
             line = self._next()
             if line is not None:
@@ -344,33 +358,41 @@ class JobLoop:
                 self._succeed(line, outcome)
             elif isinstance(outcome, EndpointDown):
                 self._returned.append(line)
-            elif outcome is not None and nobody_computes(outcome):
-                self._stop(outcome.__cause__ or outcome)
-            elif isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
-                self._stop(
-                    RunFailed(
-                        f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
-                    )
-                )
-            elif isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
-                self._stop(
-                    RunFailed(
-                        f"{outcome}. Nothing more is computed for this key: finished lines are kept, and the same "
-                        "command goes on once that has changed"
-                    )
-                )
+            elif isinstance(outcome, BudgetExhausted):
+                self._end_for(outcome)
+            elif (failure := self._failure_of_run(line, outcome)) is not None:
+                self._stop(failure)
             elif outcome is not None:
                 self._fail(line.number, line.custom_id, outcome)
-                if self._identical is not None:
-                    for other in self._identical.failed(line.number):
-                        self._count(other)
-                        self._returned.append(other)
-            elif not self.stopping:
-                self._stop(RunFailed(f"line {line.number} was cancelled while it was computed: run the command again"))
+                for other in () if self._identical is None else self._identical.failed(line.number):
+                    self._count(other)
+                    self._returned.append(other)
         except Exception as error:
             self._stop(error)
 
-    def _succeed(self, line: _Line, answer: Mapping[str, Any]) -> None:
+    def _failure_of_run(self, line: _Line, outcome: Exception | None) -> BaseException | None:
+        """Return the error with which the run ends because of how `line` ended; None: it concerns this line alone."""
+        if outcome is None:
+            cancelled = f"line {line.number} was cancelled while it was computed: run the command again"
+            return None if self.stopping else RunFailed(cancelled)
+        if isinstance(outcome, RunFailed):
+            return outcome
+        if nobody_computes(outcome):
+            return outcome.__cause__ or outcome
+        if isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
+            return RunFailed(
+                f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
+            )
+        if isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
+            return RunFailed(
+                f"{outcome}. Nothing more is computed for this key: finished lines are kept, and the same command goes "
+                "on once that has changed"
+            )
+        return None
+
+    def _succeed(self, line: _Line, answer: dict[str, Any]) -> None:
+        if self._cost_of is not None:
+            answer = _with_cost(answer, self._cost_of(request_id(self._job.key, line.number)))
         result = encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n"
         offset = self._sink.size
         self._sink.write(result)
@@ -382,6 +404,14 @@ class JobLoop:
     def _is_refused_key(self, error: EndpointError) -> bool:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
+
+    def _end_for(self, error: BudgetExhausted) -> None:
+        """End the run as soon as the lines under way have ended."""
+        if not self.stopping:
+            self.stopping = True
+            self._exhaustion = error
+            send_no_more(self._inference)
+            self._executor.try_no_more()
 
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -398,3 +428,9 @@ class JobLoop:
 def _size(record: Record, line: Line) -> int:
     # A row may be far shorter than the prompt that a template makes of it.
     return len(record.content) if isinstance(record.content, bytes) else len(str(line.body))
+
+
+def _with_cost(answer: dict[str, Any], dollars: float | None) -> dict[str, Any]:
+    """Return an answer whose `usage` says what it cost; None: that is not known."""
+    usage = answer.get("usage")
+    return answer if dollars is None or not isinstance(usage, dict) else {**answer, "usage": {**usage, "cost": dollars}}

@@ -16,6 +16,7 @@ from batchwright.durable_files import replacing
 from batchwright.jobs.dry_run import PlannedRequest
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.loop import Tally
+from batchwright.jobs.spending import PlannedCost, Spending
 from batchwright.pacing.pacer import PacerFigures
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ class RunReport:
     """Those lines by the code of their error, the most frequent first, with an example of each."""
     first_requests: list[PlannedRequest] = field(default_factory=list)
     """Of a dry run: the first requests that would be computed."""
+    spending: Spending | None = None
+    """What the job has cost at its endpoint; None if prices are not known."""
+    planned_cost: PlannedCost | None = None
+    """Of a dry run: what the job would cost; None if prices are not known."""
+    longest_answer: int = 0
+    """Most tokens of the completions of a line of this run, from an endpoint."""
+    unreached_limit: int | None = None
+    """Least `max_tokens` of the lines of this run, if no answer was cut off by it; None otherwise."""
     resumed: int = 0
     """Lines that earlier runs finished."""
     interrupted: bool = False

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.durable_files import is_special
+from batchwright.durable_files import followed, is_special
 from batchwright.engine_config import EngineConfig, engine_options
-from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
+from batchwright.errors import BatchwrightError, BudgetExhausted, InputBroken, InputError, InvalidRequest, shown
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
@@ -25,6 +25,7 @@ from batchwright.jobs.failures import Failure
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.job import Job
+from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
 from batchwright.jobs.loop import JobLoop, Tally
@@ -32,11 +33,15 @@ from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
+from batchwright.jobs.spend_journal import SpendJournal, journal_path
+from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
+from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.planning.identical import Repeats
 from batchwright.planning.prefix_order import PrefixOrder
+from batchwright.pricing.rates import in_dollars
 from batchwright.request import Prompt, SamplingParams
 from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -82,6 +87,10 @@ class RunProgress:
     """What was found of the limits of an endpoint elsewhere, by model."""
     fraction: float | None = None
     """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
+    cost: float | None = None
+    """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
+    budget: float | None = None
+    """Dollars that all runs may cost; None if there is no budget."""
 
     @property
     def done(self) -> int:
@@ -113,6 +122,10 @@ def run(
     tpm: float | None = None,
     served_model_names: Sequence[str] = (),
     dedupe: bool = True,
+    budget: float | str | None = None,
+    price: str | None = None,
+    prices: str | os.PathLike[str] | None = None,
+    cost: bool = False,
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
@@ -170,6 +183,11 @@ def run(
       that is not there fails.
     - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
       at temperature 0 or with a seed, and embeddings. False asks each.
+    - `budget`: dollars that all runs of the job with a `backend` may cost, as a number or a text such as `"5.00"`.
+    - `price`: what its models cost, in dollars per million tokens: `"input=2.50,cached=1.25,output=10.00"`, also
+      `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By
+      default those of the provider whose address `backend` is. `prices`: a file with such prices by model (TOML, JSON).
+    - `cost`: says in the `usage` of each answer what it cost, in dollars.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
@@ -192,7 +210,8 @@ def run(
     Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
     lines were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever
     loading the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for
-    an hour, and `RunInterrupted` on KeyboardInterrupt. In each case the lines finished so far are kept.
+    an hour, `BudgetExhausted` when what is left of `budget` does not cover the next request, and `RunInterrupted` on
+    KeyboardInterrupt. In each case the lines finished so far are kept.
     """
     _check_keywords(engine_options)
     try:
@@ -218,6 +237,11 @@ def run(
         told=_told(rpm, tpm),
         served_model_names=tuple(served_model_names),
     )
+    terms = SpendingTerms.of(
+        backend, budget=budget, price=price, prices=None if prices is None else Path(prices), tells_costs=cost
+    )
+    if terms is not None and choice.model is not None:
+        terms.require_price(choice.model)
     if output is None and not dry_run:
         raise InputError("no output: name a file, such as answers.csv")
     name = inference.models[0] if inference is not None else given.model_name if given is not None else choice.model
@@ -253,8 +277,10 @@ def run(
             require_local("report", os.fspath(report))
         report_path = None if report is None else Path(report)
         _check_report(report_path, spec)
+        if cost and spec.writes_rows:
+            raise InputError("cost is for result lines, which have a usage: the output is a table; leave it out")
         show = progress or (lambda _: None)
-        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, dedupe)
+        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, terms, dedupe)
         return job_run.plan() if dry_run else job_run.carry_out()
 
 
@@ -342,6 +368,7 @@ class _Run:
     given_inference: Inference | None
     progress: Callable[[RunProgress], None]
     report_path: Path | None
+    terms: SpendingTerms | None
     dedupe: bool = True
 
     def carry_out(self) -> RunReport:
@@ -351,8 +378,10 @@ class _Run:
         self._engine = self.given_engine
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
+        self._meter: JobMeter | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
+            self._meter = None if self.terms is None else self.terms.meter(job)
             if not job.complete:
                 return self._work(job)
             # No model is loaded.
@@ -368,7 +397,8 @@ class _Run:
         # A stream as output keeps no state.
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
-            planned = plan(job, self._tokenizer(), self._check)
+            costs = self._cost_planner(job)
+            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add)
             report = RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -377,6 +407,7 @@ class _Run:
                 failures=list(planned.failures),
                 prompt_tokens=planned.prompt_tokens,
                 first_requests=planned.first,
+                planned_cost=None if costs is None else costs.result(),
             )
         if self.report_path is not None:
             report.save(self.report_path)
@@ -387,6 +418,16 @@ class _Run:
         if self.choice.backend is None:
             return check_body(endpoint, body, self.spec.defaults)
         return check_sent_body(self.choice.dialect, endpoint, body, self.spec.defaults)
+
+    def _cost_planner(self, job: Job) -> CostPlanner | None:
+        """What adds up the cost of the lines; None if no price is known."""
+        if self.terms is None or not self.terms.book.has_any:
+            return None
+        to_stream = self.spec.to_stream
+        journal = SpendJournal(None if to_stream else journal_path(followed(Path(self.spec.output))), job.key)
+        answers, tokens = journal.totals.answers, journal.totals.output_tokens
+        mean = tokens / answers if answers else None
+        return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, mean)
 
     def _tokenizer(self) -> Any | None:
         """The tokenizer of the model that generates; None if there is none on this machine."""
@@ -404,6 +445,10 @@ class _Run:
             _run_coroutine(self._compute(job, loaded))
         except KeyboardInterrupt:
             raise RunInterrupted(self._report(job, interrupted=True), job.kept_input) from None
+        except BudgetExhausted as error:
+            if self._meter is None:
+                raise
+            raise exhausted(error, self._meter, self._report(job).done, job.total) from error
         return self._report(job)
 
     def _loaded(self, job: Job) -> LoadedModels:
@@ -430,7 +475,9 @@ class _Run:
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded) as inference:
+        async with given or self.choice.opened(loaded, self._meter) as inference:
+            if self.terms is not None and inference.models:
+                self.terms.require_price(self.choice.model or inference.models[0])
             started, model_before = self.clock.now(), self._stats.model_seconds
             sink = job.begin()
             self._forecast = RunForecast(job, self._engine, self.clock)
@@ -446,6 +493,7 @@ class _Run:
                         tally=self._tally,
                         order=None if self.choice.backend is None else PrefixOrder(),
                         identical=identical,
+                        cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     )
                     await self._loop.run()
                 self._show("finishing", job)
@@ -453,6 +501,8 @@ class _Run:
             except InputError as error:
                 raise InputBroken(str(error)) from error
             finally:
+                if self._meter is not None:
+                    self._meter.close()
                 self._loop_seconds = self.clock.now() - started
                 self._model_seconds = self._stats.model_seconds - model_before
 
@@ -460,6 +510,10 @@ class _Run:
         if self._repeats is None:
             return nullcontext()
         return IdenticalLines(self._repeats, sink, job.earlier_answers())
+
+    def _cost_of(self, call_id: str) -> float | None:
+        cost = None if self._meter is None else self._meter.cost_of(call_id)
+        return None if cost is None else in_dollars(cost)
 
     @property
     def _stats(self) -> EngineStats:
@@ -484,12 +538,20 @@ class _Run:
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
-            pacing={} if self._loop is None else {model or "": each for model, each in self._loop.pacing.items()},
+            pacing={} if self._loop is None else self._loop.pacing,
+            spending=None if self._meter is None else Spending.of(self._meter),
+            **(self._answer_lengths() if self.choice.backend is not None else {}),
             **self._rate(),
         )
         if self.report_path is not None:
             report.save(self.report_path)
         return report
+
+    def _answer_lengths(self) -> dict[str, int | None]:
+        answers = self._tally.answers
+        limit = min(answers.limits, default=LONGEST_COUNTED)
+        is_known = limit < LONGEST_COUNTED and self._tally.longest_answer and not any(answers.cut)
+        return {"longest_answer": self._tally.longest_answer, "unreached_limit": limit if is_known else None}
 
     def _rate(self) -> dict[str, float]:
         """The rate of the tokens that the engine generated, those of lines that were not finished included."""
@@ -524,6 +586,8 @@ class _Run:
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
                 pacing={} if self._loop is None else self._loop.pacing,
+                cost=None if self._meter is None else in_dollars(self._meter.totals.spent),
+                budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
             )
         )
 

@@ -1,0 +1,231 @@
+"""`JobMeter`: what the requests of a job may cost and did cost, within its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from batchwright.errors import BudgetExhausted, InvalidRequest, RunFailed, shown
+from batchwright.inference.inference import Call
+from batchwright.inference.metering import FreeReservation, Meter, Reservation
+from batchwright.jobs.spend_journal import Settlement, SpendJournal, SpendTotals
+from batchwright.pricing.bounds import most_cost
+from batchwright.pricing.price_sources import PriceBook
+from batchwright.pricing.rates import ModelPrices, Picodollars, shown_dollars
+from batchwright.pricing.spending_limit import SpendingLimit
+from batchwright.pricing.usage import rates_of, read_usage
+
+_log = logging.getLogger(__name__)
+_MOST: Picodollars = 2**62
+"""Amounts from which on they cannot be noted."""
+
+
+class JobMeter(Meter):
+    """Reserves the most that each request of a job may cost, and counts what it did cost, over all runs of the job.
+
+    - `limit`: the budget of all runs, in picodollars; None: what is spent is only counted.
+    - `journal`: what earlier runs spent, and where this one notes it.
+    - `tells_costs`: whether `cost_of` will be asked.
+
+    Requests that wait for the reservations of others get theirs in the order in which they came.
+    """
+
+    def __init__(
+        self,
+        prices: PriceBook,
+        journal: SpendJournal,
+        *,
+        limit: Picodollars | None = None,
+        tells_costs: bool = False,
+    ) -> None:
+        self._prices = prices
+        self._journal = journal
+        self.before = replace(journal.totals)
+        """What earlier runs spent."""
+        self.unpriced = 0
+        """Requests of this run for models whose price is not known, which count in nothing else."""
+        self._inherited = dict(journal.inherited)
+        inherited = sum(amount for _, amount in self._inherited.values())
+        self._limit = SpendingLimit(limit, self.before.spent, self.before.kept, inherited=inherited)
+        self._waiting: deque[tuple[Picodollars, asyncio.Future[None]]] = deque()
+        self._costs: dict[str, Picodollars] | None = {} if tells_costs else None
+
+    @property
+    def limit(self) -> Picodollars | None:
+        """The budget; None if there is none."""
+        return self._limit.limit
+
+    @property
+    def totals(self) -> SpendTotals:
+        """What all runs spent so far."""
+        return self._journal.totals
+
+    @property
+    def committed(self) -> Picodollars:
+        """All that may have to be paid, requests under way included."""
+        return self._limit.committed
+
+    def cost_of(self, call_id: str) -> Picodollars | None:
+        """Return what the answer to a call cost, and forget it; None if it is not known."""
+        return None if self._costs is None else self._costs.pop(call_id, None)
+
+    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+        """Reserve, as the interface says. Raises `RunFailed`, too, when the journal cannot be written."""
+        model = body.get("model")
+        prices = self._prices.of(model if isinstance(model, str) else None)
+        tier = body.get("service_tier")
+        if batch and (found := self._inherited.pop(call.request_id, None)) is not None:
+            number, amount = found
+            self._limit.take_up(amount)
+            return _JobReservation(self, call.request_id, number, amount, prices, tier, batch, True)
+        if prices is None and self._limit.limit is None:
+            self.unpriced += 1
+            return FreeReservation()
+        amount, bounded = self._most(call, body, size, prices, batch)
+        if self._waiting or self._limit.judge(amount) != "fits":
+            await self._turn(amount)
+        else:
+            self._limit.reserve(amount)
+        try:
+            number = self._journal.reserve(call.request_id, amount, batch=batch, bounded=bounded)
+        except OSError as error:
+            self._limit.release(amount)
+            self._wake()
+            raise RunFailed(
+                f"what the job spends cannot be noted: {error}. Finished lines are kept: mend this, then run the same "
+                "command again"
+            ) from error
+        return _JobReservation(self, call.request_id, number, amount, prices, tier, batch, bounded)
+
+    def close(self) -> None:
+        """Leave only the totals in the journal."""
+        try:
+            self._journal.close()
+        except OSError as error:
+            _log.warning("what the job spent could not be summed up, and stays as it was noted: %s", error)
+
+    def _most(
+        self, call: Call, body: Mapping[str, Any], size: int, prices: ModelPrices | None, batch: bool
+    ) -> tuple[Picodollars, bool]:
+        """Return the most that a request may cost, and whether that is known."""
+        if prices is None:
+            raise InvalidRequest(
+                f"the price of the model {shown(body.get('model'))} is not known, which a budget needs: give it with "
+                "--price input=…,output=… or --prices FILE",
+                param="model",
+            )
+        try:
+            amount = most_cost(call.endpoint, body, size, prices, batch=batch)
+        except InvalidRequest:
+            if self._limit.limit is None:
+                return 0, False
+            raise
+        # Without a budget nothing keeps a request from naming a limit that is no number of tokens.
+        return (amount, True) if self._limit.limit is not None or amount < _MOST else (0, False)
+
+    async def _turn(self, amount: Picodollars) -> None:
+        """Reserve `amount` as soon as it fits, after those that wait already. Raises `BudgetExhausted`."""
+        if self._limit.judge(amount) == "never":
+            raise self._exhausted(amount)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((amount, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._limit.release(amount)  # it came at the moment of the cancellation
+            turn.cancel()
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
+        """Give those that wait what fits now."""
+        while self._waiting:
+            amount, turn = self._waiting[0]
+            if not turn.done():
+                verdict = self._limit.judge(amount)
+                if verdict == "wait":
+                    return
+                if verdict == "never":
+                    turn.set_exception(self._exhausted(amount))
+                else:
+                    self._limit.reserve(amount)
+                    turn.set_result(None)
+            self._waiting.popleft()
+
+    def _exhausted(self, amount: Picodollars) -> BudgetExhausted:
+        limit = self._limit
+        assert limit.limit is not None
+        left = max(0, limit.limit - (limit.committed - limit.reserved))
+        return BudgetExhausted(
+            f"{shown_dollars(left)} is left of the budget of {shown_dollars(limit.limit)}, and the next request may "
+            f"cost up to {shown_dollars(amount)}"
+        )
+
+    def settled(self, reservation: _JobReservation, answer: Mapping[str, Any]) -> None:
+        """Count what the answer to a reserved request cost. Only its reservation calls this."""
+        used, prices, batch = read_usage(answer), reservation.prices, reservation.batch
+        rates = None if prices is None else rates_of(prices, answer, reservation.tier, batch=batch)
+        if used is None or rates is None or prices is None:
+            self.kept(reservation)
+            return
+        cost = used.cost(rates)
+        if reservation.bounded and cost > reservation.amount:
+            _log.warning(
+                "%s cost %s, more than the %s that were reserved for it: either its price is another one, or its "
+                "tokens are not bounded as supposed",
+                reservation.call_id,
+                shown_dollars(cost),
+                shown_dollars(reservation.amount),
+            )
+        saved = used.cost(prices.live) - cost if batch else 0
+        self._limit.settle(reservation.amount, cost)
+        self._journal.settle(
+            reservation.number,
+            Settlement(cost, used.saved_by_cache(rates), saved, used.prompt, used.cached, used.output),
+        )
+        if self._costs is not None:
+            self._costs[reservation.call_id] = cost
+        self._wake()
+
+    def released(self, reservation: _JobReservation) -> None:
+        """Give back a reservation. Only its reservation calls this."""
+        self._limit.release(reservation.amount)
+        self._journal.release(reservation.number)
+        self._wake()
+
+    def kept(self, reservation: _JobReservation) -> None:
+        """Count a reservation as spent. Only its reservation calls this."""
+        self._limit.keep(reservation.amount)
+        self._journal.keep(reservation.number)
+        self._wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _JobReservation(Reservation):
+    """Money set aside by a `JobMeter`."""
+
+    meter: JobMeter
+    call_id: str
+    number: int
+    """Number in the journal."""
+    amount: Picodollars
+    prices: ModelPrices | None
+    tier: object
+    """The `service_tier` that the request asks for."""
+    batch: bool
+    bounded: bool
+    """Whether `amount` is the most that the request may cost."""
+
+    def settle(self, endpoint: str, answer: Mapping[str, Any]) -> None:
+        self.meter.settled(self, answer)
+
+    def release(self) -> None:
+        self.meter.released(self)
+
+    def keep(self) -> None:
+        self.meter.kept(self)

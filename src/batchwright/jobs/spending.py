@@ -1,0 +1,224 @@
+"""What is said of the money of a run: how it is to be spent, and what it was spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from batchwright.errors import BudgetExhausted, InputError, InvalidRequest, shown
+from batchwright.jobs.job import Job
+from batchwright.jobs.job_meter import JobMeter
+from batchwright.jobs.spend_journal import SpendJournal
+from batchwright.pricing.bounds import most_cost
+from batchwright.pricing.price_sources import PriceBook, price_table
+from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
+from batchwright.pricing.usage import TokensUsed
+from batchwright.request import SamplingParams
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, with_defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a job has cost, in dollars."""
+
+    cost: float
+    """Cost of the answers of this run, those included whose lines were not finished."""
+    cost_of_all_runs: float
+    """Cost of the answers of this run and of earlier ones."""
+    unknown_at_most: float | None
+    """Most that requests of all runs may have cost besides, whose answers were lost; None if that has no bound."""
+    unknown_requests: int
+    """Number of those requests."""
+    budget: float | None
+    saved_by_caching: float
+    """What the provider's prompt cache saved in this run, less what writing to it cost more."""
+    saved_by_batching: float
+    """What the provider's batches saved in this run."""
+    cached_tokens: int
+    """Prompt tokens of this run that the provider found in its cache."""
+    cached_share: float
+    """Their share of the prompt tokens."""
+    unpriced_requests: int
+    """Requests of this run for models whose price is not known, which count in nothing above."""
+
+    @classmethod
+    def of(cls, meter: JobMeter) -> Spending | None:
+        """The spending that `meter` has counted; None if no price was known."""
+        total, run = meter.totals, meter.totals - meter.before
+        if meter.unpriced and not total.answers + total.lost:
+            return None
+        return cls(
+            cost=in_dollars(run.spent),
+            cost_of_all_runs=in_dollars(total.spent),
+            unknown_at_most=None if total.unbounded else in_dollars(total.kept),
+            unknown_requests=total.lost,
+            budget=None if meter.limit is None else in_dollars(meter.limit),
+            saved_by_caching=in_dollars(run.saved_by_cache),
+            saved_by_batching=in_dollars(run.saved_by_batch),
+            cached_tokens=run.cached_tokens,
+            cached_share=run.cached_tokens / run.prompt_tokens if run.prompt_tokens else 0.0,
+            unpriced_requests=meter.unpriced,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrice:
+    """What a job would cost one way, in dollars."""
+
+    at_most: float | None
+    """None if a line has no bound, such as one without `max_tokens`."""
+    prompts: float
+    """Expected cost of the prompts."""
+    answers_per_100_tokens: float
+    """Cost of 100 tokens of each answer."""
+    expected: float | None
+    """Expected cost of everything, if answers are as long as those that the job has got so far; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCost:
+    """What a job would cost."""
+
+    live: PlannedPrice
+    batch: PlannedPrice
+    """The same in batches of the provider."""
+    lines: int
+    """Lines whose price is known."""
+    no_bound: str | None = None
+    """Why the first line without a bound has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingTerms:
+    """What a run may spend, and at which prices.
+
+    - `budget`: dollars for all runs of the job; None: any amount.
+    - `price`, `prices`: see `PriceBook` (`told`), and a file with a `table`.
+    - `tells_costs`: whether each answer's `usage` says what it cost.
+
+    Raises `InputError` for terms that make no sense.
+    """
+
+    budget: Picodollars | None
+    book: PriceBook
+    tells_costs: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        backend: str | None,
+        *,
+        budget: object = None,
+        price: str | None = None,
+        prices: Path | None = None,
+        tells_costs: bool = False,
+    ) -> SpendingTerms | None:
+        """The terms of a run with an endpoint; None for models in this process."""
+        given = {"budget": budget, "price": price, "prices": prices, "cost": tells_costs or None}
+        if backend is None:
+            for name, value in given.items():
+                if value is not None:
+                    raise InputError(f"{name}={shown(value)} is for an endpoint that is paid: add --backend")
+            return None
+        if price is not None and prices is not None:
+            raise InputError("price and prices both say what models cost: give one of them")
+        table = None
+        if prices is not None:
+            try:
+                table = price_table(prices.read_bytes(), prices.name)
+            except OSError as error:
+                raise InputError(f"prices {prices} cannot be read: {error.strerror}") from error
+        book = PriceBook(at=datetime.now(UTC), told=price, table=table, address=backend)
+        limit = None if budget is None else picodollars("budget", budget)
+        return cls(limit, book, tells_costs)
+
+    def meter(self, job: Job) -> JobMeter | None:
+        """The meter of a run of `job`; None if there is nothing to count, since no price is known.
+
+        Raises `InputError` and `ResumeRefused` for its journal.
+        """
+        if not self.book.has_any and self.budget is None:
+            return None
+        journal = SpendJournal(job.spend_journal, job.key, starts_over=job.spec.overwrite)
+        return JobMeter(self.book, journal, limit=self.budget, tells_costs=self.tells_costs)
+
+    def require_price(self, model: str | None) -> None:
+        """Raise `InputError` if the price of the model of all lines must be known, and is not."""
+        if self.book.of(model) is not None or not (self.budget or self.tells_costs):
+            return
+        raise InputError(
+            f"the price of the model {shown(model)} is not known at this endpoint: give it in dollars per million "
+            "tokens with --price input=2.50,cached=1.25,output=10.00, or --price PROVIDER/MODEL, or --prices FILE"
+        )
+
+
+def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) -> BudgetExhausted:
+    """The error with which a run ends whose budget is spent."""
+    assert meter.limit is not None
+    totals = meter.totals
+    lost = (
+        f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose answers were lost" if totals.lost else ""
+    )
+    return BudgetExhausted(
+        f"the budget of {shown_dollars(meter.limit)} is spent: {shown_dollars(totals.spent)} for {done:,} of {total:,} "
+        f"lines{lost}; {error}. Finished lines are kept: the same command with a larger --budget goes on"
+    )
+
+
+class CostPlanner:
+    """Adds up what the lines of a job would cost."""
+
+    def __init__(
+        self, book: PriceBook, model: str | None, defaults: SamplingParams | Mapping[str, Any], answer: float | None
+    ) -> None:
+        """`model`: of lines that name none; `answer`: mean tokens of an answer, if some are known."""
+        self._book = book
+        self._model = model
+        self._defaults = defaults
+        self._answer = answer
+        self._most: list[Picodollars] = [0, 0]
+        self._prompts: list[Picodollars] = [0, 0]
+        self._answers: list[Picodollars] = [0, 0]
+        """Cost of 100 tokens of each answer; like the others, live and as a batch."""
+        self._lines = 0
+        self._no_bound: str | None = None
+
+    def add(self, endpoint: str, body: Mapping[str, Any], prompt_tokens: int) -> None:
+        """Add a line whose prompts have about so many tokens."""
+        if endpoint != EMBEDDINGS_URL:
+            body = with_defaults(body, self._defaults, chat=endpoint == CHAT_URL)
+        body = {"model": self._model, **body}
+        prices = self._book.of(body["model"])
+        if prices is None:
+            return
+        self._lines += 1
+        output = 0 if endpoint == EMBEDDINGS_URL else 100
+        for index, rates in enumerate((prices.live, prices.batch)):
+            self._prompts[index] += TokensUsed(prompt_tokens, 0).cost(rates)
+            self._answers[index] += output * rates.output.at(prompt_tokens)
+        try:
+            size = len(msgspec.json.encode(body))
+            for index in range(2):
+                self._most[index] += most_cost(endpoint, body, size, prices, batch=bool(index))
+        except InvalidRequest as error:
+            self._no_bound = self._no_bound or str(error)
+
+    def result(self) -> PlannedCost | None:
+        """What the lines would cost; None if no price is known."""
+        if not self._lines:
+            return None
+        return PlannedCost(self._price(0), self._price(1), self._lines, self._no_bound)
+
+    def _price(self, index: int) -> PlannedPrice:
+        prompts, answers = self._prompts[index], self._answers[index]
+        return PlannedPrice(
+            at_most=None if self._no_bound else in_dollars(self._most[index]),
+            prompts=in_dollars(prompts),
+            answers_per_100_tokens=in_dollars(answers),
+            expected=None if self._answer is None else in_dollars(prompts + int(answers * self._answer / 100)),
+        )

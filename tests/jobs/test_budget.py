@@ -1,0 +1,275 @@
+"""`run` with a budget, against an endpoint with a ledger: whatever is paid was counted, and it is never too much."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.jobs.fakes import by_id, codes, read
+from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
+
+from batchwright.errors import BudgetExhausted, InputError
+from batchwright.jobs.report import RunReport
+from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.spend_journal import SpendJournal, journal_path
+from batchwright.pricing.rates import DOLLAR
+
+LINES = 60
+FAULTS = {"429": 0.05, "500": 0.05, "reset": 0.04, "half": 0.04, "504": 0.03, "unread": 0.03}
+
+
+def write_lines(path: Path, number: int = LINES, **fields: Any) -> Path:
+    lines = (
+        {"id": f"q{each}", "messages": [{"role": "user", "content": f"Question {each}"}], "max_tokens": 50, **fields}
+        for each in range(number)
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def cents(dollars: float | Decimal) -> int:
+    return round(Decimal(str(dollars)) * 100)
+
+
+def spending_of(report: RunReport) -> Any:
+    assert report.spending is not None
+    return report.spending
+
+
+def test_the_spend_is_that_of_the_ledger(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    shown: list[RunProgress] = []
+    with serving(PaidEndpoint()) as endpoint:
+        report = run(source, output, backend=endpoint.url, model="paid", price=PRICE, cost=True, progress=shown.append)
+    spending = spending_of(report)
+    assert report.succeeded == LINES
+    assert Decimal(str(spending.cost)) == endpoint.ledger
+    assert (spending.unknown_requests, spending.budget) == (0, None)
+    usages = [line["response"]["body"]["usage"] for line in read(output)]
+    assert sum(Decimal(str(usage["cost"])) for usage in usages) == endpoint.ledger
+    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+    assert spending.cached_tokens == cached
+    assert Decimal(str(spending.saved_by_caching)) == Decimal(cached * 150) / 10**6
+    assert 0 < spending.cached_share < 1
+    assert shown[-1].cost == spending.cost
+    assert json.loads((tmp_path / "out.jsonl.spend").read_text())["totals"]["answers"] == LINES
+
+
+def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint(delay=0.001)) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE}
+        with pytest.raises(BudgetExhausted) as ended:
+            run(source, output, budget=0.50, report=tmp_path / "report.json", **options)
+        done = len(read(output))
+        assert 0 < done < LINES
+        assert Decimal("0.30") < endpoint.ledger <= Decimal("0.50")
+        told = str(ended.value)
+        assert told.startswith("the budget of $0.50 is spent: $0.")
+        assert f"for {done} of {LINES} lines" in told
+        assert "a larger --budget goes on" in told
+        assert json.loads((tmp_path / "report.json").read_text())["spending"]["budget"] == 0.5
+        # All that was paid is in the output: the lines under way were finished.
+        assert endpoint.charged == done
+        # With the same budget there is nothing to be had.
+        with pytest.raises(BudgetExhausted, match=f"for {done} of {LINES} lines"):
+            run(source, output, budget="0.50", **options)
+        assert endpoint.charged == done
+        before = endpoint.ledger
+        report = run(source, output, budget=5, **options)
+    spending = spending_of(report)
+    assert (report.succeeded, endpoint.charged) == (LINES, LINES)
+    assert Decimal(str(spending.cost_of_all_runs)) == endpoint.ledger
+    assert Decimal(str(spending.cost)) == endpoint.ledger - before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_ledger_never_exceeds_the_budget(seed: int, tmp_path: Path) -> None:
+    # Long prompts and answers that fill their limits: nearly all of what is reserved is paid.
+    filler = [{"role": "user", "content": "words " * 1000}]
+    source, output = write_lines(tmp_path / "in.jsonl", messages=filler), tmp_path / "out.jsonl"
+    budget = [3, 12, 40, 400][seed]
+    endpoint = PaidEndpoint(seed, FAULTS, delay=0.002)
+    endpoint.least_answer = 50
+    endpoint.caches = False
+    with serving(endpoint):
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "backend_concurrency": 16}
+        try:
+            spending = spending_of(run(source, output, budget=budget, **options))
+        except BudgetExhausted:
+            assert budget < 400
+            with pytest.raises(BudgetExhausted):
+                run(source, output, budget=budget, **options)
+            spending = None
+    journal = SpendJournal(
+        journal_path(output), json.loads(output.with_name("out.jsonl.batchwright.json").read_text())["job"]
+    )
+    paid = endpoint.ledger - endpoint.lost
+    assert endpoint.ledger <= Decimal(str(budget))
+    assert Decimal(journal.totals.spent) / DOLLAR == paid
+    assert endpoint.lost <= Decimal(journal.totals.kept) / DOLLAR
+    if spending is not None:
+        assert cents(spending.cost_of_all_runs) == cents(paid)
+        assert Decimal(str(spending.unknown_at_most)) >= endpoint.lost
+
+
+def command(source: Path, output: Path, url: str, budget: str) -> list[str]:
+    options = ["--backend", url, "--model", "paid", "--price", PRICE, "--budget", budget, "--backend-concurrency", "8"]
+    return [sys.executable, "-m", "batchwright", "run", str(source), "-o", str(output), *options]
+
+
+def test_killed_at_random_and_resumed_it_stays_within_the_budget(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 90), tmp_path / "out.jsonl"
+    chance = random.Random(3)
+    kills = 0
+    with serving(PaidEndpoint(5, {"429": 0.05}, delay=0.04)) as endpoint:
+        for _ in range(3):
+            before = endpoint.charged
+            process = subprocess.Popen([*command(source, output, endpoint.url, "4"), "-q"], stderr=subprocess.PIPE)
+            wanted = before + chance.randint(1, 25)
+            while process.poll() is None and endpoint.charged < wanted:
+                time.sleep(0.002)
+            process.kill()
+            _, errors = process.communicate()
+            kills += process.returncode == -signal.SIGKILL
+            assert process.returncode in (-signal.SIGKILL, 0, 1), errors
+            assert endpoint.ledger <= 4
+        assert kills
+        done = subprocess.run([*command(source, output, endpoint.url, "4"), "--report", "-"], capture_output=True)
+        assert done.returncode in (0, 1), done.stderr
+        assert endpoint.ledger <= 4
+        done = subprocess.run([*command(source, output, endpoint.url, "50"), "--report", "-"], capture_output=True)
+        assert done.returncode == 0, done.stderr
+    assert len(by_id(output)) == 90
+    spending = json.loads(done.stdout)["spending"]
+    # An answer may have been on its way, or paid and not noted, at each kill: at most as many as were under way.
+    assert endpoint.charged - 90 <= 8 * kills
+    known = Decimal(str(spending["cost_of_all_runs"]))
+    assert known <= endpoint.ledger <= known + Decimal(str(spending["unknown_at_most"]))
+    assert spending["unknown_requests"] <= 8 * kills
+
+
+def test_the_command_says_what_is_spent_and_how_to_go_on(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint()) as endpoint:
+        done = subprocess.run(command(source, output, endpoint.url, "0.50"), capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "error: the budget of $0.50 is spent: $0.4" in done.stderr
+        done = subprocess.run(command(source, output, endpoint.url, "9"), capture_output=True, text=True)
+        assert done.returncode == 0
+        assert f"in this run, ${endpoint.ledger:.2f} in all runs, of $9.00" in done.stderr
+        again = subprocess.run(command(source, output, endpoint.url, "9"), capture_output=True, text=True)
+        assert "nothing left to do" in again.stderr
+        assert f"$0.00 in this run, ${endpoint.ledger:.2f} in all runs" in again.stderr
+
+
+def test_what_cannot_be_priced_is_refused_under_a_budget_only(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint()) as endpoint:
+        for model in ("paid", None):  # None: the first that the endpoint lists
+            with pytest.raises(InputError, match=r"price of the model 'paid' is not known.*--price"):
+                run(source, output, backend=endpoint.url, model=model, budget=1)
+            with pytest.raises(InputError, match="is not known"):
+                run(source, output, backend=endpoint.url, model=model, cost=True)
+        assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+        assert run(source, output, backend=endpoint.url, model="paid").spending is None
+        assert not journal_path(output).exists()
+        assert endpoint.charged == 2
+        image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]}]
+        lines = [
+            {"id": "endless", "messages": [{"role": "user", "content": "a"}]},
+            {"id": "image", "messages": image, "max_tokens": 5},
+            {"id": "fine", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+        ]
+        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        report = run(source, output, backend=endpoint.url, model="paid", budget=1, price=PRICE, overwrite=True)
+        results = by_id(output)
+        assert results["endless"]["error"]["param"] == "max_tokens"
+        assert "image_url" in results["image"]["error"]["message"]
+        assert results["fine"]["error"] is None
+        assert (report.succeeded, report.failed, sum(codes(report).values())) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"budget": 0}, "budget=0: must be an amount in dollars"),
+        ({"budget": "five"}, "budget='five'"),
+        ({"price": "input=1"}, "price lacks output"),
+        ({"price": PRICE, "prices": "nowhere.toml"}, "give one of them"),
+        ({"prices": "nowhere.toml"}, "nowhere.toml cannot be read: No such file"),
+        ({"price": PRICE, "cost": True, "output": "out.csv"}, "the output is a table"),
+        ({"budget": 5, "backend": None}, "budget=5 is for an endpoint that is paid"),
+    ],
+)
+def test_terms_that_make_no_sense(options: dict[str, Any], told: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", 1)
+    output = tmp_path / options.pop("output", "out.jsonl")
+    with pytest.raises(InputError, match=told):
+        run(source, output, **{"backend": "http://127.0.0.1:1/v1", "model": "m", **options})
+
+
+def test_no_answer_near_the_limit_is_said(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", 3, max_tokens=2000)
+    endpoint = PaidEndpoint()
+    endpoint.least_answer = 7
+    endpoint.most_answer = 7
+    with serving(endpoint):
+        report = run(source, tmp_path / "out.jsonl", backend=endpoint.url, model="paid", price=PRICE)
+    assert (report.longest_answer, report.unreached_limit) == (7, 2000)
+
+
+def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 10), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE}
+        planned = run(source, output, dry_run=True, **options).planned_cost
+        assert planned is not None
+        assert planned.live.at_most is not None
+        assert planned.live.answers_per_100_tokens == 10 * 100 * 1000 / 10**6
+        assert planned.batch.at_most == pytest.approx(planned.live.at_most / 2)
+        assert planned.live.expected is None
+        assert not endpoint.charged
+        run(source, output, **options)
+        assert endpoint.ledger <= Decimal(str(planned.live.at_most))
+        planned = run(source, output, dry_run=True, **options).planned_cost
+    assert planned is not None
+    assert planned.live.expected is not None
+    assert planned.live.expected == pytest.approx(float(endpoint.ledger), rel=0.5)
+    shown = subprocess.run([*command(source, output, endpoint.url, "4"), "--dry-run"], capture_output=True, text=True)
+    assert "Price as a batch: about $" in shown.stderr
+
+
+def test_overwriting_starts_counting_again(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE}
+        first = spending_of(run(source, output, **options))
+        second = spending_of(run(source, output, overwrite=True, **options))
+        assert second.cost == second.cost_of_all_runs
+        assert Decimal(str(first.cost)) + Decimal(str(second.cost)) == endpoint.ledger
+        # Lines that are appended belong to the job.
+        with source.open("a") as file:
+            file.write(json.dumps({"messages": [{"role": "user", "content": "more"}], "max_tokens": 5}) + "\n")
+        third = spending_of(run(source, output, **options))
+        assert third.cost_of_all_runs == pytest.approx(second.cost + third.cost)
+        run(source, output, overwrite=True, backend=endpoint.url, model="paid")
+        assert not journal_path(output).exists()
+
+
+def test_a_stream_has_a_budget_too(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl")
+    with serving(PaidEndpoint()) as endpoint:
+        done = subprocess.run([*command(source, Path("-"), endpoint.url, "0.50"), "-q"], capture_output=True)
+        assert done.returncode == 1
+        assert endpoint.ledger <= Decimal("0.50")
+        assert len(done.stdout.splitlines()) == endpoint.charged
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
