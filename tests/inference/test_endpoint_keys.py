@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchwright.errors import InputError
-from batchwright.inference.endpoint_keys import OWN_VARIABLE, EndpointKey, find_key, key_variables
+from batchwright.inference.endpoint_keys import OWN_VARIABLE, PROVIDERS, EndpointKey, find_key, key_variables
 from batchwright.wire.dialects import ANTHROPIC, OPENAI, Dialect, dialect_for
 
 OPENAI_URL, ANTHROPIC_URL = "https://api.openai.com/v1", "https://api.anthropic.com/v1"
@@ -47,6 +47,13 @@ def test_the_variables_of_an_address(address: str, dialect: Dialect, variable: s
     assert find_key(address, dialect, {variable: "k", OWN_VARIABLE: "own"}).value == "own"
     # A key of another provider is never sent.
     assert find_key(address, dialect, {name: key for name, key in ALL.items() if name != variable}).value is None
+
+
+def test_the_page_names_the_variable_of_every_provider() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "endpoints.md").read_text()
+    for domain, variable in PROVIDERS.items():
+        row = next(line for line in page.splitlines() if line.startswith("|") and f"`{domain}`" in line)
+        assert f"`{variable}`" in row
 
 
 def test_a_variable_that_is_named_is_the_only_one() -> None:

@@ -162,7 +162,7 @@ def test_a_refused_key_ends_the_run(tmp_path: Path, endpoint: Endpoint) -> None:
     for status in (401, 403):
         endpoint.faults = lambda prompt, status=status: status  # type: ignore[misc]
         with pytest.raises(RunFailed, match="does not accept the API key"):
-            run(source, output, backend=endpoint.url, model="m", backend_concurrency=1)
+            run(source, output, backend=endpoint.url, backend_api_key="k", model="m", backend_concurrency=1)
         assert not output.read_bytes()
     endpoint.faults = lambda prompt: 403 if prompt == "c" else None
     report = run(source, output, backend=endpoint.url, model="m", backend_concurrency=1)

@@ -105,7 +105,7 @@ def test_the_endpoint_is_told_without_a_check() -> None:
         ({"prompt": "a", "id": True}, "invalid_type", "id must be"),
         ({"prompt": "a", "custom_id": "x" * 513}, "invalid_custom_id", "513"),
         ({"prompt": "a", "max_token": 5}, "unknown_parameter", "did you mean max_tokens?"),
-        (batch({}, "/v1/responses"), "invalid_url", "/v1/responses"),
+        (batch({}, "/v1/messages"), "invalid_url", "/v1/messages"),
         (batch({"messages": MESSAGES}, method="GET"), "invalid_method", "POST"),
         (batch([]), "invalid_type", "body"),
         ({"method": "POST", "custom_id": "a", "url": "/v1/completions"}, "missing_required_parameter", "body"),

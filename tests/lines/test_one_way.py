@@ -92,7 +92,7 @@ _BAD_FRAMES: list[dict[str, Any]] = [
     {"custom_id": 5},
     {"custom_id": "x" * 513},
     {"method": "GET"},
-    {"url": "/v1/responses"},
+    {"url": "/v1/messages"},
     {"body": None},
     {"body": [1]},
     {"body": {**BASE[CHAT], "stream": True}},

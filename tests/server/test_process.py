@@ -138,6 +138,8 @@ def test_an_upload_past_the_cap_is_answered_over_a_real_connection(tmp_path: Pat
             2,
             "lower it, or raise the limit",
         ),
+        (("--backend-api-key", "hunter2"), 2, "--backend-api-key-file"),
+        (("--backend-api-key=hunter2",), 2, "--backend-api-key is no flag any more"),
         (("--max-lines", "many"), 2, "--max-lines='many'"),
         (("--kv-memory", "much"), 2, "--kv-memory='much'"),
     ],

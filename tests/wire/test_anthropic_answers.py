@@ -201,8 +201,9 @@ def test_a_stream() -> None:
 
 
 def test_a_stream_of_tool_calls() -> None:
-    whole = (use("c3", b=2), [])
-    chunks = streamed(events(said("So"), called("c1", "", '{"a"', ": 1}"), called("c2"), whole, stop_reason="tool_use"))
+    at_once: tuple[dict[str, Any], list[dict[str, Any]]] = use("c3", b=2), []
+    blocks = said("So"), called("c1", "", '{"a"', ": 1}"), called("c2"), at_once
+    chunks = streamed(events(*blocks, stop_reason="tool_use"))
     assert joined(chunks) == {
         "content": "So",
         "reasoning_content": "",

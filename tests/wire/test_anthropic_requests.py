@@ -216,7 +216,7 @@ def test_parts_become_blocks() -> None:
 
 def test_tool_calls_and_their_results() -> None:
     other = CALL | {"id": "c2", "function": {"name": "g", "arguments": ""}}
-    conversation = [
+    conversation: list[dict[str, Any]] = [
         *HELLO,
         {"role": "assistant", "content": "", "tool_calls": [CALL, other], "reasoning_content": "hm", "refusal": None},
         {"role": "tool", "tool_call_id": "c1", "content": "1", "name": "f"},

@@ -18,7 +18,7 @@ from batchwright.wire.dialects import ANTHROPIC, Dialect, is_azure
 
 OWN_VARIABLE = "BATCHWRIGHT_BACKEND_API_KEY"
 _AZURE_VARIABLE = "AZURE_OPENAI_API_KEY"
-_PROVIDERS: Mapping[str, str] = {
+PROVIDERS: Mapping[str, str] = {
     "api.anthropic.com": "ANTHROPIC_API_KEY",
     "api.cerebras.ai": "CEREBRAS_API_KEY",
     "api.deepseek.com": "DEEPSEEK_API_KEY",
@@ -76,18 +76,18 @@ def key_variables(address: str, dialect: Dialect) -> tuple[str, ...]:
     the dialect would send.
     """
     host = (urlsplit(address).hostname or "").lower()
-    domain = next((each for each in _PROVIDERS if host == each or host.endswith(f".{each}")), None)
+    domain = next((each for each in PROVIDERS if host == each or host.endswith(f".{each}")), None)
     if is_azure(host):
         return OWN_VARIABLE, _AZURE_VARIABLE
     if domain is not None:
-        return OWN_VARIABLE, _PROVIDERS[domain]
+        return OWN_VARIABLE, PROVIDERS[domain]
     return OWN_VARIABLE, "ANTHROPIC_API_KEY" if dialect.name == ANTHROPIC.name else "OPENAI_API_KEY"
 
 
 def is_provider(address: str) -> bool:
     """Return whether an address is that of a known provider, not of an engine of one's own."""
     host = urlsplit(address).hostname or ""
-    return is_azure(host) or any(host == each or host.endswith("." + each) for each in _PROVIDERS)
+    return is_azure(host) or any(host == each or host.endswith("." + each) for each in PROVIDERS)
 
 
 def key_from_environment(

@@ -170,10 +170,14 @@ def _count_tokens(figures: CallFigures, usage: Any, call: Call) -> int:
     """Add the tokens that `usage` reports to `figures`, and return the number of generated ones."""
     if not isinstance(usage, Mapping):
         return 0
-    prompt, generated = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    # Responses have names of their own.
+    prompt_name, generated_name = "prompt_tokens", "completion_tokens"
+    if "input_tokens" in usage and prompt_name not in usage:
+        prompt_name, generated_name = "input_tokens", "output_tokens"
+    prompt, generated = int(usage.get(prompt_name) or 0), int(usage.get(generated_name) or 0)
     figures.prompt_tokens += prompt
-    figures.embedded_tokens += prompt if "completion_tokens" not in usage else 0
-    figures.cached_tokens += int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    figures.embedded_tokens += prompt if generated_name not in usage else 0
+    figures.cached_tokens += int((usage.get(f"{prompt_name}_details") or {}).get("cached_tokens") or 0)
     figures.generated_tokens += generated
     if call.used is not None:
         call.used(prompt + generated)
