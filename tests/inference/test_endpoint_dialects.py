@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from batchwright.errors import EndpointError, InvalidRequest
-from batchwright.inference.endpoint import EndpointInference, EndpointRetries
+from batchwright.inference.endpoint import EndpointInference
+from batchwright.inference.endpoint_retries import EndpointRetries
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call
 from batchwright.inference.routing import RoutedInference

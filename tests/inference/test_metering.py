@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from batchwright.errors import BudgetExhausted, EndpointError, EndpointUnreachable
-from batchwright.inference.endpoint import EndpointInference, EndpointRetries
+from batchwright.inference.endpoint import EndpointInference
+from batchwright.inference.endpoint_retries import EndpointRetries
 from batchwright.inference.inference import Call
 from batchwright.inference.metering import FreeReservation, Meter, NoMeter, Reservation, metered_answer
 from batchwright.request import SamplingParams, Traffic

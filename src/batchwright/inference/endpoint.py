@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import stamina
 
-from batchwright.backoff import Backoff
 from batchwright.errors import (
     AnswerBroken,
     DeadlineExceeded,
@@ -28,12 +27,13 @@ from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
 from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
 from batchwright.inference.endpoint_keys import EndpointKey, is_provider
+from batchwright.inference.endpoint_retries import REFUSED, RETRIES, EndpointRetries, is_outage, pause_before_retry
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
 from batchwright.inference.metering import Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
-from batchwright.pacing.limits import ToldLimit
+from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pacer import Pacer, PacerFigures
 from batchwright.pacing.retry_budget import RetryBudget
 from batchwright.request import Traffic
@@ -58,35 +58,10 @@ _AHEAD = 0.25
 _LEAST_AHEAD = 32
 """Calls to hold besides those under way, at least and in proportion, so that the next one is there in time."""
 _LIST_OF = {CHAT_URL: "choices", COMPLETION_URL: "choices", EMBEDDINGS_URL: "data", RESPONSES_URL: "output"}
-_GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""Statuses with which a proxy answers for an endpoint that it cannot reach."""
 _PROBE_SECONDS = 10.0
-_LONGEST_PAUSE = 600.0
-_TRIES_OF_500 = 5
-"""Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
-_TRIES_OF_BROKEN = 3
-"""Tries of a call whose answer makes no sense each time: each of them may have to be paid."""
-_REFUSED = 429
 ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
 _FOREVER = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointRetries:
-    """Number of tries of a call, and bounds of the pause before the next try, in seconds."""
-
-    attempts: int
-    wait_initial: float
-    wait_max: float
-
-
-RETRIES: Mapping[Traffic, EndpointRetries] = {
-    "online": EndpointRetries(3, 0.25, 2.0),
-    "batch": EndpointRetries(30, 1.0, 60.0),
-}
-"""Online a client is waiting, so there are few tries; a line of a batch outlasts half an hour of refusals. While the
-endpoint does not answer at all, the line goes back to its owner."""
 
 
 class EndpointInference(Route):
@@ -170,6 +145,21 @@ class EndpointInference(Route):
         return max(places, -self._held["batch"])
 
     @property
+    def address(self) -> str:
+        """Address of the endpoint."""
+        return self._client.url
+
+    def wait_for(self, call: Call) -> tuple[float, float]:
+        """Return what ranks this endpoint among several: the seconds until `call` could be sent, and how busy it is.
+
+        Calls that wait before it are taken for seconds, as their number is what matters of them.
+        """
+        gate = self._gate_of(read_model(call.body) or "")
+        now = asyncio.get_running_loop().time()
+        wait = gate.pacer.wait(self._expected(gate, call), now)
+        return min(wait, _FOREVER) + gate.waiting, gate.pacer.under_way / gate.pacer.concurrency
+
+    @property
     def _under_way(self) -> int:
         return sum(gate.pacer.under_way for gate in self._gates.values())
 
@@ -183,6 +173,22 @@ class EndpointInference(Route):
             return {}
         now = self._loop.time()
         return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+
+    def shared_use(self) -> dict[str, dict[str, float]]:
+        """Return what counts against the limits that are told, by a name for address, key and model."""
+        if self._loop is None or not self._told:
+            return {}
+        now = self._loop.time()
+        return {self._shared_name(model): gate.pacer.told_use(now) for model, gate in self._gates.items()}
+
+    def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
+        """Learn what `shared_use` is in each of the other processes of the same store."""
+        for model, gate in self._gates.items():
+            name = self._shared_name(model)
+            gate.pacer.share([each[name] for each in others if name in each])
+
+    def _shared_name(self, model: str) -> str:
+        return hashlib.sha256(f"{self._client.identity}\n{model}".encode()).hexdigest()[:16]
 
     def send_no_more(self) -> None:
         """Give the batch calls that were not sent yet back to their owners, by `EndpointDown`."""
@@ -206,7 +212,7 @@ class EndpointInference(Route):
         try:
             await self._watch.look()
         except EndpointError as error:
-            if not waits or not _is_outage(error):
+            if not waits or not is_outage(error):
                 raise
             self._watch.suspect(error)
 
@@ -217,7 +223,7 @@ class EndpointInference(Route):
         except TimeoutError:
             raise EndpointUnreachable(f"{self._client.url}/models gave no answer in {_PROBE_SECONDS:g} s") from None
         except EndpointError as error:
-            if _is_outage(error) or not self._theirs:
+            if is_outage(error) or not self._theirs:
                 raise
             return  # it answers, though it has no list of models
         if self._asks_for_models:
@@ -299,6 +305,9 @@ class EndpointInference(Route):
             gate = self._gates[model] = Gate(pacer)
         return gate
 
+    def _expected(self, gate: Gate, call: Call) -> Use:
+        return gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
+
     def _learn_queue(self, queue: Queue) -> None:
         if len(busy := [gate.pacer for gate in self._gates.values() if gate.pacer.under_way]) == 1:
             # With several models the figures are a sum of which nobody knows the parts.
@@ -310,8 +319,9 @@ class EndpointInference(Route):
         self._loop = asyncio.get_running_loop()
         if self._shows_queue:
             self._queue_watch.wake()
-        use = gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
-        return gate.enter(use, call.traffic, owner, weight=weight, priority=priority_of(call.body))
+        return gate.enter(
+            self._expected(gate, call), call.traffic, owner, weight=weight, priority=priority_of(call.body)
+        )
 
     async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
@@ -360,7 +370,7 @@ class EndpointInference(Route):
             result = await answer
         except EndpointError as error:
             turn.failed(error)
-            if _is_outage(error):
+            if is_outage(error):
                 self._watch.suspect()
             raise
         self._retry_budget.succeeded()
@@ -399,7 +409,7 @@ class EndpointInference(Route):
                 return await attempt_once()
             except EndpointError as error:
                 refusals += 1
-                if error.status != _REFUSED or not error.may_pass or refusals >= retries.attempts:
+                if error.status != REFUSED or not error.may_pass or refusals >= retries.attempts:
                     raise
                 if call.traffic == "online" and (error.retry_after or 0.0) > retries.wait_max:
                     raise
@@ -414,35 +424,6 @@ class EndpointInference(Route):
         return answer
 
 
-def pause_before_retry(
-    error: Exception,
-    traffic: Traffic,
-    retries: EndpointRetries,
-    failures: Sequence[Exception],
-    draw: random.Random,
-) -> float | None:
-    """Return the seconds before the next try, with full jitter, or None: not to be tried again.
-
-    Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
-    would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller. Refusals for a rate
-    limit were tried again before, as the pacer allows.
-    """
-    if not isinstance(error, EndpointError) or error.status == _REFUSED:
-        return None
-    if not (error.may_pass or isinstance(error, AnswerBroken)):
-        return None
-    tries = (*failures, error)
-    if sum(getattr(each, "status", None) == 500 for each in tries) >= _TRIES_OF_500:
-        return None
-    if sum(isinstance(each, AnswerBroken) for each in tries) >= _TRIES_OF_BROKEN:
-        return None
-    named = error.retry_after
-    if traffic == "online" and named is not None and named > retries.wait_max:
-        return None
-    longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
-    return max(longest.pause(len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
-
-
 def answer_bound(call: Call) -> int | None:
     """Return the most tokens that the answers to a call may have together; None: no bound."""
     if call.endpoint == EMBEDDINGS_URL:
@@ -454,11 +435,6 @@ def answer_bound(call: Call) -> int | None:
     number = call.body.get("n")
     completions = number if isinstance(number, int) and number > 0 else 1
     return named * completions if isinstance(named, int) and named > 0 else None
-
-
-def _is_outage(error: EndpointError) -> bool:
-    """Return whether the endpoint may be down."""
-    return isinstance(error, EndpointUnreachable) or error.status in _GATEWAY_STATUSES
 
 
 async def _within(until: float | None, work: Awaitable[_T]) -> _T:

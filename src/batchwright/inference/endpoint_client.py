@@ -6,6 +6,7 @@ The API key is sent in one header and appears nowhere else: if an answer contain
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -93,6 +94,11 @@ class EndpointClient:
         self._resends = resends
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+
+    @property
+    def identity(self) -> str:
+        """Digest of address and key, which share their limits."""
+        return hashlib.sha256(f"{self.url}\n{self._key.value}".encode()).hexdigest()
 
     async def send(self, path: str, body: bytes | None = None, heard: Heard | None = None) -> dict[str, Any]:
         """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""

@@ -107,6 +107,11 @@ class Gate:
             turn.leave()
             self._leave(traffic, state)
 
+    @property
+    def waiting(self) -> int:
+        """Number of calls that wait, at most."""
+        return sum(len(owner.waiting) for owner in self._owners.values())
+
     def refuse_waiting(self, error: Exception) -> None:
         """Raise `error` in all batch calls that wait."""
         for (traffic, _), owner in [*self._owners.items()]:

@@ -102,6 +102,28 @@ class Paced(Protocol):
         """Raise `EndpointDown` in batch calls that were not sent yet."""
 
 
+@runtime_checkable
+class SharesLimits(Protocol):
+    """An `Inference` with limits that hold for several processes together, which tell each other what they use."""
+
+    def shared_use(self) -> dict[str, dict[str, float]]:
+        """Return what this process used lately of each shared limit."""
+
+    def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
+        """Learn what each of the other processes used lately."""
+
+
+def shared_use(inference: Inference) -> dict[str, dict[str, float]]:
+    """Return what this process used lately of each limit that `inference` shares with other processes."""
+    return inference.shared_use() if isinstance(inference, SharesLimits) else {}
+
+
+def learn_use(inference: Inference, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
+    """Tell `inference` what each of the other processes used lately of the limits that they share."""
+    if isinstance(inference, SharesLimits):
+        inference.learn_use(others)
+
+
 def pacing_of(inference: Inference) -> Mapping[str, PacerFigures]:
     """Return what `inference` found of the limits of endpoints elsewhere, by model."""
     return inference.pacing() if isinstance(inference, Paced) else {}

@@ -13,8 +13,10 @@ from batchwright.inference.inference import (
     Inference,
     Route,
     WorkUnderWay,
+    learn_use,
     pacing_of,
     send_no_more,
+    shared_use,
     why_not_ready,
     work_of,
 )
@@ -77,6 +79,15 @@ class RoutedInference(_Renaming):
     def why_not_ready(self) -> str | None:
         """Reason why a route can compute no call now; None when all can."""
         return next((reason for route in self.routes if (reason := why_not_ready(route))), None)
+
+    def shared_use(self) -> dict[str, dict[str, float]]:
+        """Return what this process used lately of each limit that a route shares with other processes."""
+        return {name: used for route in self.routes for name, used in shared_use(route).items()}
+
+    def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
+        """Tell the routes what each of the other processes used lately of the limits that they share."""
+        for route in self.routes:
+            learn_use(route, others)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         found = [work for route in self.routes if (work := await work_of(route, prefix)) is not None]

@@ -12,7 +12,7 @@ Pure: times are arguments, in seconds of any clock that only goes forward.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batchwright.decayed_rate import DecayedRate
@@ -251,6 +251,16 @@ class Pacer:
     def failed(self, attempt: Attempt, now: float) -> None:
         """Note that a request failed for a reason that says nothing about limits, or was given up."""
         self._end(attempt)
+
+    def told_use(self, now: float) -> dict[str, float]:
+        """Return what counts at `now` against each limit that is told, by its kind, for other processes."""
+        return {window.told.kind: window.used(now) for window in self._told}
+
+    def share(self, others: Sequence[Mapping[str, float]]) -> None:
+        """Learn what other processes with the same key count, each by the kinds of `told_use`."""
+        busy = [each for each in others if any(each.values())]
+        for window in self._told:
+            window.share(sum(each.get(window.told.kind, 0.0) for each in busy), len(busy) + 1)
 
     def guide(self, running: float, waiting: float) -> None:
         """Learn from the engine's own figures how many requests it computes, and how many wait in it."""

@@ -11,6 +11,9 @@ from batchwright.pacing.pace import Pace
 _ON_THE_WAY = 0.005
 """Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
 
+_LOOK_AGAIN = 1.0
+"""Seconds until a limit that others use up is looked at again."""
+
 
 @dataclass(slots=True, eq=False)
 class Counted:
@@ -34,6 +37,18 @@ class SlidingWindow:
         self._pace = Pace()
         self._entries: deque[Counted] = deque()
         self._used = 0.0
+        self._others = 0.0
+        """Amount that counts of other processes, as last learned."""
+        self._sharers = 1
+
+    def share(self, others: float, sharers: int) -> None:
+        """Learn how much other processes with the same limit used of late, and how many use it, this one included."""
+        self._others, self._sharers = others, max(1, sharers)
+
+    @property
+    def _own_rate(self) -> float:
+        """The amount a second that this process may use: its part, or all that the others leave."""
+        return max(self._rate / self._sharers, self._rate - self._others / self._length)
 
     def used(self, now: float) -> float:
         """Return the amount that counts at `now`."""
@@ -45,10 +60,13 @@ class SlidingWindow:
 
     def wait(self, use: Use, now: float) -> float:
         """Return the seconds until `use` may go."""
-        paced = self._pace.wait(self._rate, now)
-        excess = self.used(now) + use.of(self.told.kind) - self.told.limit
-        if excess <= 1e-9 or not self._entries:
+        paced = self._pace.wait(self._own_rate, now)
+        excess = self.used(now) + self._others + use.of(self.told.kind) - self.told.limit
+        if excess <= 1e-9 or not (self._entries or self._others):
             return paced
+        if not self._entries:
+            # What others used is learned anew every second.
+            return max(paced, _LOOK_AGAIN)
         for entry in self._entries:
             excess -= entry.amount
             if excess <= 1e-9:
@@ -60,7 +78,7 @@ class SlidingWindow:
         entry = Counted(now, use.of(self.told.kind))
         self._entries.append(entry)
         self._used += entry.amount
-        self._pace.take(entry.amount, self._rate, now)
+        self._pace.take(entry.amount, self._own_rate, now)
         return entry
 
     def settle(self, entry: Counted, amount: float, now: float) -> None:

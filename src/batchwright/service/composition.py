@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from batchwright.clock import Clock, MonotonicClock
 from batchwright.errors import InputError, StoreUnavailable
-from batchwright.inference.inference import Inference
+from batchwright.inference.inference import Inference, learn_use, shared_use
 from batchwright.limiting.admission import AdmissionController, Size
 from batchwright.service.access.api_keys import ApiKeys
 from batchwright.service.access.audit import AuditLog
@@ -183,7 +183,8 @@ async def open_services(
             )
         sender = Sender(AllowList.parse(settings.webhook_allow))
         opened.callback(sender.close)
-        measured = MeasuredInference(inference or await load_inference(settings), clock, tracing, settings.slo)
+        computing = inference or await load_inference(settings)
+        measured = MeasuredInference(computing, clock, tracing, settings.slo)
         opened.push_async_callback(measured.close)
         made_at = {} if inference is not None else await asyncio.to_thread(model_times, settings)
         limits = limits_of(settings)
@@ -206,7 +207,11 @@ async def open_services(
             store,
             quotas,
             lambda: worker.id,
-            lambda: live.snapshot(worker.in_flight) | {"forecasts": forecasts.published(clock.now())},
+            lambda: (
+                live.snapshot(worker.in_flight)
+                | {"forecasts": forecasts.published(clock.now()), "limits": shared_use(computing)}
+            ),
+            learn_limits=lambda others: learn_use(computing, others),
         )
         services = Services(
             settings=settings,

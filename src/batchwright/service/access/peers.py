@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from batchwright.errors import StoreUnavailable
@@ -27,15 +27,25 @@ class Peers:
     """Other processes of the store, and the exchange with them."""
 
     def __init__(
-        self, store: Store, quotas: OnlineQuotas, worker: Callable[[], str], snapshot: Callable[[], dict[str, Any]]
+        self,
+        store: Store,
+        quotas: OnlineQuotas,
+        worker: Callable[[], str],
+        snapshot: Callable[[], dict[str, Any]],
+        learn_limits: Callable[[Sequence[Mapping[str, Any]]], None] = lambda others: None,
     ) -> None:
-        """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published."""
+        """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published.
+
+        `learn_limits` is called with what each other process published as `limits`: its use of limits that hold for
+        all of them together.
+        """
         self.others: list[tuple[Peer, dict[str, Any]]] = []
         """Other processes, with what they last published."""
         self._store = store
         self._quotas = quotas
         self._worker = worker
         self._snapshot = snapshot
+        self._learn_limits = learn_limits
         self._published = ""
         self._away = False
         self._current: asyncio.Task[None] | None = None
@@ -106,6 +116,7 @@ class Peers:
         for _, told in self.others:
             inside.update(told.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
+        self._learn_limits([told.get("limits", {}) for _, told in self.others])
 
     async def _told(self, worker: str) -> list[Peer]:
         """Publish the snapshot of this process, and return all processes."""

@@ -1,0 +1,72 @@
+"""Whether a call to an endpoint elsewhere that failed is tried again, and when. Pure: chance is an argument."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from batchwright.backoff import Backoff
+from batchwright.errors import AnswerBroken, EndpointError, EndpointUnreachable
+from batchwright.request import Traffic
+
+REFUSED = 429
+"""Status of a refusal for a rate limit, which is waited for at the gate, not by a pause."""
+_GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""Statuses with which a proxy answers for an endpoint that it cannot reach."""
+_LONGEST_PAUSE = 600.0
+_TRIES_OF_500 = 5
+"""Tries of a call whose answer is 500 each time: that is more often the fault of the call than of the moment."""
+_TRIES_OF_BROKEN = 3
+"""Tries of a call whose answer makes no sense each time: each of them may have to be paid."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRetries:
+    """Number of tries of a call, and bounds of the pause before the next try, in seconds."""
+
+    attempts: int
+    wait_initial: float
+    wait_max: float
+
+
+RETRIES: Mapping[Traffic, EndpointRetries] = {
+    "online": EndpointRetries(3, 0.25, 2.0),
+    "batch": EndpointRetries(30, 1.0, 60.0),
+}
+"""Online a client is waiting, so there are few tries; a line of a batch outlasts half an hour of refusals. While the
+endpoint does not answer at all, the line goes back to its owner."""
+
+
+def pause_before_retry(
+    error: Exception,
+    traffic: Traffic,
+    retries: EndpointRetries,
+    failures: Sequence[Exception],
+    draw: random.Random,
+) -> float | None:
+    """Return the seconds before the next try, with full jitter, or None: not to be tried again.
+
+    Pauses grow with the number of earlier `failures`, even when the endpoint keeps naming short ones, or all tries
+    would soon be used up. Online, a pause longer than `retries.wait_max` is left to the caller. Refusals for a rate
+    limit were tried again before, as the pacer allows.
+    """
+    if not isinstance(error, EndpointError) or error.status == REFUSED:
+        return None
+    if not (error.may_pass or isinstance(error, AnswerBroken)):
+        return None
+    tries = (*failures, error)
+    if sum(getattr(each, "status", None) == 500 for each in tries) >= _TRIES_OF_500:
+        return None
+    if sum(isinstance(each, AnswerBroken) for each in tries) >= _TRIES_OF_BROKEN:
+        return None
+    named = error.retry_after
+    if traffic == "online" and named is not None and named > retries.wait_max:
+        return None
+    longest = Backoff(retries.wait_initial, retries.wait_max, jitter=(0.0, 1.0))
+    return max(longest.pause(len(tries), draw.random()), min(named or 0.0, _LONGEST_PAUSE))
+
+
+def is_outage(error: EndpointError) -> bool:
+    """Return whether the endpoint may be down."""
+    return isinstance(error, EndpointUnreachable) or error.status in _GATEWAY_STATUSES
