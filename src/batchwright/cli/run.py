@@ -68,6 +68,10 @@ _KEY_ENV = (
     "OPENAI_API_KEY or ANTHROPIC_API_KEY)."
 )
 _KEY_FILE = "A file whose first line is its API key."
+_ALSO = (
+    "A further endpoint that shares the lines by its free limits, and the variable with its key: "
+    "'https://host/v1 OTHER_KEY'; the same address with another key will do. May be repeated."
+)
 _CONCURRENCY = "Requests under way at the endpoint (default: as many as deliver the most, found as it runs)."
 _RPM = "The endpoint's limit of requests a minute, if neither its answers nor its refusals should have to show it."
 _TPM = "Its limit of tokens a minute, of prompts and answers."
@@ -125,6 +129,7 @@ def run_command(
     dialect: Annotated[str | None, _model_option(help=_DIALECT, metavar="openai|anthropic", show_default=False)] = None,
     api_key_env: Annotated[str | None, _model_option(help=_KEY_ENV, metavar="NAME", show_default=False)] = None,
     api_key_file: Annotated[Path | None, _model_option(help=_KEY_FILE, metavar="FILE", show_default=False)] = None,
+    also: Annotated[list[str] | None, _model_option(help=_ALSO, metavar="URL [KEY_ENV]", show_default=False)] = None,
     backend_concurrency: Annotated[int | None, _model_option(min=1, show_default=False, help=_CONCURRENCY)] = None,
     rpm: Annotated[float | None, _model_option(metavar="N", help=_RPM)] = None,
     tpm: Annotated[float | None, _model_option(metavar="N", help=_TPM)] = None,
@@ -190,6 +195,7 @@ def run_command(
                     backend=backend,
                     backend_api_key=key,
                     backend_dialect=dialect,
+                    also=[_also(each, dialect) for each in also or ()],
                     backend_concurrency=backend_concurrency,
                     rpm=rpm,
                     tpm=tpm,
@@ -254,6 +260,16 @@ def _key(
     if key.warning is not None:
         console.print(f"warning: {key.warning}", highlight=False, markup=False, soft_wrap=True)
     return key
+
+
+def _also(text: str, dialect: str | None) -> tuple[str, EndpointKey]:
+    """The address and the key of a further endpoint. Raises `InputError`."""
+    address, *names = text.split()
+    if len(names) > 1:
+        raise InputError(
+            f"--also {text!r}: must be an address, and the name of the variable with its key if it has one"
+        )
+    return address, find_key(address, dialect_for(dialect, address), os.environ, variable=next(iter(names), None))
 
 
 def _template(text: str | None, *, escapes: bool = True) -> str | None:

@@ -7,7 +7,7 @@ import json
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import BatchwrightError, InputError, MissingExtra
@@ -182,3 +182,20 @@ async def open_endpoint(
         await endpoint.close()
         raise
     return endpoint
+
+
+async def open_endpoints(addresses: Sequence[tuple[str, EndpointKey]], *args: Any, **options: Any) -> Route:
+    """Open several endpoints, each with its key, that share the calls; otherwise as `open_endpoint`."""
+    opened: list[EndpointInference] = []
+    try:
+        for address, key in addresses:
+            opened.append(await open_endpoint(address, key, *args, **options))
+    except BaseException:
+        for endpoint in opened:
+            await endpoint.close()
+        raise
+    if len(opened) == 1:
+        return opened[0]
+    from batchwright.inference.endpoint_pool import EndpointPool
+
+    return EndpointPool(opened)

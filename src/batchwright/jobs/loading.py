@@ -15,7 +15,7 @@ from batchwright.inference.loading import (
     load_models,
     load_tokenizer,
     local_inference,
-    open_endpoint,
+    open_endpoints,
     system_fingerprint,
 )
 from batchwright.inference.metering import Meter
@@ -45,6 +45,8 @@ class ModelChoice:
     """Address of an OpenAI-compatible endpoint; None: models in this process."""
     key: EndpointKey = field(default_factory=EndpointKey)
     """API key for the endpoint."""
+    others: tuple[tuple[str, EndpointKey], ...] = ()
+    """Further endpoints, or further keys of the same, that share the calls."""
     dialect: Dialect = OPENAI
     """Form of the requests and answers of the endpoint."""
     concurrency: int | None = None
@@ -54,6 +56,8 @@ class ModelChoice:
     served_model_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.others and self.backend is None:
+            raise InputError(f"also={self.others[0][0]!r}: further endpoints are given beside backend")
         if self.backend is not None and self.embedding_model is not None:
             raise InputError(
                 f"embedding_model={self.embedding_model!r} with backend={self.backend!r}: lines say which of the "
@@ -95,9 +99,8 @@ class ModelChoice:
             inference = loaded.inference()
         else:
             models = None if self.model is None else {self.model: self.model}
-            inference = await open_endpoint(
-                self.backend,
-                self.key,
+            inference = await open_endpoints(
+                [(self.backend, self.key), *self.others],
                 models,
                 max_concurrency=self.concurrency,
                 max_waiting=self.concurrency or 1,

@@ -117,6 +117,7 @@ def run(
     backend: str | None = None,
     backend_api_key: str | EndpointKey | None = None,
     backend_dialect: str | None = None,
+    also: Sequence[tuple[str, str | EndpointKey | None]] = (),
     backend_concurrency: int | None = None,
     rpm: float | None = None,
     tpm: float | None = None,
@@ -176,7 +177,8 @@ def run(
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
       its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
-      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
+      `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
+      room for; they must have the same models and dialect. `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
       `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
       are found and kept without being told.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
@@ -232,6 +234,7 @@ def run(
         backend,
         config=config,
         key=_key(backend, backend_api_key, dialect),
+        others=tuple((address, _key(address, key, dialect)) for address, key in also),
         dialect=dialect,
         concurrency=backend_concurrency,
         told=_told(rpm, tpm),
