@@ -176,11 +176,11 @@ def run(
     - `embedding_model`: the model for lines for `/v1/embeddings`.
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
-      its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
-      `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
-      room for; they must have the same models and dialect. `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
-      `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
-      are found and kept without being told.
+      its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md. `also`: further
+      endpoints with their keys, or further keys of the same, which share the lines by what each has room for; they must
+      have the same models and dialect. `backend_concurrency`: how many requests it is given at once, by default as many
+      as deliver the most. `rpm` and `tpm`: its limits of requests and tokens a minute; those that its answers state,
+      and those that show by refusals, are found and kept without being told.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
