@@ -125,6 +125,8 @@ class JobLoop:
         once; None: each is asked.
         """
         self.tally = tally or Tally()
+        self.pacing: Mapping[str, PacerFigures] = {}
+        """What was found of the limits of an endpoint elsewhere, by model."""
         self._job = job
         self._inference = inference
         self._sink = sink
@@ -171,11 +173,6 @@ class JobLoop:
         """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
         return why_not_ready(self._inference) or self._executor.why_pausing
 
-    @property
-    def pacing(self) -> Mapping[str, PacerFigures]:
-        """What was found of the limits of an endpoint elsewhere, by model."""
-        return pacing_of(self._inference)
-
     async def run(self) -> None:
         """Work until every line is finished.
 
@@ -196,12 +193,14 @@ class JobLoop:
                         async with asyncio.timeout(_SHOWN_EVERY):
                             await self._moved.wait()
                 self._require_going()
+                self.pacing = pacing_of(self._inference)
                 self._on_progress()
         except asyncio.CancelledError:
             await self._wind_down()
             raise
         finally:
             await self._executor.close()
+            self.pacing = pacing_of(self._inference)
 
     async def _wind_down(self) -> None:
         self.stopping = True
