@@ -47,7 +47,7 @@ Script: TypeAlias = Reply | Callable[[Request], Awaitable[Reply]] | None
 class ScriptedServer:
     """Answers the requests by `script`, one after the other, and after its end as if all were well.
 
-    Who asks for its models is answered with `models`, and does not count as a request.
+    Who asks for its models is answered with `models`, and does not count as a request. It shows no metrics.
     """
 
     def __init__(self, *script: Script, tls: ssl.SSLContext | None = None) -> None:
@@ -57,10 +57,12 @@ class ScriptedServer:
         self.requests: list[Request] = []
         self.probes = 0
         self.connections = 0
+        """Connections on which a request came."""
         self.inside = 0
         self.peak = 0
         """Most requests at once."""
         self._writers: set[asyncio.StreamWriter] = set()
+        self._used: set[asyncio.StreamWriter] = set()
         self.gone = asyncio.Event()
         """Set when a client has left before its answer was complete."""
 
@@ -89,12 +91,12 @@ class ScriptedServer:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
         self._writers.add(writer)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while await self._answer(reader, writer):
                 pass
         self._writers.discard(writer)
+        self._used.discard(writer)
         writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -102,11 +104,17 @@ class ScriptedServer:
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         content = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1], headers, json.loads(content or b"{}"))
+        if request.path == "/metrics":
+            writer.write(Reply(404, b"").head())
+            return True
+        script: Script
         if head[0].startswith("GET"):
             self.probes += 1
             script = self.models
         else:
             self.requests.append(request)
+            self.connections += writer not in self._used
+            self._used.add(writer)
             script = self.script.popleft() if self.script else Reply()
         self.inside += 1
         self.peak = max(self.peak, self.inside)

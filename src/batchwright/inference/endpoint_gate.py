@@ -19,6 +19,8 @@ from batchwright.wire.rate_limits import StatedLimit, limits_of_refusal
 _REFUSED = 429
 _OVERLOADED = frozenset({408, 503, 529})
 """Statuses, besides 429, with which an endpoint says that it has too much to do."""
+_LONGEST_PAUSE = 600.0
+"""Seconds after which an endpoint is asked again, however long a pause it names."""
 _ROUNDING = 1e-4
 """Seconds by which a timer of the event loop may ring early."""
 
@@ -51,11 +53,12 @@ class Turn:
         """Learn from an error."""
         if self._attempt.ended:
             return
+        pause = None if error.retry_after is None else min(error.retry_after, _LONGEST_PAUSE)
         if error.status == _REFUSED:
             stated = self._stated or limits_of_refusal(str((error.body or {}).get("message") or ""))
-            self._pacer.refused(self._attempt, _now(), retry_after=error.retry_after, stated=stated)
+            self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=stated)
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
-            self._pacer.overloaded(self._attempt, _now(), error.retry_after)
+            self._pacer.overloaded(self._attempt, _now(), pause)
         else:
             self._pacer.failed(self._attempt, _now())
 
@@ -120,6 +123,7 @@ class Gate:
                     if not place.done():
                         place.set_exception(error)
                 self._settle(traffic, owner)
+        self._admit()
 
     def close(self) -> None:
         """Keep no timer."""
@@ -142,6 +146,7 @@ class Gate:
             else:
                 self.waiting_online -= traffic == "online"
                 self._settle(traffic, owner)
+                self._admit()  # the next one may need less
             raise
 
     def _leave(self, traffic: Traffic, owner: _Owner) -> None:

@@ -131,6 +131,8 @@ class JobLoop:
         `usage` is then to say.
         """
         self.tally = tally or Tally()
+        self.pacing: Mapping[str, PacerFigures] = {}
+        """What was found of the limits of an endpoint elsewhere, by model."""
         self._job = job
         self._inference = inference
         self._sink = sink
@@ -180,11 +182,6 @@ class JobLoop:
         """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
         return why_not_ready(self._inference) or self._executor.why_pausing
 
-    @property
-    def pacing(self) -> Mapping[str, PacerFigures]:
-        """What was found of the limits of an endpoint elsewhere, by model."""
-        return pacing_of(self._inference)
-
     async def run(self) -> None:
         """Work until every line is finished.
 
@@ -206,6 +203,7 @@ class JobLoop:
                         async with asyncio.timeout(_SHOWN_EVERY):
                             await self._moved.wait()
                 self._require_going()
+                self.pacing = pacing_of(self._inference)
                 self._on_progress()
             if self._exhaustion is not None:
                 raise self._exhaustion
@@ -214,6 +212,7 @@ class JobLoop:
             raise
         finally:
             await self._executor.close()
+            self.pacing = pacing_of(self._inference)
 
     async def _wind_down(self) -> None:
         self.stopping = True
