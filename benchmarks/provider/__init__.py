@@ -1,0 +1,1 @@
+"""A provider of models with limits that are hidden, stated or drifting, and the clients measured against it."""
