@@ -398,6 +398,18 @@ class Limits:
 
     def admit(self, now: float, estimate: Usage) -> Refusal | None:
         """Admit a request that may take so much, or say why not. An admitted one must be settled at its end."""
+        refusal = self.refusal(now, estimate)
+        if refusal is None:
+            for limit in self.limits:
+                limit.admitted(now, estimate)
+        elif self._count_refused:
+            self._count(now, estimate)
+            # What the refusal took has to be waited for too.
+            return self.refusal(now, estimate)
+        return refusal
+
+    def refusal(self, now: float, estimate: Usage) -> Refusal | None:
+        """What a request would be told that came now, of the limit for which it had to wait longest."""
         worst: tuple[float, Limit, float | None] | None = None
         for limit in self.limits:
             seconds = limit.wait(now, estimate)
@@ -405,12 +417,8 @@ class Limits:
             if weight > 0 and (worst is None or weight > worst[0]):
                 worst = weight, limit, seconds
         if worst is None:
-            for limit in self.limits:
-                limit.admitted(now, estimate)
             return None
         _, limit, seconds = worst
-        if self._count_refused:
-            self._count(now, estimate)
         return Refusal(limit.name, seconds, limit.status, limit.code, _message(limit, now, estimate, seconds))
 
     def _count(self, now: float, estimate: Usage) -> None:

@@ -60,8 +60,9 @@ def best_plan(limits: Limits, work: Iterable[Work], *, start: float = 0.0) -> Pl
             while under_way and under_way[0][0] <= now:
                 end, earlier = heapq.heappop(under_way)
                 limits.settle(end, every[earlier].estimate, every[earlier].actual)
-            refusal = limits.admit(now, each.estimate)
+            refusal = limits.refusal(now, each.estimate)
             if refusal is None:
+                limits.admit(now, each.estimate)
                 break
             # A wait shorter than the clock's resolution must pass too.
             later = math.inf if refusal.retry_after is None else now + max(refusal.retry_after, _SLACK)
