@@ -71,7 +71,7 @@ def provider(scenario: str, *, headers: bool, retry_after: bool) -> Iterator[str
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
-        yield f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        yield server.stdout.readline().strip()
         # Leaving the block closes its standard input, at which it ends.
 
 

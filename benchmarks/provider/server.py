@@ -1,7 +1,7 @@
 """A provider on loopback: `python -m benchmarks.provider.server SCENARIO [--headers] [--retry-after]`.
 
-It prints its port and serves until standard input ends: OpenAI's chat completions and Anthropic's messages, both under
-`/v1`, and for the benchmark `/ledger`, all requests so far. Its time begins with the first request for an answer.
+It prints its address and serves until standard input ends: OpenAI's chat completions and Anthropic's messages, both
+under `/v1`, and for the benchmark `/ledger`, all requests so far. Its time begins with the first request for an answer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -209,15 +210,22 @@ def _message_answer(ticket: Ticket) -> dict[str, Any]:
     }
 
 
-async def serve(server: Server) -> None:
-    """Serve on loopback until standard input ends, and print the port."""
+@asynccontextmanager
+async def listening(server: Server) -> AsyncIterator[str]:
+    """The address of a server on loopback, within this block."""
     runner = web.AppRunner(server.application(), access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=_BACKLOG)
-    await site.start()
-    print(runner.addresses[0][1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await runner.cleanup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=_BACKLOG).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def _serve(server: Server) -> None:
+    async with listening(server) as address:
+        print(address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -230,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     provider = Provider(scenario.limits(), scenario.law)
     headers = scenario.headers if given.headers else None
     raise_descriptor_limit()
-    asyncio.run(serve(Server(provider, headers=headers, retry_after=given.retry_after)))
+    asyncio.run(_serve(Server(provider, headers=headers, retry_after=given.retry_after)))
 
 
 if __name__ == "__main__":
