@@ -19,6 +19,8 @@ class Entry(msgspec.Struct):
 
     line: int
     arrived: float
+    key: str = ""
+    """The API key with which it came."""
     ended: float | None = None
     status: int = 0
     """0 for a response without a head."""

@@ -44,11 +44,11 @@ class Provider:
         self._cache = PromptCache()
         self._attempts: dict[int, int] = {}
 
-    def arrive(self, now: float, prompt: str, max_tokens: int) -> Ticket | Refusal:
+    def arrive(self, now: float, prompt: str, max_tokens: int, key: str = "") -> Ticket | Refusal:
         """Admit a request, or refuse it. An admitted one must be given to `leave` after the seconds of its fate."""
         numbers = _LINE.findall(prompt)
         line = int(numbers[-1]) if numbers else -1
-        entry = Entry(line, now)
+        entry = Entry(line, now, key)
         self.ledger.entries.append(entry)
         estimate = Usage(1, tokens_of(prompt), max_tokens)
         refusal = self.limits.admit(now, estimate)

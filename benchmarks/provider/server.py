@@ -88,7 +88,7 @@ class Server:
     async def _answer(self, request: web.Request, form: Callable[[Ticket], dict[str, Any]]) -> web.StreamResponse:
         body = await request.json()
         most = body.get("max_completion_tokens") or body.get("max_tokens") or 256
-        verdict = self._provider.arrive(self._now(), _prompt(body), most)
+        verdict = self._provider.arrive(self._now(), _prompt(body), most, _key(request))
         if isinstance(verdict, Refusal):
             return self._refused(verdict)
         await asyncio.sleep(verdict.fate.seconds)
@@ -142,6 +142,11 @@ class Server:
                 return anthropic_headers(self._provider.limits, now, time.time())
             case _:
                 return {}
+
+
+def _key(request: web.Request) -> str:
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    return request.headers.get("x-api-key", bearer)
 
 
 def _status(response: web.StreamResponse, ticket: Ticket) -> int:

@@ -70,6 +70,7 @@ def test_the_official_client_is_answered_and_told_of_the_limits() -> None:
             assert done.usage is not None
             entry = made.ledger.entries[0]
             assert (entry.line, entry.outcome, entry.status, entry.paid) == (7, ANSWERED, 200, True)
+            assert entry.key == "none"
             assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (entry.input_tokens, entry.output_tokens)
             assert len(done.choices[0].message.content or "") == 4 * entry.output_tokens
             again = await ask(client)
@@ -252,8 +253,8 @@ def test_what_is_late_refused_and_paid_twice_is_seen() -> None:
     job = job_of(SCENARIOS["quantized"], 20.0)
     ledger = perfect(job, delay=job.plan.makespan)
     first = ledger.entries[0]
-    ledger.entries.append(Entry(first.line, first.ended or 0.0, 50.0, outcome=ANSWERED, paid=True, nanodollars=1))
-    ledger.entries.append(Entry(first.line, 51.0, 51.0, outcome="refused", status=429))
+    ledger.entries.append(Entry(first.line, first.ended or 0.0, ended=50.0, outcome=ANSWERED, paid=True, nanodollars=1))
+    ledger.entries.append(Entry(first.line, 51.0, ended=51.0, outcome="refused", status=429))
     got = measure(job, ledger, len(job.lines) - 1)
     assert (got.share, got.paid_twice) == (0.0, 1)
     assert got.makespan == pytest.approx(2.0)
@@ -263,9 +264,12 @@ def test_what_is_late_refused_and_paid_twice_is_seen() -> None:
 
 
 def test_what_is_under_way_twice_at_once_is_not_asked_again_after_an_answer() -> None:
-    both = [Entry(1, 0.0, 2.0, outcome=ANSWERED, paid=True), Entry(1, 1.0, 3.0, outcome=ANSWERED, paid=True)]
+    both = [
+        Entry(1, 0.0, ended=2.0, outcome=ANSWERED, paid=True),
+        Entry(1, 1.0, ended=3.0, outcome=ANSWERED, paid=True),
+    ]
     assert Ledger(both).paid_again() == []
-    assert Ledger([*both, Entry(1, 2.0, 4.0, outcome=ANSWERED, paid=True)]).paid_again() != []
+    assert Ledger([*both, Entry(1, 2.0, ended=4.0, outcome=ANSWERED, paid=True)]).paid_again() != []
 
 
 def measures(share: float, refused: float) -> Measures:
@@ -314,5 +318,5 @@ def test_the_command_names_what_there_is() -> None:
 
 
 def test_a_ledger_survives_its_encoding() -> None:
-    ledger = Ledger([Entry(1, 2.0, 3.0, outcome=ANSWERED)], now=4.0)
+    ledger = Ledger([Entry(1, 2.0, ended=3.0, outcome=ANSWERED)], now=4.0)
     assert msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger) == ledger
