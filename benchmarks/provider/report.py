@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from benchmarks.provider.clients import OURS
 from benchmarks.provider.measures import Measures
 from benchmarks.provider.runs import Run
 from benchmarks.provider.scenarios import SCENARIOS
+from benchmarks.provider.sweep import FIRST, Swept
 from benchmarks.throughput.report import machine, table
 
 _INTRODUCTION = """\
@@ -23,6 +25,14 @@ when it is done, those that the client had by then. Makespan: seconds until the 
 429s: refusals for each 1,000 requests. To the rate: seconds until 90% of its admissions, over 10 s. Paid twice: \
 payments for lines whose answer had been sent already. Not answered: lines without an answer in the client's output."""
 
+_SWEPT_INTRODUCTION = """\
+Generated tokens per second of `batchwright run --backend` with servers of models, beside those of a loop around \
+aiohttp with fixed numbers of requests under way; printed by `benchmarks/providers.py --section endpoints` on {date}. \
+{processor}, {cores} cores, Python {python}. {lines:,} lines with 16 to 64 tokens to generate, {rounds} \
+rounds in turn, medians. Rates are those after the first tenth of the tokens: what ours has to find \
+out is found by then, or it costs."""
+
+_OF_BEST = 0.97
 _SHARE, _REFUSED_HEADERS, _REFUSED_BLIND, _MAKESPAN = 0.97, 5.0, 20.0, 1.05
 _NONE = "-"
 
@@ -135,6 +145,45 @@ def section(comparison: Comparison) -> str:
     job = f"{comparison.lines:,} lines, {comparison.makespan:.0f} s for the clairvoyant client."
     parts = [f"## {comparison.title}", job, comparison_table(comparison), settings_list(comparison)]
     return "\n\n".join(parts)
+
+
+def swept_table(swept: Sequence[Swept]) -> str:
+    """Tokens per second with each fixed number of requests under way, and ours."""
+    levels = list(swept[0].fixed)
+    head = ["server", *(str(level) for level in levels), "ours", "over the best"]
+    rows = [
+        [
+            each.title,
+            *(f"{statistics.median(each.fixed[level]):,.0f}" for level in levels),
+            f"{statistics.median(each.ours):,.0f}",
+            f"{each.ratio:.2f}",
+        ]
+        for each in swept
+    ]
+    return table(head, rows)
+
+
+def swept_bars(swept: Sequence[Swept]) -> str:
+    """Whether ours found what the best fixed number gives."""
+    return "\n".join(
+        f"- {each.title}: at least {_OF_BEST:.0%} of what {each.best} requests under way give, after the first "
+        f"{FIRST:.0%} of the job: **{'met' if each.ratio >= _OF_BEST else 'not met'}** ({each.ratio:.1%})."
+        for each in swept
+    )
+
+
+def swept_page(swept: Sequence[Swept], *, lines: int, rounds: int) -> str:
+    """The report on servers of models as a Markdown document."""
+    host = machine()
+    introduction = _SWEPT_INTRODUCTION.format(
+        date=host["date"],
+        processor=host["processor"],
+        cores=host["cores"],
+        python=host["python"],
+        lines=lines,
+        rounds=rounds,
+    )
+    return "\n\n".join(["# Requests under way", introduction, swept_table(swept), swept_bars(swept)]) + "\n"
 
 
 def page(comparisons: Sequence[Comparison], side: int) -> str:
