@@ -102,9 +102,18 @@ def bars(comparisons: Sequence[Comparison]) -> str:
     for name, check in checks.items():
         judged = [(each, *check(each, got)) for each, got in ours]
         missed = [f"{_short(each)} ({shown})" for each, held, shown in judged if not held]
+        if not judged:
+            continue
         verdict = f"**not met** in {len(missed)} of {len(judged)}: {', '.join(missed)}" if missed else "**met**"
         lines.append(f"- {name}: {verdict}{'' if missed else f' ({len(judged)} of {len(judged)})'}.")
+    failed = [_short(each) for each in comparisons if any(_failed(run) for run in each.runs)]
+    if failed:
+        lines.insert(0, f"- Ours could not do the job in {len(failed)} of {len(comparisons)}: {', '.join(failed)}.")
     return "\n".join([*lines, *_better(comparisons)])
+
+
+def _failed(run: Run) -> bool:
+    return run.system.name == OURS and run.measures is None
 
 
 def _better(comparisons: Sequence[Comparison]) -> list[str]:

@@ -17,6 +17,7 @@ from benchmarks.provider import cli, report
 from benchmarks.provider.amounts import Quantity, Usage
 from benchmarks.provider.answers import Fault, Law, Prices, PromptCache
 from benchmarks.provider.clients import SYSTEMS
+from benchmarks.provider.endpoints import Endpoint
 from benchmarks.provider.jobs import job_of, lines, work_of
 from benchmarks.provider.ledger import ANSWERED, Entry, Ledger
 from benchmarks.provider.limits import FixedWindow, Limits
@@ -26,6 +27,7 @@ from benchmarks.provider.report import Comparison
 from benchmarks.provider.runs import KNOWLEDGE, Run, ledger_of, provider
 from benchmarks.provider.scenarios import MAX_TOKENS, SCENARIOS, Headers
 from benchmarks.provider.server import MODEL, Server, listening
+from benchmarks.provider.sweep import Swept, Timeline, bodies, fixed, ours
 from typer.testing import CliRunner
 
 PROMPT = [{"role": "user", "content": "Say something. [line 7]"}]
@@ -300,6 +302,34 @@ def test_the_page_says_where_another_is_better() -> None:
     worse = [Run(SYSTEMS["batchwright"], measures(0.96, 6.0), ""), *runs[1:]]
     page = report.page([Comparison("rpm", True, True, 10, 100.0, worse)], side=3)
     assert "**not met** in 1 of 1: rpm told+headers (96.0%)" in page
+
+
+def test_the_page_says_where_ours_has_failed() -> None:
+    runs = [Run(SYSTEMS["batchwright"], None, "exit status 2: no such option")]
+    page = report.page([Comparison("rpm", True, True, 10, 100.0, runs)], side=1)
+    assert "- Ours could not do the job in 1 of 1: rpm told+headers." in page
+    assert "**met**" not in page
+
+
+def test_a_rate_is_that_after_the_first_tenth() -> None:
+    slow_at_first = Timeline(times=[10.0, 11.0, 12.0], tokens=[10, 45, 45])
+    assert slow_at_first.rate == pytest.approx(45.0)
+    swept = Swept("server", {1: [10.0, 20.0], 8: [40.0, 50.0]}, ours=[44.0, 45.1])
+    assert swept.best == 8
+    assert swept.ratio == pytest.approx(0.99)
+    page = report.swept_page([swept], lines=10, rounds=2)
+    assert "at least 97% of what 8 requests under way give, after the first 10% of the job: **met** (99.0%)" in page
+
+
+def test_ours_and_a_fixed_number_of_requests_under_way_are_watched_alike() -> None:
+    with provider("rpm", headers=False, retry_after=False) as address:
+        endpoint = Endpoint(f"{address}/v1", MODEL)
+        requests = bodies(MODEL, 12, seed=1)
+        plain, own = fixed(endpoint, requests, 6), ours(endpoint, requests)
+        ledger = ledger_of(address)
+    assert (len(plain.tokens), len(own.tokens), len(ledger.refused)) == (12, 12, 0)
+    assert sum(plain.tokens) + sum(own.tokens) == sum(entry.output_tokens for entry in ledger)
+    assert min(plain.rate, own.rate) > 0
 
 
 def test_the_command_with_our_client(tmp_path: Path) -> None:
