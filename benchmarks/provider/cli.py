@@ -57,7 +57,7 @@ def providers(
         list[str] | None, typer.Option(help=f"May be repeated; default all that are installed: {', '.join(SYSTEMS)}.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=5.0, help="Of a job, for a client that knows everything.")
+        float | None, typer.Option(min=1.0, help="Of a job, for a client that knows everything.")
     ] = None,
     side: Annotated[int, typer.Option(min=1, help="Clients at a time.")] = len(SYSTEMS),
     server: Annotated[

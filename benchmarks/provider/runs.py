@@ -125,8 +125,9 @@ def _finished(command: Sequence[str], log: Path, patience: float) -> tuple[str, 
     last = printed.decode().strip().rpartition("\n")[2]
     if client.returncode in (0, 3):
         return "", last
-    told = log.read_text(errors="replace").strip().splitlines()
-    return f"exit status {client.returncode}: {told[-1] if told else 'no message'}", last
+    # The last words: what frames a message is none.
+    told = [line for line in log.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
+    return f"exit status {client.returncode}: {told[-1].strip('│ ') if told else 'no message'}", last
 
 
 def _written(output: Path) -> int:

@@ -28,6 +28,7 @@ from benchmarks.provider.runs import KNOWLEDGE, Run, ledger_of, provider
 from benchmarks.provider.scenarios import MAX_TOKENS, SCENARIOS, Headers
 from benchmarks.provider.server import MODEL, Server, listening
 from benchmarks.provider.sweep import Swept, Timeline, bodies, fixed, ours
+from benchmarks.provider.systems.protocol import Task
 from typer.testing import CliRunner
 
 PROMPT = [{"role": "user", "content": "Say something. [line 7]"}]
@@ -334,11 +335,20 @@ def test_ours_and_a_fixed_number_of_requests_under_way_are_watched_alike() -> No
 
 def test_the_command_with_our_client(tmp_path: Path) -> None:
     page = tmp_path / "providers.md"
-    arguments = ["--scenario", "quantized", "--system", "batchwright", "--seconds", "5", "--save", str(page)]
+    arguments = ["--scenario", "quantized", "--system", "batchwright", "--seconds", "3", "--save", str(page)]
     done = CliRunner().invoke(cli.app, [*arguments, "--knowledge", "untold+headers"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "| batchwright |" in page.read_text()
     assert "- Every line is answered: **met** (1 of 1)." in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "concurrency"),
+    [({}, 32), ({"rpm": 600}, 15), ({"rpm": 3000, "tpm": 180_000}, 15), ({"rpm": 600, "concurrency": 4}, 4)],
+)
+def test_a_client_is_given_as_many_requests_under_way_as_its_limits_allow(told: Any, concurrency: int) -> None:
+    task = Task("url", "job", "output", MODEL, MAX_TOKENS, **told)
+    assert task.useful_concurrency == concurrency
 
 
 def test_the_command_names_what_there_is() -> None:

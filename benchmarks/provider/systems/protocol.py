@@ -14,6 +14,8 @@ UNTOLD_CONCURRENCY = 32
 """What a client that has to be given a number of requests under way is given where no limit is known."""
 SECONDS_PER_REQUEST = 1.5
 """What a user who knows the model says that a request takes."""
+PROMPT_TOKENS = 100
+"""And what a prompt has."""
 MAX_ATTEMPTS = 10
 """Where a client is to be told how often to try: enough that a fault in two requests is survived."""
 
@@ -39,9 +41,9 @@ class Task:
         """As many requests under way as the limits that it was told of allow."""
         if self.concurrency is not None:
             return self.concurrency
-        if self.rpm is None:
-            return UNTOLD_CONCURRENCY
-        return max(math.ceil(self.rpm / 60 * SECONDS_PER_REQUEST), 1)
+        rates = [self.rpm, self.tpm and self.tpm / (self.max_tokens + PROMPT_TOKENS)]
+        told = [rate for rate in rates if rate is not None]
+        return max(math.ceil(min(told) / 60 * SECONDS_PER_REQUEST), 1) if told else UNTOLD_CONCURRENCY
 
     def bodies(self) -> list[tuple[str, dict[str, Any]]]:
         """The id and the request of each line."""
