@@ -24,7 +24,8 @@ from batchwright.errors import (
     ModelNotFound,
     Overloaded,
 )
-from batchwright.inference.endpoint import RETRIES, EndpointInference, EndpointRetries, pause_before_retry
+from batchwright.inference.endpoint import EndpointInference
+from batchwright.inference.endpoint_retries import RETRIES, EndpointRetries, pause_before_retry
 from batchwright.inference.inference import Call
 from batchwright.request import Traffic
 from batchwright.wire.error_bodies import error_body, retry_after, status_of
