@@ -20,7 +20,7 @@ class ExpectedUse:
         """Return what is expected of a request with `estimate` prompt tokens, whose answer may have `limit` tokens."""
         mean = self._output / self._answers if self._answers else _FIRST_GUESS
         ratio = self._counted / self._estimated if self._estimated else 1.0
-        return Use(estimate * ratio, mean if limit is None else min(mean, float(limit)))
+        return Use(estimate * ratio, mean if limit is None else min(mean, float(limit)), limit)
 
     def learn(self, expected_input: float, input_tokens: int | None, output_tokens: int | None) -> None:
         """Learn what a request used of which `expected_input` prompt tokens were expected; None: it is not known."""

@@ -16,6 +16,8 @@ class Use:
 
     input_tokens: float
     output_tokens: float
+    most_output: float | None = None
+    """Most tokens that its answer may have, as the request says; None: it does not say."""
 
     def of(self, kind: RateKind) -> float:
         """Return the amount that counts against a limit of this kind."""
@@ -24,6 +26,12 @@ class Use:
         if kind == "input_tokens":
             return self.input_tokens
         return self.output_tokens if kind == "output_tokens" else self.input_tokens + self.output_tokens
+
+    def at_most(self, kind: RateKind) -> float:
+        """Return the amount that counts where the longest answer does, as with many providers when a request comes."""
+        if kind != "tokens" or self.most_output is None:
+            return self.of(kind)
+        return self.input_tokens + self.most_output
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,8 @@ class Pacer:
         self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at)
         if self._cap is not None:
             self._cap.succeeded(attempt.cap_epoch, attempt.under_way)
+        for kind, sent in attempt.stated.items():
+            self._stated[kind].end(sent, used.of(kind))
         self._observe(attempt, stated, now, refused=False)
 
     def refused(
@@ -251,6 +253,8 @@ class Pacer:
     def failed(self, attempt: Attempt, now: float) -> None:
         """Note that a request failed for a reason that says nothing about limits, or was given up."""
         self._end(attempt)
+        for kind, sent in attempt.stated.items():
+            self._stated[kind].end(sent, attempt.use.of(kind))
 
     def told_use(self, now: float) -> dict[str, float]:
         """Return what counts at `now` against each limit that is told, by its kind, for other processes."""
@@ -330,13 +334,18 @@ class Pacer:
             if sent is None:
                 # Sent before the limit was known: what was sent since then is not known either.
                 sent = budget.begin(attempt.use, attempt.at)
+                budget.end(sent, 0.0)
             budget.observe(sent, limit, now, refused=refused)
-            if limit.remaining is not None and limit.remaining < max(1.0, attempt.use.of(limit.kind) * budget.ratio):
+            if limit.remaining is not None and limit.remaining < max(
+                1.0, attempt.use.at_most(limit.kind) * budget.ratio
+            ):
                 longest = min(_LONGEST_PAUSE, budget.window / 2.0)
         return longest
 
     def _forgive(self, attempt: Attempt, now: float) -> None:
         """Count no tokens of a request that was not computed; as a request it may count all the same."""
+        for kind, sent in attempt.stated.items():
+            self._stated[kind].end(sent, 0.0)
         for window, entry in attempt.told:
             if window.told.kind != "requests":
                 window.settle(entry, 0.0, now)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pace import Pace
 
-_ON_THE_WAY = 0.005
+_ON_THE_WAY = 0.002
 """Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
 
 _LOOK_AGAIN = 1.0

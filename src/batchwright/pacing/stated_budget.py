@@ -33,6 +33,8 @@ _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
 _TELLING = 0.02
 """Share of the limit that must be missing for a reset to tell anything."""
+_NEARLY_FULL = 0.9
+"""Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
 _FADES = 0.98
@@ -53,6 +55,8 @@ class Sent:
     amount: float
     total: float
     """Amounts of all requests up to this one, itself included."""
+    settled: float
+    """Amounts of all answers that had come by then."""
 
 
 class StatedBudget:
@@ -62,6 +66,14 @@ class StatedBudget:
         self.kind = kind
         self.limit = 0.0
         """Amount in a window; 0 while nothing was stated."""
+        self._is_charged_late = kind == "output_tokens"
+        """Whether it counts what answers have, as they come, and not what is expected of them."""
+        self._under_way = self._settled = 0.0
+        """Amounts of requests under way, and of those that ended."""
+        self._seen = 0.0
+        """Most that was ever left."""
+        self._capacity = 0.0
+        """Most that can be left: a bucket may hold less than what it is given in a window."""
         self.window = MINUTE
         self.care = 1.0
         """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
@@ -101,31 +113,38 @@ class StatedBudget:
         if not self.limit:
             return 0.0
         self._advance(now)
-        amount = use.of(self.kind) * self.ratio
+        amount = use.at_most(self.kind) * self.ratio
         if self.window <= _SHORT:
             return self._pace.wait(self._rate(amount, now), now)
-        missing = min(amount, self.limit) - self._left
+        missing = min(amount, self._capacity) - self._left
         if missing > 1e-9 * self.limit:
             return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
         return self._pace.wait(self._rate(amount, now), now)
 
     def begin(self, use: Use, now: float) -> Sent:
         """Count a request that is sent."""
-        amount = use.of(self.kind)
+        amount = use.at_most(self.kind)
         self._total += amount
+        self._under_way += amount
         if self.limit:
             self._advance(now)
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
-        return Sent(now, amount, self._total)
+        return Sent(now, amount, self._total, self._settled)
+
+    def end(self, sent: Sent, amount: float) -> None:
+        """Note that a request ended, and used `amount`."""
+        self._under_way = max(0.0, self._under_way - sent.amount)
+        self._settled += amount
 
     def observe(self, sent: Sent, stated: StatedLimit, now: float, *, refused: bool = False) -> None:
         """Learn what an answer states about the time when its request arrived, which was sent as `sent` says."""
         if stated.remaining is None:
             if not self.limit:
                 self.limit, self.window = float(stated.limit), stated.window or self.window
-                self._left, self._at = 0.0 if refused else float(stated.limit), now
+                self._capacity = self.limit
+                self._left, self._at = 0.0 if refused else self.limit, now
             return
         if refused and sent.at > self._refused_at:
             self._refused_at = now
@@ -136,15 +155,21 @@ class StatedBudget:
             return  # an older request, whose answer took longer
         if stated.limit != self.limit:
             self.limit, self._last = float(stated.limit), None
-            self._counted = self._expected = 0.0
+            self._counted = self._expected = self._capacity = self._seen = 0.0
+        self._seen = max(self._seen, stated.remaining + sent.amount * self.ratio)
+        self._capacity = min(self.limit, max(self._capacity, self._seen, stated.remaining + self._refills(stated)))
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent.at, now)
-        self._learn_ratio(sent, stated.remaining)
-        since = (self._total - sent.total) * self.ratio
+        if self._is_charged_late:
+            # Of what is under way it will be charged half, on average, before as much is refilled.
+            since = self._settled - sent.settled + 0.5 * self._under_way
+        else:
+            self._learn_ratio(sent, stated.remaining)
+            since = (self._total - sent.total) * self.ratio
         refilled = 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
-        self._left = min(self.limit, stated.remaining + refilled - since)
+        self._left = min(self._capacity, stated.remaining + refilled - since)
         self._at = now
         self._last = (sent.at, sent.total, float(stated.remaining))
 
@@ -153,14 +178,15 @@ class StatedBudget:
         even = self.limit / self.window * self.care
         if self.window <= _SHORT:
             return even
-        spare = self._left - max(_RESERVE * self.limit, min(2.0 * amount, 0.1 * self.limit))
+        reserve = max(_RESERVE * self._capacity, min(2.0 * amount, 0.1 * self._capacity))
+        spare = self._left - reserve
         if self.is_window:
             seconds = max(self._ends - now, 0.5)
             return min(max(self._left, 0.0) / seconds, _SURGE * even)
         if spare >= 0.0:
-            return even + spare / _HORIZON
+            return even + spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
         # Falls with what is left, so that the reserve fills again.
-        return even * max(0.5, 1.0 + spare / (2.0 * max(_RESERVE * self.limit, amount)))
+        return even * max(0.5, 1.0 + spare / (2.0 * reserve))
 
     @property
     def _late(self) -> float:
@@ -170,11 +196,14 @@ class StatedBudget:
         if now <= self._at or not self.limit:
             return
         if not self.is_window:
-            self._left = min(self.limit, self._left + (now - self._at) * self.limit / self.window)
+            self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
         elif now >= self._ends + self._late:
-            self._left, self._rolled_at = self.limit, now
+            self._left, self._rolled_at = self._capacity, now
             self._ends += self.window * math.ceil((now - self._ends) / self.window)
         self._at = now
+
+    def _refills(self, stated: StatedLimit) -> float:
+        return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
     def _tell_kind(self, stated: StatedLimit, sent_at: float, now: float) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
@@ -187,7 +216,7 @@ class StatedBudget:
             self._slides = self._slides or missing > 0.5 * stated.limit
             self._rolled_at = None
         self._ends = now + stated.reset
-        if missing >= _TELLING * stated.limit and stated.reset > 0.0:
+        if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._tellings == 0:
                 self._filled, self._spread = filled, 0.0
@@ -204,11 +233,11 @@ class StatedBudget:
             return
         at, total, before = self._last
         refilled = 0.0 if self.is_window else (sent.at - at) * self.limit / self.window
-        counted, expected = min(self.limit, before + refilled) - remaining, sent.total - total
+        counted, expected = min(self._capacity, before + refilled) - remaining, sent.total - total
         if expected <= 0.0 or (self.is_window and remaining > before):
             return
         self._counted = self._counted * _KEEP + counted
         self._expected = self._expected * _KEEP + expected
-        if self._expected >= _RATIO_KNOWN * self.limit:
+        if self._expected >= _RATIO_KNOWN * self._capacity:
             low, high = _RATIOS
             self.ratio = min(high, max(low, self._counted / self._expected))
