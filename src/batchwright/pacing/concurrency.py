@@ -32,6 +32,7 @@ _OUTCOMES = 20
 _OVERLOADED = 0.3
 """Share of recent outcomes that must be overload for the level to shrink."""
 _MOST_ROUNDS = 64
+_FEWER = 0.75
 _LEAST_QUEUE, _QUEUE = 2.0, 0.1
 """Requests that should wait in an engine that shows its queue, besides a share of those that it computes."""
 _GUIDED_STEP = 1.5
@@ -194,11 +195,13 @@ class ConcurrencyCap:
 
     def refused(self, under_way: int) -> None:
         """Learn that a request was refused when `under_way` were, itself included."""
-        self.strikes = 0 if self._accepted >= self.value else self.strikes + 1
+        self.strikes = 0 if self._accepted >= self.value / 4 else self.strikes + 1
         if self._probing and self._step == 1:
             self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
         self._accepted, self._step, self._probing = 0, 1, False
-        self._go_to(max(1, min(self.value, under_way) - 1))
+        value = min(self.value, under_way)
+        # A second refusal in a row means that it is not just one too many.
+        self._go_to(max(1, value - 1 if not self.strikes else int(value * _FEWER)))
 
     def _go_to(self, value: int) -> None:
         self.value = value
@@ -208,5 +211,5 @@ class ConcurrencyCap:
 
 def alike(values: Collection[int], spread: float = 0.03) -> bool:
     """Return whether whole numbers are the same but for two, or a share of `spread`."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=0), max(values, default=0)
     return high - low <= max(2, math.floor(spread * high))

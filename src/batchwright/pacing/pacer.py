@@ -28,7 +28,7 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
 _FEWEST_TO_BLAME = 3
-_STRIKES = 3
+_STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
 _FORETOLD = 2
 """Refusals in a row after which what was stated is not enough to foretell the next one."""
@@ -299,9 +299,11 @@ class Pacer:
             self._refused_under_way.clear()
             self._accepted_under_way = 0
             return
-        self._refused_under_way.append(attempt.under_way)
         if self._cap is not None:
             self._cap.refused(attempt.under_way)
+        if self._cap is None or not self._cap.strikes:
+            self._refused_under_way.append(attempt.under_way)
+        if self._cap is not None:
             if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD):
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
