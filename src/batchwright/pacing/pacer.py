@@ -48,6 +48,7 @@ _MOST_SURGE = 2.0
 """Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
 _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0
+_SAME = 1.001
 _MEMORY = 0.98
 
 
@@ -159,7 +160,8 @@ class Pacer:
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
-            wait = max(wait, window.wait(use, now))
+            if not self._is_stated(window.told):
+                wait = max(wait, window.wait(use, now))
         for budget in self._stated.values():
             wait = max(wait, budget.wait(use, now))
         return wait
@@ -324,6 +326,11 @@ class Pacer:
         if len(refused) < _EPISODES or min(refused) < _FEWEST_TO_BLAME or not alike(refused):
             return False
         return self._accepted_under_way <= min(refused) + 1
+
+    def _is_stated(self, told: ToldLimit) -> bool:
+        """Return whether the endpoint itself states a limit as low as this one: its own account is the better one."""
+        budget = self._stated.get(told.kind)
+        return budget is not None and 0.0 < budget.limit / budget.window <= told.limit / told.window * _SAME
 
     def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
         """Learn stated limits. If one of them has too little left for the request, return how long a pause may be."""
