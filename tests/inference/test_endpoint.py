@@ -269,6 +269,7 @@ async def test_the_body_of_a_refusal_is_kept() -> None:
         ({"message": "Please try again in 1.5s."}, 1.5),
         ({"message": "Please try again in 1.5s.", "retry_after": "9"}, 9.0),
         ({"retry_after": "soon"}, None),
+        ({"retry_after": "9" * 400}, None),
         ({"retry_after": "-5"}, None),
         ({}, None),
     ],

@@ -39,7 +39,7 @@ def gate_of(places: int, *told: ToldLimit, most: int = 64) -> Gate:
 
 
 @in_virtual_time
-async def test_who_is_cancelled_at_the_gate_leaves_no_trace(_: ManualClock) -> None:
+async def test_who_is_cancelled_at_the_gate_leaves_no_trace(clock: ManualClock) -> None:
     gate = gate_of(1, most=1)
     entered: list[str] = []
 
@@ -66,7 +66,7 @@ async def test_who_is_cancelled_at_the_gate_leaves_no_trace(_: ManualClock) -> N
 
 
 @in_virtual_time
-async def test_places_follow_priorities_and_weights(_: ManualClock) -> None:
+async def test_places_follow_priorities_and_weights(clock: ManualClock) -> None:
     gate = gate_of(1)
     entered: list[str] = []
     calls = [("a", 1.0, 5), ("a", 1.0, 5), ("b", 2.0, 5), ("b", 2.0, 5), ("b", 2.0, 5), ("a", 1.0, 0)]
@@ -90,7 +90,7 @@ async def test_places_follow_priorities_and_weights(_: ManualClock) -> None:
 
 
 @in_virtual_time
-async def test_the_next_place_is_for_the_owner_with_the_fewest(_: ManualClock) -> None:
+async def test_the_next_place_is_for_the_owner_with_the_fewest(clock: ManualClock) -> None:
     gate = gate_of(2, most=2)
     entered: list[str] = []
     leaves = {name: asyncio.Event() for name in ("a1", "a2", "a3", "a4", "b1", "c1")}
@@ -229,7 +229,7 @@ def test_a_try_that_took_too_long_is_overload() -> None:
 def test_a_refusal_states_limits_in_its_head_or_in_its_text() -> None:
     text = "Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500."
 
-    async def main(_: ManualClock) -> None:
+    async def main(clock: ManualClock) -> None:
         for stated in ((), (StatedLimit("tokens", 20_000, 0, 5.0),)):
             gate = gate_of(8)
             async with gate.enter(USE, "online") as turn:
@@ -250,6 +250,9 @@ def test_a_refusal_states_limits_in_its_head_or_in_its_text() -> None:
         ({"usage": {"prompt_tokens": 3}}, {"input": 3, "output": 0}),
         ({"usage": {"completion_tokens": 3}}, None),
         ({"usage": {"prompt_tokens": "3", "completion_tokens": 4}}, None),
+        ({"usage": {"prompt_tokens": 10**400, "completion_tokens": 4}}, None),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": -1}}, None),
+        ({"usage": {"prompt_tokens": True, "completion_tokens": 4}}, None),
         ({"usage": None}, None),
         ({"usage": [3]}, None),
         ({}, None),

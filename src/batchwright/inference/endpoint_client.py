@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -278,7 +279,8 @@ class EndpointClient:
         for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
             text = headers.get(name, "")
             if text.isascii() and text.replace(".", "", 1).isdigit():
-                return float(text) * unit
+                seconds = float(text) * unit
+                return seconds if math.isfinite(seconds) else None
         try:
             date = parsedate_to_datetime(headers.get("retry-after", ""))
             return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - self._unix_time())

@@ -21,6 +21,7 @@ _OVERLOADED = frozenset({408, 503, 529})
 """Statuses, besides 429, with which an endpoint says that it has too much to do."""
 _LONGEST_PAUSE = 600.0
 """Seconds after which an endpoint is asked again, however long a pause it names."""
+_MOST_TOKENS = 10**9
 _ROUNDING = 1e-4
 """Seconds by which a timer of the event loop may ring early."""
 
@@ -201,11 +202,16 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    first = usage.get("prompt_tokens", usage.get("input_tokens"))
-    second = usage.get("completion_tokens", usage.get("output_tokens", 0))
-    if not isinstance(first, int) or not isinstance(second, int):
+    first = _number(usage.get("prompt_tokens", usage.get("input_tokens")))
+    second = _number(usage.get("completion_tokens", usage.get("output_tokens", 0)))
+    if first is None or second is None:
         return None
     return {"input": first, "output": second}
+
+
+def _number(value: object) -> int | None:
+    """Return a number of tokens; None where `value` cannot be one."""
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def _now() -> float:

@@ -27,7 +27,7 @@ class ExpectedUse:
         if output_tokens is not None:
             self._output = self._output * _KEEP + output_tokens
             self._answers = self._answers * _KEEP + 1.0
-        if input_tokens is not None and expected_input > 0.0:
+        if input_tokens and expected_input > 0.0:  # no prompt has 0 tokens: who says so does not count them
             ratio = self._counted / self._estimated if self._estimated else 1.0
             self._counted = self._counted * _KEEP + input_tokens
             self._estimated = self._estimated * _KEEP + expected_input / ratio

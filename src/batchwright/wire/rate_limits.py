@@ -4,7 +4,8 @@ Read are, with names and units as their owners document them:
 
 - OpenAI's, and those of all that copy them (Azure, Groq, Mistral, Together, Fireworks, vLLM gateways, LiteLLM):
   `x-ratelimit-limit-requests`, `-remaining-requests` and `-reset-requests`, the same for `tokens`, and with a window in
-  the name as Mistral (`x-ratelimit-limit-tokens-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it;
+  the name as Mistral (`x-ratelimit-limit-tokens-minute`) and Cerebras (`x-ratelimit-limit-requests-day`) have it,
+  or `tokens-prompt` and `tokens-generated`, as Fireworks has them;
   resets are durations such as `1s`, `6m0s`, `120ms`, seconds, or times;
 - Anthropic's: `anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, the same for `tokens`, `input-tokens`
   and `output-tokens`; resets are times in RFC 3339;
@@ -14,6 +15,7 @@ Read are, with names and units as their owners document them:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,28 +46,36 @@ _KINDS: Mapping[str, RateKind] = {
     "tokens": "tokens",
     "input-tokens": "input_tokens",
     "output-tokens": "output_tokens",
+    "tokens-prompt": "input_tokens",
+    "tokens-generated": "output_tokens",
 }
 _WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 _OPENAI = re.compile(
-    r"x-ratelimit-limit-(requests|tokens|input-tokens|output-tokens)(-(?:second|minute|hour|day))?", re.ASCII
+    r"x-ratelimit-limit-(requests|tokens|input-tokens|output-tokens|tokens-prompt|tokens-generated)"
+    r"(-(?:second|minute|hour|day))?",
+    re.ASCII,
 )
 _ANTHROPIC = re.compile(r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-limit", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?", re.ASCII)
-_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{1,20})?", re.ASCII)
 _LARGEST = 10**15
 _EPOCH = 10**9
 """Numbers of seconds from here on are times, not durations."""
 _BODY = re.compile(
-    r"(requests|tokens|input tokens|output tokens) per (sec|min|hour|day)\w*.{0,40}?Limit:? ([\d,]+)"
-    r"(?:, (?:Used|Current):? ([\d,]+))?",
+    r"(requests|tokens|input tokens|output tokens) per (sec|min|hour|day)\w*.{0,40}?Limit:? (\d[\d,]*\b)"
+    r"(?:, (?:Used|Current):? (\d[\d,]*\b))?",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )
 _BODY_WINDOWS = {"sec": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
-_AGAIN = re.compile(r"(?:try again|retry) (?:in|after) (\d+(?:\.\d+)?) ?(ms|milliseconds?|s|seconds?|m|minutes?)\b")
+_AGAIN = re.compile(
+    r"(?:try again|retry) (?:in|after) "
+    r"(?:((?:\d+(?:\.\d+)?(?:ms|[dhms]))+)\b|(\d+(?:\.\d+)?) ?(milliseconds?|seconds?|minutes?)\b)",
+    re.ASCII,
+)
 _UNITS = {
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
-    **dict.fromkeys(("s", "second", "seconds"), 1.0),
-    **dict.fromkeys(("m", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("second", "seconds"), 1.0),
+    **dict.fromkeys(("minute", "minutes"), 60.0),
 }
 _READ = 2000
 """Characters of a message that are looked at."""
@@ -114,7 +124,8 @@ def retry_after_of_refusal(message: str) -> float | None:
     match = _AGAIN.search(message[:_READ].lower())
     if match is None:
         return None
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = seconds_until(match[1], 0.0) if match[1] else float(match[2]) * _UNITS[match[3]]
+    return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
 def seconds_until(text: str | None, unix_time: float) -> float | None:
@@ -128,7 +139,8 @@ def seconds_until(text: str | None, unix_time: float) -> float | None:
     match = _DURATION.fullmatch(text)
     if match is not None and any(match.groups()):
         days, hours, minutes, seconds, milliseconds = (float(each or 0.0) for each in match.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1e3
+        total = days * 86400 + hours * 3600 + minutes * 60 + seconds + milliseconds / 1e3
+        return total if math.isfinite(total) else None
     try:
         time = datetime.fromisoformat(text)
         return max(0.0, (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() - unix_time)

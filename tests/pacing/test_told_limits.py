@@ -1,0 +1,247 @@
+"""Limits that a user states are kept in every window, and used as far as they go: over drawn histories of requests."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchwright.pacing.limits import ToldLimit, Use, told_limits
+from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.sliding_window import SlidingWindow
+
+ROUNDING = 1e-4
+"""Seconds by which the gate lets requests go early."""
+MOST = 10_000
+"""Requests at once: more than any of these histories has."""
+
+Outcome = Literal["answered", "refused", "overloaded", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, and what becomes of it."""
+
+    pause: float
+    """Seconds for which the source has nothing before it."""
+    expected: Use
+    used: Use
+    latency: float
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a request counts for, as far as it is known."""
+
+    at: float
+    counts: Use
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """What a pacer did with requests."""
+
+    entries: list[Entry] = field(default_factory=list)
+
+
+def amount(entry: Entry, told: ToldLimit) -> float:
+    return entry.counts.of(told.kind)
+
+
+def play(pacer: Pacer, told: Sequence[ToldLimit], requests: Sequence[Request]) -> History:
+    """Send `requests` in order, each as soon as it is there and may go, and check each that goes."""
+    history, now = History(), 0.0
+    ends: list[tuple[float, int, Request, Attempt, Entry]] = []
+    serial = itertools.count()
+
+    def end_until(time: float) -> bool:
+        """End what ends by then; return whether anything did."""
+        is_any = bool(ends) and ends[0][0] <= time
+        while ends and ends[0][0] <= time:
+            at, _, request, attempt, entry = heapq.heappop(ends)
+            entry.outcome = request.outcome
+            match request.outcome:
+                case "answered":
+                    entry.counts = request.used
+                    used = int(request.used.input_tokens), int(request.used.output_tokens)
+                    pacer.succeeded(attempt, at, input_tokens=used[0], output_tokens=used[1])
+                case "refused":
+                    entry.counts = Use(0.0, 0.0)
+                    pacer.refused(attempt, at)
+                case "overloaded":
+                    entry.counts = Use(0.0, 0.0)
+                    pacer.overloaded(attempt, at)
+                case "failed":
+                    pacer.failed(attempt, at)
+        return is_any
+
+    for request in requests:
+        now += request.pause
+        end_until(now)
+        was_named = False
+        while (wait := pacer.wait(request.expected, now)) > ROUNDING:
+            assert not was_named, "nothing has happened since, so what was said comes true"
+            named = now + wait
+            now = min(named, ends[0][0]) if ends else named
+            assert now < math.inf, "it waits for the end of a request, and none is under way"
+            was_named = not end_until(now)
+        attempt = pacer.begin(request.expected, now)
+        entry = Entry(now, request.expected)
+        history.entries.append(entry)
+        heapq.heappush(ends, (now + request.latency, next(serial), request, attempt, entry))
+        for each in told:
+            within = [amount(other, each) for other in history.entries if other.at > now - each.window]
+            assert sum(within) <= each.limit * (1 + 1e-9) + 1e-6 or sum(within) == within[-1]
+    end_until(math.inf)
+    return history
+
+
+KINDS: list[Literal["requests", "tokens", "input_tokens", "output_tokens"]] = [
+    "requests",
+    "tokens",
+    "input_tokens",
+    "output_tokens",
+]
+limits = st.one_of(
+    st.builds(
+        ToldLimit,
+        st.just("requests"),
+        st.one_of(st.integers(1, 50).map(float), st.floats(1.0, 5e3)),
+        st.sampled_from([0.1, 1.0, 10.0, 60.0, 86_400.0]),
+    ),
+    st.builds(
+        ToldLimit, st.sampled_from(KINDS[1:]), st.floats(100.0, 5e4), st.sampled_from([1.0, 10.0, 60.0, 86_400.0])
+    ),
+)
+tokens = st.integers(0, 400).map(float)
+
+
+@st.composite
+def requests(draw: st.DrawFn, *, outcomes: Sequence[Outcome], spared: bool) -> Request:
+    """Requests that use as much as is expected or, if not `spared`, more."""
+    expected = Use(draw(tokens), draw(tokens))
+    share = draw(st.sampled_from([0.0, 0.3, 1.0] if spared else [0.0, 0.5, 1.0, 3.0]))
+    used = Use(float(int(expected.input_tokens * share)), float(int(expected.output_tokens * share)))
+    return Request(
+        draw(st.sampled_from([0.0, 0.0, 0.0, 0.01, 1.0, 30.0, 3600.0])),
+        expected,
+        used,
+        draw(st.sampled_from([0.0, 0.05, 1.0, 20.0, 300.0])),
+        draw(st.sampled_from(outcomes)),
+    )
+
+
+ANY: list[Outcome] = ["answered", "answered", "answered", "failed", "refused", "overloaded"]
+
+
+@given(
+    st.lists(limits, min_size=1, max_size=3),
+    st.lists(requests(outcomes=ANY, spared=False), min_size=1, max_size=40),
+)
+def test_what_is_known_to_count_never_exceeds_a_limit_in_any_window(told: list[ToldLimit], each: list[Request]) -> None:
+    play(Pacer(MOST, told, first=MOST), told, each)
+
+
+@given(
+    st.lists(limits, min_size=1, max_size=3),
+    st.lists(requests(outcomes=["answered", "failed"], spared=True), min_size=1, max_size=40),
+)
+def test_what_was_used_never_exceeds_a_limit_in_any_window(told: list[ToldLimit], each: list[Request]) -> None:
+    """Where no request uses more than was expected, windows that are looked at afterwards hold too."""
+    history = play(Pacer(MOST, told, first=MOST), told, each)
+    for limit in told:
+        for last in history.entries:
+            within = [amount(entry, limit) for entry in history.entries if last.at - limit.window < entry.at <= last.at]
+            # Of one that was larger than the limit, what it used may be less than that, so others may have come to it.
+            largest = max(request.expected.of(limit.kind) for request in each)
+            assert sum(within) <= max(limit.limit, largest) * (1 + 1e-9) + 1e-6
+
+
+@given(limits, st.lists(st.tuples(tokens, tokens), min_size=1, max_size=60))
+def test_a_limit_is_used_as_far_as_it_goes(told: ToldLimit, sizes: list[tuple[float, float]]) -> None:
+    """While work waits, no stretch of time has less than the even rate, but for what single requests leave free."""
+    pacer, now = Pacer(MOST, [told], first=MOST), 0.0
+    sent: list[tuple[float, float]] = []
+    rate = told.limit / (told.window * 1.005)
+    largest = max(Use(*size).of(told.kind) for size in sizes)
+    for size in sizes:
+        use = Use(*size)
+        waited = 0.0
+        while (wait := pacer.wait(use, now)) > 0.0:
+            assert math.isfinite(wait)
+            assert waited == 0.0 or wait < 1e-6, "a wait that is named is enough"
+            waited += wait
+            now += wait
+            if wait < 1e-9:
+                break
+        pacer.succeeded(
+            pacer.begin(use, now), now, input_tokens=int(use.input_tokens), output_tokens=int(use.output_tokens)
+        )
+        sent.append((now, use.of(told.kind)))
+        for start, _ in sent:
+            stretch = sum(part for at, part in sent if start <= at < now)
+            windows = math.floor((now - start) / (told.window * 1.005))
+            # Within a window the pace may be a request behind; at its end as much may not have fitted in.
+            least = min(rate * (now - start) - largest, windows * (told.limit - largest)) - largest
+            # 640 requests a second are let through beside the limit.
+            assert stretch >= least - 1e-6 * told.limit or rate > 640.0
+
+
+@given(limits, st.lists(st.tuples(tokens, tokens, st.floats(0.0, 100.0)), min_size=1, max_size=40))
+def test_no_wait_is_longer_than_the_window_and_the_pace_need(
+    told: ToldLimit, sizes: list[tuple[float, float, float]]
+) -> None:
+    window, now = SlidingWindow(told), 0.0
+    length = told.window * 1.005
+    entries: list[tuple[float, float]] = []
+    for first, second, pause in sizes:
+        now += pause
+        use = Use(first, second)
+        wait = window.wait(use, now)
+        # By definition: when enough of what counts has left the window, and when the request before is worked off.
+        counting = [(at, part) for at, part in entries if at > now - length]
+        excess = sum(part for _, part in counting) + use.of(told.kind) - told.limit
+        allowed = now
+        for at, part in counting:
+            if excess <= 1e-9:
+                break
+            excess -= part
+            allowed = at + length
+        before = sum(part for _, part in entries[-1:])
+        assert wait <= max(allowed - now, before * length / told.limit) * (1 + 1e-9) + 1e-6
+        assert wait >= allowed - now - 1e-6
+        now += wait
+        assert window.wait(use, now) <= 1e-6 + 1e-9 * now
+        window.begin(use, now)
+        entries.append((now, use.of(told.kind)))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan])
+def test_a_limit_must_allow_something(value: float) -> None:
+    with pytest.raises(ValueError, match="rpm="):
+        told_limits(rpm=value)
+    with pytest.raises(ValueError, match="tpm="):
+        told_limits(tpm=value)
+
+
+def test_told_limits() -> None:
+    assert told_limits() == ()
+    assert told_limits(60, 1000.5) == (ToldLimit("requests", 60.0, 60.0), ToldLimit("tokens", 1000.5, 60.0))
+
+
+def test_the_same_outcome_twice_is_a_mistake() -> None:
+    pacer = Pacer(4)
+    attempt = pacer.begin(Use(1.0, 1.0), 0.0)
+    pacer.failed(attempt, 1.0)
+    with pytest.raises(RuntimeError, match="twice"):
+        pacer.succeeded(attempt, 1.0, input_tokens=1, output_tokens=1)
+    assert pacer.under_way == 0
