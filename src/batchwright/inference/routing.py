@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
-from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, why_not_ready, work_of
+from batchwright.inference.inference import Call, Inference, Route, WorkUnderWay, standing_of, why_not_ready, work_of
 from batchwright.wire.requests import EMBEDDINGS_URL, read_model
 
 ANY_MODEL = "*"
@@ -126,6 +126,11 @@ class StandIn(_Renaming):
     def why_not_ready(self) -> str | None:
         """Reason why `inner` can compute no call now; None when it can."""
         return why_not_ready(self._inner)
+
+    @property
+    def standing(self) -> str | None:
+        """Where the calls of `inner` are, if they take long."""
+        return standing_of(self._inner)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self._inner, prefix)
