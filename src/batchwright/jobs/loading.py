@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
+from batchwright.inference.batches.provider import BatchProvider
+from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
+from batchwright.inference.batches.times import duration_seconds
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
     load_models,
@@ -22,6 +25,8 @@ from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
 from batchwright.models.cache import Progress
 from batchwright.wire.requests import EMBEDDINGS_URL
+
+Via: TypeAlias = Literal["live", "batch", "auto"]
 
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
@@ -44,6 +49,12 @@ class ModelChoice:
     concurrency: int = 64
     """Most requests under way at the endpoint."""
     served_model_names: tuple[str, ...] = ()
+    via: Via = "live"
+    """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
+    deadline: str | None = None
+    """Duration such as `6h` within which all lines are to be done; None: any time."""
+    batch_window: str = "24h"
+    """Completion window of batches."""
 
     def __post_init__(self) -> None:
         if self.backend is not None and self.embedding_model is not None:
@@ -54,6 +65,21 @@ class ModelChoice:
         if self.backend is not None and (chosen := self.config.chosen()):
             name, value = next(iter(chosen.items()))
             raise InputError(f"{name}={value!r} with backend={self.backend!r}: it is for models in this process")
+
+        self._check_batches()
+
+    def _check_batches(self) -> None:
+        if self.via not in ("live", "batch", "auto"):
+            raise InputError(f"via={self.via!r}: must be live, batch or auto")
+        if self.via == "live" and self.deadline is not None:
+            raise InputError(f"deadline={self.deadline!r} with via='live': requests are made as fast as they can be")
+        if self.via != "live" and self.backend is None:
+            raise InputError(f"via={self.via!r}: name the provider whose batches are meant, as backend")
+        if self.via == "auto" and self.deadline is None:
+            raise InputError("via='auto' needs a deadline, such as 6h: without one, batches are the cheapest")
+        if self.deadline is not None:
+            duration_seconds("deadline", self.deadline)
+        duration_seconds("batch_window", self.batch_window)
 
     @classmethod
     def of(cls, model: str | None, embedding_model: str | None, backend: str | None, **rest: object) -> ModelChoice:
@@ -78,23 +104,39 @@ class ModelChoice:
         return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
 
     @asynccontextmanager
-    async def opened(self, loaded: LoadedModels) -> AsyncIterator[Inference]:
+    async def opened(self, loaded: LoadedModels, batches: BatchJob | None = None) -> AsyncIterator[Inference]:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
-        Raises what `open_endpoint` raises.
+        `batches`: the job, for `via` batch and auto. Raises what `open_endpoint` raises.
         """
         if self.backend is None:
-            inference = loaded.inference()
+            inference: Inference = loaded.inference()
         else:
+            from batchwright.inference.batches.opening import open_provider
+
             models = None if self.model is None else {self.model: self.model}
             most = self.concurrency
+            provider = None if batches is None else open_provider(self.backend, self.api_key, window=self.batch_window)
             inference = await open_endpoint(
                 self.backend, self.api_key, models, max_concurrency=most, max_waiting=most, waits=False
             )
+            if batches is not None and provider is not None:
+                inference = self._in_batches(provider, inference, batches)
         try:
             yield self.renamed(inference)
         finally:
             await inference.close()
+
+    def _in_batches(self, provider: BatchProvider, live: Inference, job: BatchJob) -> Inference:
+        return ProviderBatchInference(
+            provider,
+            live,
+            job,
+            window=self.batch_window,
+            deadline=None if self.deadline is None else duration_seconds("deadline", self.deadline),
+            moves=self.via == "auto",
+            concurrency=self.concurrency,
+        )
 
     def renamed(self, inference: Inference) -> Inference:
         """`inference` under its own names and `served_model_names`."""

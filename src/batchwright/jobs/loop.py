@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import EndpointDown, EndpointError, RunFailed
-from batchwright.inference.inference import Call, Inference, why_not_ready
+from batchwright.inference.inference import Call, Inference, standing_of, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
@@ -125,8 +125,8 @@ class JobLoop:
 
     @property
     def why_waiting(self) -> str | None:
-        """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
-        return why_not_ready(self._inference) or self._executor.why_pausing
+        """Reason why no line can be computed now, or what lines wait for; None if there is none."""
+        return why_not_ready(self._inference) or standing_of(self._inference) or self._executor.why_pausing
 
     async def run(self) -> None:
         """Work until every line is finished.
@@ -157,6 +157,7 @@ class JobLoop:
 
     async def _wind_down(self) -> None:
         self.stopping = True
+        # Lines in batches of a provider end here too: those go on there, and the next run finds them.
         self._executor.try_no_more()
         until = self._clock.now() + _GRACE
         while self._executor and self._failure is None and self._clock.now() < until:

@@ -17,17 +17,20 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputBroken, InputError, InvalidRequest, shown
+from batchwright.inference.batches.account import BatchAccount
+from batchwright.inference.batches.provider_batches import BatchJob
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.job import Job
-from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
+from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel, Via
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
+from batchwright.lines.batch_line import request_prefix
 from batchwright.models import fingerprint
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import OPENAI_DEFAULTS
@@ -98,6 +101,9 @@ def run(
     backend_api_key: str | None = None,
     backend_concurrency: int = 64,
     served_model_names: Sequence[str] = (),
+    via: Via = "live",
+    deadline: str | None = None,
+    batch_window: str = "24h",
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
@@ -149,6 +155,10 @@ def run(
       models in this process; `backend_api_key` is its key, `backend_concurrency` how many requests it is given at once.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
+    - `via`: `"batch"` has the provider compute the lines in its own batches, at its price for these. `"auto"` does so
+      as far as they will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and has the
+      rest computed as requests; with `"batch"`, lines that are not done by `deadline` fail. `batch_window`: the
+      completion window of the batches.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
@@ -181,7 +191,8 @@ def run(
     given = None if model is None or isinstance(model, str) else model
     if inference is not None or given is not None:
         whole = "an inference" if inference is not None else "an Engine as model"
-        others = {"embedding_model": embedding_model, "backend": backend, **config.chosen()}
+        not_live = None if via == "live" else via
+        others = {"embedding_model": embedding_model, "backend": backend, "via": not_live, **config.chosen()}
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
                 raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
@@ -193,6 +204,9 @@ def run(
         api_key=backend_api_key,
         concurrency=backend_concurrency,
         served_model_names=tuple(served_model_names),
+        via=via,
+        deadline=deadline,
+        batch_window=batch_window,
     )
     if output is None and not dry_run:
         raise InputError("no output: name a file, such as answers.csv")
@@ -311,6 +325,7 @@ class _Run:
         self._engine = self.given_engine
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
+        self._batches: BatchAccount | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             if not job.complete:
@@ -376,7 +391,7 @@ class _Run:
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded) as inference:
+        async with given or self.choice.opened(loaded, self._batch_job(job)) as inference:
             started, model_before = self.clock.now(), self._stats.model_seconds
             sink = job.begin()
             self._forecast = RunForecast(job, self._engine, self.clock)
@@ -399,6 +414,21 @@ class _Run:
             finally:
                 self._loop_seconds = self.clock.now() - started
                 self._model_seconds = self._stats.model_seconds - model_before
+
+    def _batch_job(self, job: Job) -> BatchJob | None:
+        """The job for the batches of a provider; None if lines are computed otherwise. Raises `InputError`."""
+        if self.choice.via == "live":
+            return None
+        if self.spec.to_stream:
+            raise InputError("batches need an output file, beside which they are noted: name one with -o")
+        self._batches, prefix = BatchAccount(), request_prefix(job.key)
+        return BatchJob(
+            folder=job.batches,
+            is_finished=lambda call_id: not call_id.startswith(prefix) or int(call_id[len(prefix) :]) in job.finished,
+            forgets_failures=self.spec.retry_failed is not None,
+            lines_left=lambda: job.total - len(job.finished) - self._tally.lines_read,
+            account=self._batches,
+        )
 
     @property
     def _stats(self) -> EngineStats:
@@ -423,6 +453,7 @@ class _Run:
             interrupted=interrupted,
             wall_seconds=self.clock.now() - self._started,
             load_seconds=self._load_seconds,
+            batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
         )
         if self.report_path is not None:
@@ -441,7 +472,8 @@ class _Run:
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
         forecast = None
-        if self._loop is not None and phase == "running":
+        if self._loop is not None and phase == "running" and self._batches is None:
+            # Results of batches come in bursts, which say nothing about the time left.
             forecast = self._forecast.of(self._tally, len(self._loop))
         generated = self._tally.generated_tokens
         if self._engine is not None:
