@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from batchwright.cli import jobs, keys, models, quotas, run, serve, show, webhooks
+from batchwright.cli import batches, jobs, keys, models, quotas, run, serve, show, webhooks
 from batchwright.errors import (
     BatchwrightError,
     InputError,
@@ -37,6 +37,7 @@ app.command("serve", help=serve.SERVE_HELP, context_settings=serve.PASSED_ON, ad
 )
 app.add_typer(models.app, name="models")
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(batches.app, name="batches")
 app.add_typer(keys.app, name="keys")
 app.add_typer(quotas.app, name="quotas")
 app.add_typer(webhooks.app, name="webhooks")

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
-from batchwright.cli.run_views import failures_table, progress_view, report_table, show_plan
+from batchwright.cli.run_views import batches_left, failures_table, progress_view, report_table, show_plan
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
@@ -85,6 +85,12 @@ _PRICE = (
     "the part that batches cost), or the PROVIDER/MODEL of published prices (default: those of the endpoint's address)."
 )
 _PRICES = "With --backend: such prices by model, in TOML ([gpt-4o] input = 2.50 ...) or JSON."
+_VIA = (
+    "How the endpoint computes: as requests; in the provider's own batches, mostly at half the price; or in batches as "
+    "far as --deadline allows."
+)
+_DEADLINE = "Time within which all lines are to be done, such as 6h; counted from the first start of the job."
+_WINDOW = "Completion window of the provider's batches."
 _TEMPLATE = (
     "For tables: a prompt with {column} in it; \\n and \\t are newline and tab, {{ and }} braces; @FILE reads "
     "it from a file (default: '{prompt}')."
@@ -140,6 +146,9 @@ def run_command(
     cost: Annotated[
         bool, _model_option("--cost", help="With --backend: add its cost in dollars to the usage of each answer.")
     ] = False,
+    via: Annotated[str, _model_option(metavar="live|batch|auto", help=_VIA)] = "live",
+    deadline: Annotated[str | None, _model_option(metavar="DURATION", help=_DEADLINE)] = None,
+    batch_window: Annotated[str, _model_option(metavar="DURATION", help=_WINDOW)] = "24h",
     prompt_template: Annotated[str | None, _io_option(help=_TEMPLATE, show_default=False)] = None,
     system_template: Annotated[str | None, _io_option(help=_SYSTEM_TEMPLATE)] = None,
     messages_template: Annotated[str | None, _io_option(help=_MESSAGES_TEMPLATE)] = None,
@@ -205,6 +214,9 @@ def run_command(
                     price=price,
                     prices=prices,
                     cost=cost,
+                    via=cast("Any", via),
+                    deadline=deadline,
+                    batch_window=batch_window,
                     defaults=defaults,
                     input_format=input_format,
                     prompt_template=_template(prompt_template),
@@ -325,6 +337,14 @@ def _show(console: Console, report: RunReport) -> None:
         )
 
 
+def _flag(name: str) -> str | None:
+    """The value of a flag of this command, as it was given."""
+    arguments = sys.argv[1:]
+    if name in arguments[:-1]:
+        return arguments[arguments.index(name) + 1]
+    return next((each.partition("=")[2] for each in arguments if each.startswith(f"{name}=")), None)
+
+
 def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bool) -> None:
     report = interruption.report
     if not quiet:
@@ -340,6 +360,8 @@ def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bo
             [*(["python", "-m", "batchwright"] if program == "__main__.py" else [program]), *arguments]
         )
         message = f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {command}"
+    if report.batches is not None:
+        message += batches_left(report, _flag("--backend") or "URL")
     if interruption.kept_input is not None:
         message += f"\nwith the same input, which is kept in {interruption.kept_input}"
     console.print(message, highlight=False, markup=False, soft_wrap=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 from rich.text import Text
@@ -205,11 +206,48 @@ def report_table(report: RunReport) -> Table:
         *(_engine_rows(report) if report.steps else []),
     ]:
         table.add_row(name, value)
+    if report.batches is not None:
+        table.add_row("batches", _batches_row(report.batches))
     memory = _size(report.peak_memory_bytes)
     if report.peak_gpu_bytes is not None:
         memory += f", {_size(report.peak_gpu_bytes)} on the GPU"
     table.add_row("peak memory", memory)
     return table
+
+
+_SHOWN_BATCHES = 10
+
+
+def _batches_row(batches: dict[str, Any]) -> str:
+    """Return what became of the batches of a provider, and of their lines."""
+    parts = [f"{batches['submitted']:,} submitted"]
+    parts += [f"{batches['resumed']:,} of earlier runs"] if batches["resumed"] else []
+    parts += [f"{number:,} {ending}" for ending, number in batches["endings"].items()]
+    words = {"answered": "answered", "failed": "failed", "again": "submitted again", "moved": "moved to live requests"}
+    lines = [f"{counted(batches[name], 'line')} {word}" for name, word in words.items() if batches[name]]
+    return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}"
+
+
+def batches_left(report: RunReport, backend: str) -> str:
+    """Return which batches an interrupted run leaves at the provider, and how they are cancelled."""
+    left = (report.batches or {}).get("at_provider") or []
+    unclear = (report.batches or {}).get("unclear") or 0
+    message = ""
+    if left:
+        command = shlex.join(["batchwright", "batches", "cancel", "--backend", backend, *left[:_SHOWN_BATCHES]])
+        more = (
+            ""
+            if len(left) <= _SHOWN_BATCHES
+            else f" … and {len(left) - _SHOWN_BATCHES} more (batchwright batches list)"
+        )
+        few = "1 batch goes" if len(left) == 1 else f"{len(left):,} batches go"
+        message += f"\n{few} on at the provider, and the same command takes the results. To cancel: {command}{more}"
+    if unclear:
+        message += (
+            f"\n{'1 batch was' if unclear == 1 else f'{unclear:,} batches were'} just being created: the same command "
+            "finds out whether it exists before it creates anything."
+        )
+    return message
 
 
 def failures_table(report: RunReport) -> Table:

@@ -140,6 +140,20 @@ def why_not_ready(inference: Inference) -> str | None:
     return inference.why_not_ready if isinstance(inference, MayBeAway) else None
 
 
+@runtime_checkable
+class ComputesSlowly(Protocol):
+    """An `Inference` whose calls may take hours, and which can tell where they are."""
+
+    @property
+    def standing(self) -> str | None:
+        """Where the calls are, fit to be shown; None if there is none."""
+
+
+def standing_of(inference: Inference) -> str | None:
+    """Return where the calls of `inference` are, if they take long; None: there is nothing to tell."""
+    return inference.standing if isinstance(inference, ComputesSlowly) else None
+
+
 @dataclass(frozen=True, slots=True)
 class WorkUnderWay:
     """What an engine has computed, and what it holds of one job."""

@@ -17,6 +17,7 @@ from batchwright.inference.inference import (
     pacing_of,
     send_no_more,
     shared_use,
+    standing_of,
     why_not_ready,
     work_of,
 )
@@ -157,6 +158,11 @@ class StandIn(_Renaming):
     def send_no_more(self) -> None:
         """Give batch calls that `inner` has not sent anywhere yet back to their owners."""
         send_no_more(self._inner)
+
+    @property
+    def standing(self) -> str | None:
+        """Where the calls of `inner` are, if they take long."""
+        return standing_of(self._inner)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self._inner, prefix)

@@ -41,6 +41,7 @@ from batchwright.planning.identical import Place
 
 _SUFFIXES = (".partial", ".results.jsonl")
 """Ends of the names of files beside the output that hold results: of lines, and of a table."""
+_BATCHES = ".batches"
 _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
     None: lambda error: False,
     "passing": lambda error: bool(error.get(RETRYABLE)),
@@ -57,10 +58,10 @@ class Job:
     """A job that was checked, fingerprinted and compared with the content of its output. A context manager.
 
     Files beside OUTPUT: `OUTPUT.batchwright.json` (state and lock), `OUTPUT.spend` (what was paid, where that is
-    known), `OUTPUT.input` (the content of a stream, until the job is complete), and results as they finish, wherever
-    OUTPUT is only written at the end: `OUTPUT.results.jsonl` for a table, which stays, and `OUTPUT.partial` for lines
-    in order or compressed. Before `begin`, no file of an earlier run is changed, and no file of this run is left
-    behind.
+    known), `OUTPUT.input` (the content of a stream, until the job is complete), `OUTPUT.batches` (the journal of
+    batches at a provider, likewise), and results as they finish, wherever OUTPUT is only written at the end:
+    `OUTPUT.results.jsonl` for a table, which stays, and `OUTPUT.partial` for lines in order or compressed. Before
+    `begin`, no file of an earlier run is changed, and no file of this run is left behind.
     """
 
     def __init__(self, spec: JobSpec, clock: Clock) -> None:
@@ -105,7 +106,8 @@ class Job:
         self.total, self.weight = self.source.measure()
         """Number of lines of the input, without blank lines, and the sum of their weights."""
         self.ids = IdTable(self.total)
-        self.finished = Finished() if self._fresh else scan(self._held, self.key, self.ids, self._again)
+        nothing = self._fresh or not self._held.exists()
+        self.finished = Finished() if nothing else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""
 
     def _beside(self, suffix: str) -> Path:
@@ -137,6 +139,10 @@ class Job:
         if self._state_file is None or self.spec.overwrite:
             return False
         present = [path for path in (self._output, self._working) if path.exists() and path.stat().st_size]
+        # Lines in a provider's batches may be paid already, though none has a result yet.
+        has_batches = self.batches.is_dir()
+        if has_batches:
+            present.append(self.batches)
         if not present:
             return False
         saved = self._state_file.read()
@@ -148,7 +154,7 @@ class Job:
         changes = identity.changes(saved.identity, self._has_grown(identity, saved.identity))
         if changes:
             # Results of another job that are all errors are of no use to anybody.
-            if self._held.exists() and nothing_succeeded(self._held, saved.key):
+            if not has_batches and self._held.exists() and nothing_succeeded(self._held, saved.key):
                 return False
             raise ResumeRefused(
                 f"{present[0]} holds results of a run that differs in {'; '.join(changes)}. To go on, run it as it "
@@ -160,7 +166,7 @@ class Job:
                 f"{self._held} is missing, which holds the results that {self._output} was made of: restore it, name "
                 "another output, or start over with --overwrite"
             )
-        return self._held.exists()
+        return self._held.exists() or has_batches
 
     def _has_grown(self, now: JobIdentity, then: JobIdentity) -> bool:
         """Whether the input is what it was, with lines appended to the last file, or further files."""
@@ -220,6 +226,8 @@ class Job:
             for path in (self._output, *map(self._beside, _SUFFIXES)):
                 if path != self._working:
                     path.unlink(missing_ok=True)
+            if self.batches.is_dir():
+                shutil.rmtree(self.batches)
         else:
             self._bring_back()
             if not self.complete:
@@ -242,7 +250,7 @@ class Job:
 
     def _bring_back(self) -> None:
         """Make the results in an output that is complete the file that results are appended to."""
-        if self._held == self._working:
+        if self._held == self._working or not self._held.exists():
             return
         if self._form.compression:
             with reading(self._held) as source, replacing(self._working) as target:
@@ -264,10 +272,17 @@ class Job:
                 for line in results if self.spec.ordered else source:
                     target.write(line)
             self._working.unlink()
+        if self._state_file is not None and self.batches.is_dir():
+            shutil.rmtree(self.batches)
         if self._spool is not None:
             # An earlier run may have kept one, and been killed before removing it: this replaces and removes it.
             self._spool.keep()
             self._spool.remove()
+
+    @property
+    def batches(self) -> Path:
+        """Folder with the journal of the batches that providers compute for this job, until it is complete."""
+        return self._beside(_BATCHES)
 
     def _make_table(self) -> None:
         """Write the table of answers, unless it is there and was made of the same results."""

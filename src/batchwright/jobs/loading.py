@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import EngineClosed, InputError
+from batchwright.inference.batches.provider import BatchProvider
+from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
+from batchwright.inference.batches.times import duration_seconds
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.inference.inference import Call, Inference
 from batchwright.inference.loading import (
@@ -27,10 +30,16 @@ from batchwright.pacing.limits import ToldLimit
 from batchwright.wire.dialects import OPENAI, Dialect
 from batchwright.wire.requests import EMBEDDINGS_URL
 
+Via: TypeAlias = Literal["live", "batch", "auto"]
+
 if TYPE_CHECKING:
     from batchwright.encoder.encoder import Encoder
     from batchwright.engine.engine import Engine
     from batchwright.engine.tokenizer import Tokenizer
+
+
+_LIVE_AT_ONCE = 64
+"""Live requests at once that the forecast of a deadline assumes, where their number is found as they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,12 @@ class ModelChoice:
     told: tuple[ToldLimit, ...] = ()
     """Rate limits of the endpoint."""
     served_model_names: tuple[str, ...] = ()
+    via: Via = "live"
+    """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
+    deadline: str | None = None
+    """Duration such as `6h` within which all lines are to be done; None: any time."""
+    batch_window: str = "24h"
+    """Completion window of batches."""
 
     def __post_init__(self) -> None:
         if self.others and self.backend is None:
@@ -66,6 +81,26 @@ class ModelChoice:
         if self.backend is not None and (chosen := self.config.chosen()):
             name, value = next(iter(chosen.items()))
             raise InputError(f"{name}={value!r} with backend={self.backend!r}: it is for models in this process")
+
+        self._check_batches()
+
+    def _check_batches(self) -> None:
+        if self.via not in ("live", "batch", "auto"):
+            raise InputError(f"via={self.via!r}: must be live, batch or auto")
+        if self.via == "live" and self.deadline is not None:
+            raise InputError(f"deadline={self.deadline!r} with via='live': requests are made as fast as they can be")
+        if self.via != "live" and self.backend is None:
+            raise InputError(f"via={self.via!r}: name the provider whose batches are meant, as backend")
+        if self.via == "auto" and self.deadline is None:
+            raise InputError("via='auto' needs a deadline, such as 6h: without one, batches are the cheapest")
+        if self.deadline is not None:
+            duration_seconds("deadline", self.deadline)
+        duration_seconds("batch_window", self.batch_window)
+
+    @property
+    def is_live_elsewhere(self) -> bool:
+        """Whether an endpoint elsewhere computes the lines as requests, so that their order matters to its cache."""
+        return self.backend is not None and self.via == "live"
 
     @classmethod
     def of(cls, model: str | None, embedding_model: str | None, backend: str | None, **rest: object) -> ModelChoice:
@@ -90,15 +125,23 @@ class ModelChoice:
         return None if self.backend is not None or self.model is None else load_tokenizer(self.model)
 
     @asynccontextmanager
-    async def opened(self, loaded: LoadedModels, meter: Meter | None = None) -> AsyncIterator[Inference]:
+    async def opened(
+        self, loaded: LoadedModels, meter: Meter | None = None, batches: BatchJob | None = None
+    ) -> AsyncIterator[Inference]:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
-        `meter` counts what calls to an endpoint cost. Raises what `open_endpoint` raises.
+        `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
+        `open_endpoint` raises.
         """
         if self.backend is None:
-            inference = loaded.inference()
+            inference: Inference = loaded.inference()
         else:
+            from batchwright.inference.batches.opening import open_provider
+
             models = None if self.model is None else {self.model: self.model}
+            provider = None
+            if batches is not None:
+                provider = open_provider(self.backend, self.key, dialect=self.dialect, window=self.batch_window)
             inference = await open_endpoints(
                 [(self.backend, self.key), *self.others],
                 models,
@@ -109,10 +152,24 @@ class ModelChoice:
                 dialect=self.dialect,
                 meter=meter,
             )
+            if batches is not None and provider is not None:
+                inference = self._in_batches(provider, inference, batches, meter)
         try:
             yield self.renamed(inference)
         finally:
             await inference.close()
+
+    def _in_batches(self, provider: BatchProvider, live: Inference, job: BatchJob, meter: Meter | None) -> Inference:
+        return ProviderBatchInference(
+            provider,
+            live,
+            job,
+            window=self.batch_window,
+            deadline=None if self.deadline is None else duration_seconds("deadline", self.deadline),
+            moves=self.via == "auto",
+            concurrency=self.concurrency or _LIVE_AT_ONCE,
+            meter=meter,
+        )
 
     def renamed(self, inference: Inference) -> Inference:
         """`inference` under its own names and `served_model_names`."""

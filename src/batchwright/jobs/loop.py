@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
-from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, why_not_ready
+from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
 from batchwright.jobs.job import Job
@@ -179,8 +179,8 @@ class JobLoop:
 
     @property
     def why_waiting(self) -> str | None:
-        """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
-        return why_not_ready(self._inference) or self._executor.why_pausing
+        """Reason why no line can be computed now, or what lines wait for; None if there is none."""
+        return why_not_ready(self._inference) or standing_of(self._inference) or self._executor.why_pausing
 
     async def run(self) -> None:
         """Work until every line is finished.
@@ -216,6 +216,7 @@ class JobLoop:
 
     async def _wind_down(self) -> None:
         self.stopping = True
+        # Lines in batches of a provider end here too: those go on there, and the next run finds them.
         send_no_more(self._inference)
         self._executor.try_no_more()
         until = self._clock.now() + _GRACE

@@ -109,6 +109,8 @@ class RunReport:
     peak_memory_bytes: int = 0
     """Resident memory of the process."""
     peak_gpu_bytes: int | None = None
+    batches: dict[str, Any] | None = None
+    """Of lines that a provider computed in its batches: the fields of `BatchAccount`. None for other runs."""
 
     @classmethod
     def of_run(

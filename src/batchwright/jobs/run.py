@@ -17,6 +17,8 @@ from batchwright.clock import Clock, MonotonicClock
 from batchwright.durable_files import followed, is_special
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, BudgetExhausted, InputBroken, InputError, InvalidRequest, shown
+from batchwright.inference.batches.account import BatchAccount
+from batchwright.inference.batches.provider_batches import BatchJob
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
@@ -27,7 +29,7 @@ from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import check_body, check_sent_body
-from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
+from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel, Via
 from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
@@ -35,6 +37,7 @@ from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
+from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
@@ -127,6 +130,9 @@ def run(
     price: str | None = None,
     prices: str | os.PathLike[str] | None = None,
     cost: bool = False,
+    via: Via = "live",
+    deadline: str | None = None,
+    batch_window: str = "24h",
     defaults: SamplingParams | Mapping[str, Any] | None = None,
     input_format: str | None = None,
     prompt_template: str | None = None,
@@ -176,11 +182,12 @@ def run(
     - `embedding_model`: the model for lines for `/v1/embeddings`.
     - `backend`: the address of an endpoint, such as `https://host/v1`, which computes in place of models in this
       process. `backend_dialect`: the form of its requests and answers, `"openai"` or `"anthropic"`; by default that of
-      its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md. `also`: further
-      endpoints with their keys, or further keys of the same, which share the lines by what each has room for; they must
-      have the same models and dialect. `backend_concurrency`: how many requests it is given at once, by default as many
-      as deliver the most. `rpm` and `tpm`: its limits of requests and tokens a minute; those that its answers state,
-      and those that show by refusals, are found and kept without being told.
+      its host. `backend_api_key`: its key; by default the one in the environment, see docs/endpoints.md.
+      `backend_concurrency`: how many requests it is given at once, by default as many as deliver the most. `rpm` and
+      `tpm`: its limits of requests and tokens a minute; those that its answers state, and those that show by refusals,
+      are found and kept without being told.
+    - `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
+      room for; they must have the same models and dialect.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
@@ -190,6 +197,10 @@ def run(
       `cache_write` and `batch` (the part of it that batches cost); or `"openai/gpt-4o-mini"` for published prices. By
       default those of the provider whose address `backend` is. `prices`: a file with such prices by model (TOML, JSON).
     - `cost`: says in the `usage` of each answer what it cost, in dollars.
+    - `via`: `"batch"` has the provider compute the lines in its own batches, at its price for these. `"auto"` does so
+      as far as they will be done by `deadline`, a duration such as `"6h"` from the first start of the job, and has the
+      rest computed as requests; with `"batch"`, lines that are not done by `deadline` fail. `batch_window`: the
+      completion window of the batches.
     - `defaults`: sampling parameters of lines that do not set them, all or some by name. For the rest the default is
       that of `SamplingParams`, or with `backend` whatever the endpoint takes.
     - `prompt_template`, `system_template`: texts with `{column}` in them, for the prompt and the system message before
@@ -223,7 +234,8 @@ def run(
     given = None if model is None or isinstance(model, str) else model
     if inference is not None or given is not None:
         whole = "an inference" if inference is not None else "an Engine as model"
-        others = {"embedding_model": embedding_model, "backend": backend, **config.chosen()}
+        not_live = None if via == "live" else via
+        others = {"embedding_model": embedding_model, "backend": backend, "via": not_live, **config.chosen()}
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
                 raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
@@ -239,6 +251,9 @@ def run(
         concurrency=backend_concurrency,
         told=_told(rpm, tpm),
         served_model_names=tuple(served_model_names),
+        via=via,
+        deadline=deadline,
+        batch_window=batch_window,
     )
     terms = SpendingTerms.of(
         backend, budget=budget, price=price, prices=None if prices is None else Path(prices), tells_costs=cost
@@ -382,6 +397,7 @@ class _Run:
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
+        self._batches: BatchAccount | None = None
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             self._meter = None if self.terms is None else self.terms.meter(job)
@@ -478,7 +494,7 @@ class _Run:
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded, self._meter) as inference:
+        async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
             if self.terms is not None and inference.models:
                 self.terms.require_price(self.choice.model or inference.models[0])
             started, model_before = self.clock.now(), self._stats.model_seconds
@@ -494,7 +510,7 @@ class _Run:
                         defaults=self.spec.defaults,
                         on_progress=lambda: self._show_loop(job),
                         tally=self._tally,
-                        order=None if self.choice.backend is None else PrefixOrder(),
+                        order=PrefixOrder() if self.choice.is_live_elsewhere else None,
                         identical=identical,
                         cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     )
@@ -517,6 +533,21 @@ class _Run:
     def _cost_of(self, call_id: str) -> float | None:
         cost = None if self._meter is None else self._meter.cost_of(call_id)
         return None if cost is None else in_dollars(cost)
+
+    def _batch_job(self, job: Job) -> BatchJob | None:
+        """The job for the batches of a provider; None if lines are computed otherwise. Raises `InputError`."""
+        if self.choice.via == "live":
+            return None
+        if self.spec.to_stream:
+            raise InputError("batches need an output file, beside which they are noted: name one with -o")
+        self._batches, prefix = BatchAccount(), request_prefix(job.key)
+        return BatchJob(
+            folder=job.batches,
+            is_finished=lambda call_id: not call_id.startswith(prefix) or int(call_id[len(prefix) :]) in job.finished,
+            forgets_failures=self.spec.retry_failed is not None,
+            lines_left=lambda: job.total - len(job.finished) - self._tally.lines_read,
+            account=self._batches,
+        )
 
     @property
     def _stats(self) -> EngineStats:
@@ -544,6 +575,7 @@ class _Run:
             pacing={} if self._loop is None else self._loop.pacing,
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
+            batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
         )
         if self.report_path is not None:
@@ -568,7 +600,8 @@ class _Run:
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
         forecast = None
-        if self._loop is not None and phase == "running":
+        if self._loop is not None and phase == "running" and self._batches is None:
+            # Results of batches come in bursts, which say nothing about the time left.
             forecast = self._forecast.of(self._tally, len(self._loop))
         generated = self._tally.generated_tokens
         if self._engine is not None:

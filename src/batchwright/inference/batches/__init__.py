@@ -1,0 +1,1 @@
+"""Calls computed by a provider's own batch API."""

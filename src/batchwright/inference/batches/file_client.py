@@ -1,0 +1,133 @@
+"""`FileClient`: an `EndpointClient` that also sends and fetches whole files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from batchwright.durable_files import TEMPORARY, sync
+from batchwright.errors import EndpointError, EndpointUnreachable
+from batchwright.inference.endpoint_client import EndpointClient
+from batchwright.inference.endpoint_keys import EndpointKey
+from batchwright.wire.dialects import OPENAI, Dialect
+
+_PIECE = 2**18
+
+
+class FileClient(EndpointClient):
+    """A client of an endpoint's files and batches. No request is sent twice, and all raise `EndpointError`."""
+
+    def __init__(
+        self, base_url: str, key: str | EndpointKey | None, *, dialect: Dialect = OPENAI, timeout: float = 120.0
+    ) -> None:
+        super().__init__(base_url, key, dialect=dialect, timeout=timeout, connections=4, resends=False)
+
+    async def get(self, *parts: str, **query: str | int | None) -> Any:
+        """Get the JSON value at a path of `parts`."""
+        async with self._exchange("GET", _path(*parts, **query)) as response:
+            return self._value(await self._whole(response))
+
+    async def post(self, *parts: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Post a value as JSON, and return that of the answer."""
+        content = b"" if body is None else msgspec.json.encode(body)
+        async with self._exchange("POST", _path(*parts), content, headers) as response:
+            return self._value(await self._whole(response))
+
+    async def post_pieces(self, *parts: str, pieces: AsyncIterator[bytes], size: int) -> Any:
+        """Post `size` bytes of JSON that come in pieces."""
+        headers = {"content-length": str(size)}
+        async with self._exchange("POST", _path(*parts), pieces, headers) as response:
+            return self._value(await self._whole(response))
+
+    async def post_form(self, *parts: str, fields: Mapping[str, str], file: Path, name: str) -> Any:
+        """Post a form with `fields` and, as `file`, a file that is called `name`."""
+        with file.open("rb") as content, aiohttp.MultipartWriter("form-data") as form:
+            for key, value in fields.items():
+                form.append(value).set_content_disposition("form-data", name=key)
+            part = form.append(content, {"content-type": "application/jsonl"})
+            part.set_content_disposition("form-data", name="file", filename=name)
+            headers = {"content-type": form.headers["content-type"]}
+            async with self._exchange("POST", _path(*parts), form, headers) as response:
+                return self._value(await self._whole(response))
+
+    async def first_line(self, path: str) -> bytes:
+        """Return the first line of the content at `path`, and leave the rest."""
+        line = bytearray()
+        async with self._exchange("GET", path) as response:
+            async for piece in response.content.iter_chunked(_PIECE):
+                line += piece
+                if b"\n" in piece:
+                    break
+            response.close()
+        return bytes(line).partition(b"\n")[0]
+
+    async def download(self, sources: Sequence[str], path: Path) -> None:
+        """Write the contents at some paths to the file `path`, one after the other, whole or not at all."""
+        temporary = path.with_name(path.name + TEMPORARY)
+        with temporary.open("wb") as file:
+            for each in sources:
+                last = b"\n"
+                async with self._exchange("GET", each) as response:
+                    async for piece in response.content.iter_chunked(_PIECE):
+                        file.write(piece)
+                        last = piece[-1:]
+                if last != b"\n":
+                    file.write(b"\n")
+        await asyncio.to_thread(_put, temporary, path)
+
+    @asynccontextmanager
+    async def _exchange(
+        self, method: str, path: str, data: object = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._http().request(
+                method,
+                URL(self.url + path, encoded=True),
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                proxy_headers=self._tunnel_headers,
+                # A kept connection that the server has just closed would leave unclear whether the request arrived.
+                trace_request_ctx=_Unused(),
+            ) as response:
+                if not 200 <= response.status < 300:
+                    raise self._refusal(response, await self._whole(response))
+                yield response
+        except (aiohttp.ClientError, TimeoutError) as error:
+            what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
+            raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
+
+    def _value(self, content: bytes) -> Any:
+        try:
+            return msgspec.json.decode(self._blotted(content.decode()))
+        except (ValueError, RecursionError):
+            shown = self._blotted(content[:300].decode(errors="replace"))
+            raise EndpointError(f"{self.url} answers with something else than JSON: {shown!r}") from None
+
+
+def _put(made: Path, path: Path) -> None:
+    """Put a file that was made in its place, durably."""
+    sync(made)
+    made.replace(path)
+    sync(path.absolute().parent)
+
+
+class _Unused:
+    """What the trace of a request writes to."""
+
+    over_kept = False
+
+
+def _path(*parts: str, **query: str | int | None) -> str:
+    """Return the path of `parts`, each of which is one segment or several with slashes between them."""
+    path = "".join("/" + quote(part.strip("/"), safe="/:") for part in parts)
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,45 @@
+"""Values in the JSON of providers, which may lack anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from batchwright.errors import EndpointError
+
+
+def data(answer: object) -> list[dict[str, Any]]:
+    """Return the objects of a list, in either form that is in use."""
+    found = answer.get("data") if isinstance(answer, dict) else answer
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def id_of(answer: object, what: str) -> str:
+    found = answer.get("id") if isinstance(answer, dict) else None
+    if not isinstance(found, str) or not found:
+        raise EndpointError(f"the provider answers without the id of {what}")
+    return found
+
+
+def part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = values.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def time_of(value: object) -> float | None:
+    """Return a Unix time, which is given as a number or in ISO 8601."""
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+    except ValueError:
+        return None

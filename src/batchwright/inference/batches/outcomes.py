@@ -1,0 +1,47 @@
+"""`Outcomes`: how lines end, for their callers, for the money that is reserved, and in the account."""
+
+from __future__ import annotations
+
+from batchwright.inference.batches.account import BatchAccount
+from batchwright.inference.batches.held import HeldLine
+from batchwright.inference.batches.provider import LineResult
+
+
+class Outcomes:
+    """Ends lines, each once: what comes after its first outcome, or after its caller left, changes nothing."""
+
+    def __init__(self, account: BatchAccount) -> None:
+        self._account = account
+
+    def result(self, line: HeldLine, result: LineResult) -> None:
+        """Hand out the result of a line. An error costs nothing."""
+        if line.future.done():
+            return
+        if result.answer is not None:
+            self._account.answered += 1
+            line.reservation.settle(line.call.endpoint, result.answer)
+        else:
+            self._account.failed += 1
+            line.reservation.release()
+        line.future.set_result(result)
+
+    def error(self, line: HeldLine, error: Exception) -> None:
+        """End a line that was not computed with an error of its own."""
+        if not line.future.done():
+            self._account.failed += 1
+            line.reservation.release()
+            line.future.set_exception(error)
+
+    def live(self, line: HeldLine) -> None:
+        """Let a line go on as a live request."""
+        if not line.future.done():
+            self._account.moved += 1
+            line.reservation.release()
+            line.future.set_result("live")
+
+    def stopped(self, line: HeldLine, error: Exception) -> None:
+        """End a line with an error that is not its own. What is reserved for one in the journal stays so."""
+        if not line.future.done():
+            if not line.is_noted:
+                line.reservation.release()
+            line.future.set_exception(error)

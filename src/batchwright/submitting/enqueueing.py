@@ -1,0 +1,95 @@
+"""How much may lie at a provider at once: found by what it takes and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_CLOSE = 0.9
+"""Ratio of what was taken to what was refused from which the limit counts as found."""
+_SHARE_OF_TOLD = 0.9
+"""Share of a limit that the provider names that one batch may have, since our count of tokens is an estimate."""
+_REMEMBERED = 3600.0
+"""Seconds after a refusal for which the limit counts as found."""
+_TOLD = re.compile(r"limit(?::| of) *([\d,.]+) *([KMB]?)\b", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1_000, "M": 1_000_000, "B": 1_000_000_000}
+_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded", "request_limit_exceeded"})
+
+
+class EnqueuedTokens:
+    """The limit of tokens that a provider lets one customer enqueue, in our own estimate of tokens.
+
+    More is enqueued until the provider refuses. Between the most that it took and the least that it refused the limit
+    is searched by halving, one try for each batch that ends; an hour after the last refusal it is searched anew, since
+    limits rise with what a customer has paid. A refusal costs nothing but time. All times are in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.taken = 0.0
+        """Most tokens that the provider had of us at once."""
+        self.refused = math.inf
+        """Least tokens that were too many."""
+        self.closed_until = -math.inf
+        """Time until which nothing is enqueued, since what is in the way is not ours."""
+        self._refused_at = -math.inf
+        self._may_try = True
+
+    def limit(self, now: float) -> float:
+        """Return how many tokens may be enqueued now."""
+        if self.refused == math.inf or now - self._refused_at >= _REMEMBERED:
+            return math.inf
+        if self.taken >= _CLOSE * self.refused or not self._may_try:
+            return self.taken
+        return (self.taken + self.refused) / 2
+
+    def has_room(self, tokens: float, enqueued: float, now: float) -> bool:
+        """Whether a batch of `tokens` may be handed over while `enqueued` lie there.
+
+        The first one always may: that it is too large by itself shows only when it is refused.
+        """
+        if now < self.closed_until:
+            return False
+        return enqueued == 0 or enqueued + tokens <= self.limit(now)
+
+    def most_of_one(self, now: float) -> float:
+        """Return how many tokens one batch may have."""
+        if self.refused == math.inf or now - self._refused_at >= _REMEMBERED:
+            return math.inf
+        return self.taken or self.refused / 2
+
+    def took(self, enqueued: float, now: float) -> None:
+        """Note that `enqueued` tokens lie at the provider, the newest batch included, and are being computed."""
+        self.taken = max(self.taken, enqueued)
+        if self.taken >= self.refused:
+            # The limit has risen, or the refusal was about what others of the same customer had enqueued.
+            self.refused = math.inf
+
+    def refuse(self, tokens: float, enqueued: float, now: float, told: float | None = None) -> None:
+        """Note that a batch of `tokens` was refused while `enqueued` lay there, by a limit of `told` tokens."""
+        self.refused = min(self.refused, tokens + enqueued)
+        # What was taken once may be too much now.
+        self.taken = min(self.taken, enqueued)
+        if enqueued == 0 and told is not None:
+            # With more than the batch has, it is what others of the same customer have enqueued that is in the way.
+            self.taken = min(tokens, _SHARE_OF_TOLD * told)
+        self._refused_at = now
+        self._may_try = False
+
+    def ended(self) -> None:
+        """Note that a batch ended, after which more may be tried again."""
+        self._may_try = True
+
+
+def is_enqueued_limit(code: object, message: object) -> bool:
+    """Whether an error says that too much is enqueued, which passes when other batches end."""
+    text = str(message or "").lower()
+    return code in _CODES or ("enqueued" in text and "limit" in text)
+
+
+def told_limit(message: str) -> int | None:
+    """Return the limit that the message of a refusal names, in tokens; None if it names none."""
+    found = _TOLD.search(message)
+    if found is None or not any(map(str.isdigit, found[1])):
+        return None
+    number = found[1].rstrip(".,").replace(",", "")
+    return None if number.count(".") > 1 else int(float(number) * _UNITS[found[2].upper()])

@@ -1,0 +1,256 @@
+"""The forms of batches at different providers: what is sent to each, and what is read from its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.inference.running import in_real_time
+from tests.inference.scripted import Reply, Request, Script, ScriptedServer
+
+from batchwright.errors import EndpointError, InputError
+from batchwright.inference.batches.anthropic_batches import Translation
+from batchwright.inference.batches.journal import BatchEntry
+from batchwright.inference.batches.kinds import KINDS, OTHERS, ProviderKind, kind_of
+from batchwright.inference.batches.opening import api_key_of, open_provider
+from batchwright.inference.batches.provider import BatchProvider, LineResult
+
+ENTRY = BatchEntry(
+    uuid="0a1b2c3d-0000-4000-8000-000000000000",
+    stage="creating",
+    endpoint="/v1/chat/completions",
+    model="m",
+    lines=2,
+    size=10,
+    file="file-1",
+    attempted_at=1000.0,
+)
+BODY: Mapping[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "é"}]}
+
+
+def kind(name: str) -> ProviderKind:
+    return next(each for each in KINDS if each.name == name)
+
+
+class Turned(Translation):
+    """Bodies that can be told from those before."""
+
+    def request(self, endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"turned": dict(body)}
+
+    def answer(self, endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {"turned": dict(body)}
+
+
+class Answers(ScriptedServer):
+    """Answers all requests by its script, also those without a body."""
+
+    def __init__(self, *script: Script) -> None:
+        super().__init__(*script)
+        self.models = self._next
+
+    async def _next(self, request: Request) -> Reply:
+        self.requests.append(request)
+        reply = self.script.popleft()
+        assert isinstance(reply, Reply)
+        return reply
+
+
+def opened(server: Answers, name: str) -> BatchProvider:
+    return open_provider(server.url, "key", kind=kind(name), translation=Turned())
+
+
+def says(value: object, status: int = 200) -> Reply:
+    return Reply(status, json.dumps(value).encode())
+
+
+def test_kinds_are_known_by_their_hosts() -> None:
+    assert kind_of("https://api.openai.com/v1").name == "OpenAI"
+    assert kind_of("https://mine.openai.azure.com/openai/v1").name == "Azure"
+    assert kind_of("https://api.groq.com/openai/v1").name == "Groq"
+    assert kind_of("https://api.anthropic.com/v1").form == "anthropic"
+    assert kind_of("http://127.0.0.1:8000/v1") is OTHERS
+    assert kind_of("https://notapi.openai.com.example/v1") is OTHERS
+
+
+def test_windows_are_those_of_the_provider() -> None:
+    open_provider("https://api.doubleword.ai/v1", None, window="1h")
+    open_provider("http://127.0.0.1:1/v1", None, window="90m")
+    with pytest.raises(InputError, match="batch_window='1h': OpenAI takes 24h"):
+        open_provider("https://api.openai.com/v1", None, window="1h")
+    with pytest.raises(InputError, match="must be a duration"):
+        open_provider("http://127.0.0.1:1/v1", None, window="0h")
+    with pytest.raises(InputError, match="http"):
+        open_provider("nowhere", None)
+
+
+def test_keys_come_from_the_environment() -> None:
+    both = {"BATCHWRIGHT_BACKEND_API_KEY": "a", "OPENAI_API_KEY": "b", "MINE": "c"}
+    assert api_key_of(None, both) == "a"
+    assert api_key_of(None, {"OPENAI_API_KEY": "b"}) == "b"
+    assert api_key_of(None, {}) is None
+    assert api_key_of("MINE", both) == "c"
+    with pytest.raises(InputError, match="--api-key-env NONE"):
+        api_key_of("NONE", both)
+
+
+@in_real_time
+async def test_lines_and_requests_differ() -> None:
+    batch = {"id": "b", "status": "validating"}
+    sent = {}
+    for name in ("OpenAI", "Azure", "Together", "Mistral"):
+        async with Answers(says(batch)) as server:
+            provider = opened(server, name)
+            line = json.loads(provider.line(provider.custom_id(ENTRY.uuid, "req_k_1"), ENTRY.endpoint, BODY))
+            assert line.pop("custom_id") == "req_k_1"
+            assert line.pop("body") == BODY
+            assert (await provider.create(ENTRY, None)).id == "b"  # type: ignore[arg-type]
+            sent[name] = (line, server.requests[0].path, server.requests[0].body)
+            assert server.requests[0].headers["idempotency-key"] == ENTRY.uuid
+            assert server.requests[0].headers["authorization"] == "bearer key"
+            await provider.close()
+    usual = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    metadata = {"metadata": {"batchwright": ENTRY.uuid}}
+    post = {"method": "POST", "url": "/v1/chat/completions"}
+    short = {"endpoint": "/chat/completions"}
+    assert sent["OpenAI"] == (post, "/v1/batches", usual | metadata)
+    assert sent["Azure"] == (post | {"url": "/chat/completions"}, "/v1/batches", usual | metadata | short)
+    assert sent["Together"] == (post, "/v1/batches", usual)
+    assert sent["Mistral"] == (
+        {},
+        "/v1/batch/jobs",
+        {"input_files": ["file-1"], "endpoint": "/v1/chat/completions", "model": "m", "timeout_hours": 24} | metadata,
+    )
+
+
+@in_real_time
+async def test_batches_are_read_in_each_form() -> None:
+    mistral = {
+        "id": "b",
+        "status": "TIMEOUT_EXCEEDED",
+        "input_files": ["i"],
+        "output_file": "o",
+        "error_file": None,
+        "total_requests": 9,
+        "succeeded_requests": 5,
+        "failed_requests": 1,
+        "metadata": {"batchwright": "u"},
+        "created_at": 7,
+    }
+    together = {
+        "job": {"id": "b", "status": "COMPLETED", "created_at": "2024-01-15T14:30:00Z", "output_file_id": "o"},
+        "warning": "w",
+    }
+    failed = {"id": "b", "status": "failed", "errors": {"data": [{"code": "c", "message": "m", "line": 3}]}}
+    for name, value in (("Mistral", mistral), ("Together", together), ("OpenAI", failed)):
+        async with Answers(says(value)) as server:
+            provider = opened(server, name)
+            batch = await provider.show("b")
+            if name == "Mistral":
+                assert (batch.ending, batch.total, batch.done, batch.files) == ("expired", 9, 6, ("o",))
+                assert (batch.mark, batch.input_file, server.requests[0].path) == ("u", "i", "/v1/batch/jobs/b")
+            elif name == "Together":
+                assert (batch.ending, batch.created_at, batch.files) == ("completed", 1705329000.0, ("o",))
+            else:
+                assert batch.ending == "failed"
+                assert [(each.code, each.message, each.line) for each in batch.problems] == [("c", "m", 3)]
+            await provider.close()
+
+
+@in_real_time
+async def test_a_batch_is_found_on_any_page_until_they_are_too_old() -> None:
+    def page(*batches: dict[str, Any]) -> Reply:
+        return says({"data": [{"status": "in_progress", "created_at": 2000} | batch for batch in batches]})
+
+    others: list[dict[str, Any]] = [{"id": f"o{number}"} for number in range(100)]
+    found = {"id": "mine", "metadata": {"batchwright": ENTRY.uuid}}
+    async with Answers(page(*others), page(found)) as server:
+        provider = opened(server, "OpenAI")
+        batch = await provider.find(ENTRY, ())
+        assert batch not in (None, "unclear")
+        assert batch.id == "mine"  # type: ignore[union-attr]
+        assert server.requests[1].path == "/v1/batches?limit=100&after=o99"
+        await provider.close()
+    old = [*others[:-1], {"id": "o", "created_at": -5000}]
+    async with Answers(page(*old)) as server:
+        provider = opened(server, "OpenAI")
+        assert await provider.find(ENTRY, ()) is None
+        assert len(server.requests) == 1
+        await provider.close()
+    async with Answers(page({"id": "mine", "input_file_id": "file-1"})) as server:
+        provider = opened(server, "Together")
+        batch = await provider.find(ENTRY, ())
+        assert batch.id == "mine"  # type: ignore[union-attr]
+        await provider.close()
+
+
+@in_real_time
+async def test_anthropic_has_its_key_in_a_header_of_its_own() -> None:
+    batch = {"id": "b", "processing_status": "ended", "request_counts": {"succeeded": 3, "errored": 1, "expired": 2}}
+    async with Answers(says(batch)) as server:
+        provider = opened(server, "Anthropic")
+        custom_id = provider.custom_id(ENTRY.uuid, "req_k_1")
+        assert custom_id == "0a1b2c3d0000-req_k_1"
+        assert provider.line_name(custom_id) == "req_k_1"
+        assert json.loads(provider.line(custom_id, ENTRY.endpoint, BODY))["params"] == {"turned": BODY}
+        seen = await provider.show("b")
+        assert (seen.ending, seen.total, seen.succeeded, seen.failed) == ("expired", 6, 3, 1)
+        headers = server.requests[0].headers
+        assert (headers["x-api-key"], headers["anthropic-version"]) == ("key", "2023-06-01")
+        assert "authorization" not in headers
+        assert server.requests[0].path == "/v1/messages/batches/b"
+        await provider.close()
+
+
+@in_real_time
+async def test_a_request_is_never_sent_twice() -> None:
+    async with Answers(None, None) as server:
+        provider = opened(server, "OpenAI")
+        with pytest.raises(EndpointError, match="gave no answer"):
+            await provider.create(ENTRY, None)  # type: ignore[arg-type]
+        assert len(server.requests) == 1
+        await provider.close()
+
+
+OPENAI_LINES: list[tuple[object, LineResult | None]] = [
+    ({"custom_id": "a", "response": {"status_code": 200, "body": {"x": 1}}, "error": None}, LineResult("a", {"x": 1})),
+    (
+        {"custom_id": "a", "response": {"status_code": 429, "body": {"error": {"code": "busy"}}}, "error": None},
+        LineResult("a", status=429, error={"code": "busy"}),
+    ),
+    ({"custom_id": "a", "response": None, "error": {"code": "batch_expired", "message": "m"}}, LineResult("a")),
+    (
+        {"custom_id": "a", "response": None, "error": {"code": "bad", "message": "m"}},
+        LineResult("a", error={"code": "bad", "message": "m"}),
+    ),
+    ({"custom_id": "a", "response": {"body": {"x": 1}}}, LineResult("a", {"x": 1})),
+    ({"custom_id": "a"}, LineResult("a")),
+    (["a"], None),
+    ({"custom_id": 5}, None),
+]
+
+
+@pytest.mark.parametrize(("line", "result"), OPENAI_LINES)
+def test_results_in_the_form_of_openai(line: object, result: LineResult | None) -> None:
+    provider = open_provider("http://127.0.0.1:1/v1", None)
+    assert provider.result(json.dumps(line).encode()) == result
+    assert provider.result(b"{half") is None
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ({"type": "succeeded", "message": {"x": 1}}, LineResult("a", {"turned": {"x": 1}})),
+        (
+            {"type": "errored", "error": {"type": "error", "error": {"type": "overloaded_error", "message": "m"}}},
+            LineResult("a", status=529, error={"code": "overloaded_error", "message": "m"}),
+        ),
+        ({"type": "canceled"}, LineResult("a")),
+        ({"type": "expired"}, LineResult("a")),
+    ],
+)
+def test_results_in_the_form_of_anthropic(result: dict[str, Any], expected: LineResult) -> None:
+    provider = open_provider("http://127.0.0.1:1/v1", None, kind=kind("Anthropic"), translation=Turned())
+    assert provider.result(json.dumps({"custom_id": "a", "result": result}).encode()) == expected
