@@ -11,10 +11,11 @@ from tests.inference.running import in_real_time
 from tests.inference.scripted import Reply, Request, Script, ScriptedServer
 
 from batchwright.errors import EndpointError, InputError
+from batchwright.inference.batches import opening
 from batchwright.inference.batches.anthropic_batches import Translation
 from batchwright.inference.batches.journal import BatchEntry
 from batchwright.inference.batches.kinds import KINDS, OTHERS, ProviderKind, kind_of
-from batchwright.inference.batches.opening import api_key_of, open_provider
+from batchwright.inference.batches.opening import open_provider
 from batchwright.inference.batches.provider import BatchProvider, LineResult
 
 ENTRY = BatchEntry(
@@ -58,8 +59,14 @@ class Answers(ScriptedServer):
         return reply
 
 
+@pytest.fixture(autouse=True)
+def turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to Anthropic, and what comes, is marked instead of translated."""
+    monkeypatch.setattr(opening, "_Messages", Turned)
+
+
 def opened(server: Answers, name: str) -> BatchProvider:
-    return open_provider(server.url, "key", kind=kind(name), translation=Turned())
+    return open_provider(server.url, "key", kind=kind(name))
 
 
 def says(value: object, status: int = 200) -> Reply:
@@ -84,16 +91,6 @@ def test_windows_are_those_of_the_provider() -> None:
         open_provider("http://127.0.0.1:1/v1", None, window="0h")
     with pytest.raises(InputError, match="http"):
         open_provider("nowhere", None)
-
-
-def test_keys_come_from_the_environment() -> None:
-    both = {"BATCHWRIGHT_BACKEND_API_KEY": "a", "OPENAI_API_KEY": "b", "MINE": "c"}
-    assert api_key_of(None, both) == "a"
-    assert api_key_of(None, {"OPENAI_API_KEY": "b"}) == "b"
-    assert api_key_of(None, {}) is None
-    assert api_key_of("MINE", both) == "c"
-    with pytest.raises(InputError, match="--api-key-env NONE"):
-        api_key_of("NONE", both)
 
 
 @in_real_time
@@ -252,5 +249,5 @@ def test_results_in_the_form_of_openai(line: object, result: LineResult | None) 
     ],
 )
 def test_results_in_the_form_of_anthropic(result: dict[str, Any], expected: LineResult) -> None:
-    provider = open_provider("http://127.0.0.1:1/v1", None, kind=kind("Anthropic"), translation=Turned())
+    provider = open_provider("http://127.0.0.1:1/v1", None, kind=kind("Anthropic"))
     assert provider.result(json.dumps({"custom_id": "a", "result": result}).encode()) == expected

@@ -12,8 +12,8 @@ import pytest
 
 from batchwright.errors import EndpointError, InvalidRequest
 from batchwright.inference.endpoint import EndpointInference
-from batchwright.inference.endpoint_retries import EndpointRetries
 from batchwright.inference.endpoint_keys import EndpointKey
+from batchwright.inference.endpoint_retries import EndpointRetries
 from batchwright.inference.inference import Call
 from batchwright.inference.routing import RoutedInference
 from batchwright.request import Traffic

@@ -59,7 +59,7 @@ def work(source: str, output: str, url: str, form: kinds.Form, crash_at: str | N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provider_batches, "BatchTimes", lambda: quick)
         patch.setattr(opening, "kind_of", lambda url: kind)
-        patch.setattr(opening, "_NoTranslation", Same)
+        patch.setattr(opening, "_Messages", Same)
         run(source, output, backend=url, via="batch")
 
 
