@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE / "src")]
 
 from batchwright import run  # noqa: E402 - this checkout's
-from batchwright.jobs.run import RunProgress  # noqa: E402
+from batchwright.jobs.job_run import RunProgress  # noqa: E402
 from benchmarks.attacks.service import serving  # noqa: E402
 
 _GENERATED = "batchwright_engine_generated_tokens_total"

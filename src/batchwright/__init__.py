@@ -72,8 +72,9 @@ if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
     from batchwright.engine.static_generator import StaticGenerator
     from batchwright.engine_config import EngineConfig
+    from batchwright.jobs.job_run import RunInterrupted, RunProgress
     from batchwright.jobs.report import RunReport
-    from batchwright.jobs.run import RunInterrupted, RunProgress, run
+    from batchwright.jobs.run import run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
     from batchwright.server.routes.parameters import SimpleBatch as BatchRequest
     from batchwright.server.routes.parameters import SimpleBatchAsync as AsyncBatchRequest
@@ -167,7 +168,8 @@ _LAZY = {
         "engine.engine": "Engine",
         "engine_config": "EngineConfig",
         "engine.engine_stats": "EngineStats",
-        "jobs.run": "RunInterrupted RunProgress run",
+        "jobs.job_run": "RunInterrupted RunProgress",
+        "jobs.run": "run",
         "jobs.report": "RunReport",
         "server.routes.parameters": "AsyncBatchRequest BatchRequest",
         "server.routes.simple_batches": "BatchResponse BatchStatus",

@@ -21,9 +21,9 @@ from batchwright.cli.run_views import (
 from batchwright.clock import ManualClock
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.jobs.failures import Failure
+from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.loop import Tally
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.run import RunProgress
 from batchwright.jobs.spending import PlannedCost, PlannedPrice, Spending
 
 

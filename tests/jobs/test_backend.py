@@ -16,7 +16,8 @@ import pytest
 from tests.jobs.fakes import by_id, codes, text_of
 
 from batchwright.errors import EndpointError, InputError, InvalidRequest, ResumeRefused, RunFailed
-from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.run import run
 from batchwright.request import SamplingParams
 
 

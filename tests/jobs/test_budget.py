@@ -17,8 +17,9 @@ from tests.jobs.fakes import by_id, codes, read
 from tests.jobs.paid_endpoint import PRICE, PaidEndpoint, serving
 
 from batchwright.errors import BudgetExhausted, InputError
+from batchwright.jobs.job_run import RunProgress
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.run import run
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.pricing.rates import DOLLAR
 

@@ -13,7 +13,8 @@ import pytest
 from batchwright.errors import InputError, InvalidRequest, ResumeRefused
 from batchwright.inference.inference import Call
 from batchwright.jobs import loading
-from batchwright.jobs.run import RunInterrupted, RunProgress, run
+from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.run import run
 from batchwright.request import SamplingParams
 
 from .fakes import by_id, codes, fake

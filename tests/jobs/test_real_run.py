@@ -12,7 +12,8 @@ import pytest
 
 from batchwright.engine.engine import Engine
 from batchwright.errors import ResumeRefused
-from batchwright.jobs.run import RunInterrupted, RunProgress, run
+from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.run import run
 from batchwright.request import Prompt, SamplingParams
 
 from .fakes import by_id, read, text_of

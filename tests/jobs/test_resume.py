@@ -19,7 +19,8 @@ from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import ModelNotFound, ResumeRefused
 from batchwright.jobs import loading
-from batchwright.jobs.run import RunInterrupted, run
+from batchwright.jobs.job_run import RunInterrupted
+from batchwright.jobs.run import run
 from batchwright.jobs.sink import Sink
 from batchwright.request import InferenceRequest, SamplingParams
 

@@ -13,7 +13,8 @@ import pytest
 
 from batchwright.errors import InputBroken, InputError, RunFailed
 from batchwright.inference.inference import Call
-from batchwright.jobs.run import RunProgress, run
+from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.run import run
 from batchwright.jobs.sink import Sink
 from batchwright.request import SamplingParams
 

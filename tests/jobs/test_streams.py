@@ -14,8 +14,9 @@ from batchwright.engine.engine import Engine
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, ModelNotFound, ResumeRefused
 from batchwright.jobs import loading
+from batchwright.jobs.job_run import RunInterrupted
 from batchwright.jobs.loading import ModelChoice
-from batchwright.jobs.run import RunInterrupted, run
+from batchwright.jobs.run import run
 
 from .fakes import by_id, fake
 

@@ -17,7 +17,8 @@ import pytest
 
 from batchwright.errors import InputError, ResumeRefused
 from batchwright.jobs.compression import reading
-from batchwright.jobs.run import RunInterrupted, run
+from batchwright.jobs.job_run import RunInterrupted
+from batchwright.jobs.run import run
 
 from .fakes import fake, read
 

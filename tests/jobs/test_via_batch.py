@@ -20,7 +20,8 @@ from batchwright.backoff import Backoff
 from batchwright.errors import InputError, ResumeRefused, RunFailed
 from batchwright.inference.batches import provider_batches
 from batchwright.inference.batches.times import BatchTimes
-from batchwright.jobs.run import RunInterrupted, RunProgress, run
+from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.run import run
 from batchwright.submitting.looking import LookPauses
 from batchwright.submitting.moving import Mover
 

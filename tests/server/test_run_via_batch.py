@@ -17,7 +17,8 @@ from tests.server.served import Endpoint, serving
 from batchwright.backoff import Backoff
 from batchwright.inference.batches import provider_batches
 from batchwright.inference.batches.times import BatchTimes
-from batchwright.jobs.run import RunInterrupted, RunProgress, run
+from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.run import run
 from batchwright.submitting.looking import LookPauses
 
 

@@ -29,8 +29,8 @@ from batchwright.wire.dialects import dialect_for
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.job_run import RunInterrupted
     from batchwright.jobs.report import RunReport
-    from batchwright.jobs.run import RunInterrupted
 
 SOME_FAILED = 3
 _PARAGRAPHS = (
@@ -178,7 +178,8 @@ def run_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.jobs.run import RunInterrupted, run, sampling_defaults
+    from batchwright.jobs.job_run import RunInterrupted
+    from batchwright.jobs.run import run, sampling_defaults
 
     if output is None and not dry_run:
         raise InputError("name the output with --output (-o): results.jsonl, or a table such as answers.csv")

@@ -19,8 +19,8 @@ from batchwright.pricing.rates import DOLLAR, shown_dollars
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchwright.jobs.job_run import RunProgress
     from batchwright.jobs.report import Percentiles, RunReport
-    from batchwright.jobs.run import RunProgress
     from batchwright.jobs.spending import PlannedCost
 
 _PHASES = {

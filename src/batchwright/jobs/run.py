@@ -2,113 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from batchwright.clock import Clock, MonotonicClock
-from batchwright.durable_files import followed, is_special
+from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig, engine_options
-from batchwright.errors import BatchwrightError, BudgetExhausted, InputBroken, InputError, InvalidRequest, shown
-from batchwright.inference.batches.account import BatchAccount
-from batchwright.inference.batches.provider_batches import BatchJob
+from batchwright.errors import BatchwrightError, InputError, InvalidRequest, shown
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
-from batchwright.jobs.dry_run import plan
-from batchwright.jobs.failures import Failure
 from batchwright.jobs.frames import as_files
-from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
-from batchwright.jobs.job import Job
-from batchwright.jobs.job_meter import JobMeter
-from batchwright.jobs.lines import check_body, check_sent_body
-from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel, Via
-from batchwright.jobs.loop import JobLoop, Tally
+from batchwright.jobs.job_run import JobRun, RunProgress
+from batchwright.jobs.loading import ModelChoice, Via
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.run_forecast import RunForecast
-from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
-from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
-from batchwright.lines.batch_line import request_prefix
-from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.jobs.spending import SpendingTerms
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
-from batchwright.pacing.pacer import PacerFigures
-from batchwright.planning.identical import Repeats
-from batchwright.planning.prefix_order import PrefixOrder
-from batchwright.pricing.rates import in_dollars
-from batchwright.request import Prompt, SamplingParams
+from batchwright.request import SamplingParams
 from batchwright.wire.dialects import Dialect, dialect_for
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
 if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
-    from batchwright.engine.engine_stats import EngineStats
-
-_T = TypeVar("_T")
 
 _ALWAYS_NAMED = ("dtype", "quantization", "deterministic", "max_model_len")
 """Options of the engine in the identity of every job; others that change results are in it only when chosen."""
 
 _SAMPLING_NAMES = tuple(each.name for each in fields(SamplingParams))
-
-
-Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """The progress of a run."""
-
-    phase: Phase
-    detail: str | None = None
-    """What is done in a phase that takes long the first time."""
-    total: int = 0
-    succeeded: int = 0
-    """Lines with a response, those of earlier runs included, as in `failed`."""
-    failed: int = 0
-    resumed: int = 0
-    running: int = 0
-    """Lines being computed."""
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    waiting: str | None = None
-    """Reason why no line can be computed now, or why lines wait to be tried again; None if there is none."""
-    first_failure: Failure | None = None
-    """The line that failed first in this run; None if none did."""
-    seconds_left: float | None = None
-    """Forecast of the time until all lines are finished; None while too little is known."""
-    pacing: Mapping[str, PacerFigures] = field(default_factory=dict)
-    """What was found of the limits of an endpoint elsewhere, by model."""
-    fraction: float | None = None
-    """Share of the work of this run that is done, 0 to 1, in tokens as far as they are known; None like that."""
-    cost: float | None = None
-    """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
-    budget: float | None = None
-    """Dollars that all runs may cost; None if there is no budget."""
-
-    @property
-    def done(self) -> int:
-        """Lines that ended in this run, with an answer or an error."""
-        return self.succeeded + self.failed
-
-
-class RunInterrupted(KeyboardInterrupt):
-    """A run was stopped by KeyboardInterrupt. All finished lines are in the output; `run` again goes on after them."""
-
-    def __init__(self, report: RunReport, kept_input: Path | None) -> None:
-        super().__init__("interrupted")
-        self.report = report
-        self.kept_input = kept_input
-        """File with the content of the input, if that is a stream; None otherwise."""
 
 
 def run(
@@ -298,7 +224,7 @@ def run(
         if cost and spec.writes_rows:
             raise InputError("cost is for result lines, which have a usage: the output is a table; leave it out")
         show = progress or (lambda _: None)
-        job_run = _Run(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, terms, dedupe)
+        job_run = JobRun(spec, clock or MonotonicClock(), choice, given, inference, show, report_path, terms, dedupe)
         return job_run.plan() if dry_run else job_run.carry_out()
 
 
@@ -373,289 +299,3 @@ def _check_report(path: Path | None, spec: JobSpec) -> None:
     others = [Path(name).resolve() for name in (*spec.inputs, spec.output) if name != STREAM]
     if path.resolve() in others and not is_special(path):
         raise InputError(f"report {path} is the input or the output: name another file")
-
-
-@dataclass
-class _Run:
-    """A call of `run`."""
-
-    spec: JobSpec
-    clock: Clock
-    choice: ModelChoice
-    given_engine: Engine | None
-    given_inference: Inference | None
-    progress: Callable[[RunProgress], None]
-    report_path: Path | None
-    terms: SpendingTerms | None
-    dedupe: bool = True
-
-    def carry_out(self) -> RunReport:
-        self._started = self.clock.now()
-        self._load_seconds = self._loop_seconds = self._model_seconds = 0.0
-        self._tally = Tally()
-        self._engine = self.given_engine
-        self._generated_before = self._stats.generated_tokens
-        self._loop: JobLoop | None = None
-        self._meter: JobMeter | None = None
-        self._batches: BatchAccount | None = None
-        self.progress(RunProgress("reading"))
-        with Job(self.spec, self.clock) as job:
-            self._meter = None if self.terms is None else self.terms.meter(job)
-            if not job.complete:
-                return self._work(job)
-            # No model is loaded.
-            if not job.total:
-                with job.begin():
-                    pass
-            job.end()
-            return self._report(job)
-
-    def plan(self) -> RunReport:
-        """The report of a run that computes nothing."""
-        self.spec.check()
-        # A stream as output keeps no state.
-        spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
-        with Job(spec, self.clock) as job:
-            costs = self._cost_planner(job)
-            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add)
-            report = RunReport(
-                output=self.spec.output,
-                model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
-                total=job.total,
-                failed=job.total - planned.valid,
-                failures=list(planned.failures),
-                prompt_tokens=planned.prompt_tokens,
-                first_requests=planned.first,
-                planned_cost=None if costs is None else costs.result(),
-            )
-        if self.report_path is not None:
-            report.save(self.report_path)
-        return report
-
-    def _check(self, endpoint: str, body: Mapping[str, Any]) -> Sequence[Prompt]:
-        """The prompts in a body, after a check of what can be checked here. Raises `InvalidRequest`."""
-        if self.choice.backend is None:
-            return check_body(endpoint, body, self.spec.defaults)
-        return check_sent_body(self.choice.dialect, endpoint, body, self.spec.defaults)
-
-    def _cost_planner(self, job: Job) -> CostPlanner | None:
-        """What adds up the cost of the lines; None if no price is known."""
-        if self.terms is None or not self.terms.book.has_any:
-            return None
-        to_stream = self.spec.to_stream
-        journal = SpendJournal(None if to_stream else journal_path(followed(Path(self.spec.output))), job.key)
-        answers, tokens = journal.totals.answers, journal.totals.output_tokens
-        mean = tokens / answers if answers else None
-        return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, mean)
-
-    def _tokenizer(self) -> Any | None:
-        """The tokenizer of the model that generates; None if there is none on this machine."""
-        if self.given_engine is not None:
-            return self.given_engine.core.tokenizer
-        return None if self.given_inference is not None else self.choice.tokenizer()
-
-    def _work(self, job: Job) -> RunReport:
-        before = self.clock.now()
-        # Before `begin`: a model that cannot be loaded leaves the output as it was.
-        loaded = self._loaded(job)
-        self._repeats = self._found_repeats(job)
-        self._load_seconds = self.clock.now() - before
-        try:
-            _run_coroutine(self._compute(job, loaded))
-        except KeyboardInterrupt:
-            raise RunInterrupted(self._report(job, interrupted=True), job.kept_input) from None
-        except BudgetExhausted as error:
-            if self._meter is None:
-                raise
-            raise exhausted(error, self._meter, self._report(job).done, job.total) from error
-        return self._report(job)
-
-    def _loaded(self, job: Job) -> LoadedModels:
-        if self.given_engine is not None:
-            return LoadedModels(self.given_engine, None, owned=False)
-        if self.given_inference is not None:
-            return LoadedModels(None, None)
-        # An endpoint knows best what it takes.
-        if self.choice.backend is None and not job.has_valid_line():
-            self.given_inference = NoModel()
-            return LoadedModels(None, None)
-        self._show("loading" if self.choice.backend is None else "connecting", job)
-        endpoints = job.endpoints() if self.choice.embedding_model is not None else ()
-        loaded = self.choice.load(endpoints, lambda text: self._show("loading", job, text))
-        self._engine = loaded.engine
-        return loaded
-
-    def _found_repeats(self, job: Job) -> Repeats | None:
-        """The lines that are asked once with others; None if each is asked."""
-        if self.choice.backend is None or not self.dedupe:
-            return None
-        self._show("reading", job)
-        return find_repeats(job, self.spec.defaults, self.spec.model)
-
-    async def _compute(self, job: Job, loaded: LoadedModels) -> None:
-        given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
-            if self.terms is not None and inference.models:
-                self.terms.require_price(self.choice.model or inference.models[0])
-            started, model_before = self.clock.now(), self._stats.model_seconds
-            sink = job.begin()
-            self._forecast = RunForecast(job, self._engine, self.clock)
-            try:
-                with sink, self._identical(job, sink) as identical:
-                    self._loop = JobLoop(
-                        job,
-                        inference,
-                        sink,
-                        clock=self.clock,
-                        defaults=self.spec.defaults,
-                        on_progress=lambda: self._show_loop(job),
-                        tally=self._tally,
-                        order=PrefixOrder() if self.choice.is_live_elsewhere else None,
-                        identical=identical,
-                        cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
-                    )
-                    await self._loop.run()
-                self._show("finishing", job)
-                job.end()
-            except InputError as error:
-                raise InputBroken(str(error)) from error
-            finally:
-                if self._meter is not None:
-                    self._meter.close()
-                self._loop_seconds = self.clock.now() - started
-                self._model_seconds = self._stats.model_seconds - model_before
-
-    def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
-        if self._repeats is None:
-            return nullcontext()
-        return IdenticalLines(self._repeats, sink, job.earlier_answers())
-
-    def _cost_of(self, call_id: str) -> float | None:
-        cost = None if self._meter is None else self._meter.cost_of(call_id)
-        return None if cost is None else in_dollars(cost)
-
-    def _batch_job(self, job: Job) -> BatchJob | None:
-        """The job for the batches of a provider; None if lines are computed otherwise. Raises `InputError`."""
-        if self.choice.via == "live":
-            return None
-        if self.spec.to_stream:
-            raise InputError("batches need an output file, beside which they are noted: name one with -o")
-        self._batches, prefix = BatchAccount(), request_prefix(job.key)
-        return BatchJob(
-            folder=job.batches,
-            is_finished=lambda call_id: not call_id.startswith(prefix) or int(call_id[len(prefix) :]) in job.finished,
-            forgets_failures=self.spec.retry_failed is not None,
-            lines_left=lambda: job.total - len(job.finished) - self._tally.lines_read,
-            account=self._batches,
-        )
-
-    @property
-    def _stats(self) -> EngineStats:
-        """Statistics of the engine; zeros if there is none."""
-        from batchwright.engine.engine_stats import EngineStats
-
-        return EngineStats() if self._engine is None else self._engine.stats
-
-    def _report(self, job: Job, *, interrupted: bool = False) -> RunReport:
-        report = RunReport.of_run(
-            self._tally,
-            self._stats,
-            loop_seconds=self._loop_seconds,
-            model_seconds=self._model_seconds,
-            output=self.spec.output,
-            model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
-            total=job.total,
-            succeeded=job.finished.succeeded + self._tally.succeeded,
-            failed=job.finished.failed + self._tally.failed,
-            resumed=len(job.finished),
-            failures=list(job.finished.failures + self._tally.failures),
-            interrupted=interrupted,
-            wall_seconds=self.clock.now() - self._started,
-            load_seconds=self._load_seconds,
-            pacing={} if self._loop is None else self._loop.pacing,
-            spending=None if self._meter is None else Spending.of(self._meter),
-            **(self._answer_lengths() if self.choice.backend is not None else {}),
-            batches=None if self._batches is None else self._batches.to_dict(),
-            **self._rate(),
-        )
-        if self.report_path is not None:
-            report.save(self.report_path)
-        return report
-
-    def _answer_lengths(self) -> dict[str, int | None]:
-        answers = self._tally.answers
-        limit = min(answers.limits, default=LONGEST_COUNTED)
-        is_known = limit < LONGEST_COUNTED and self._tally.longest_answer and not any(answers.cut)
-        return {"longest_answer": self._tally.longest_answer, "unreached_limit": limit if is_known else None}
-
-    def _rate(self) -> dict[str, float]:
-        """The rate of the tokens that the engine generated, those of lines that were not finished included."""
-        if self._engine is None or self._loop_seconds <= 0:
-            return {}
-        generated = self._engine.stats.generated_tokens - self._generated_before
-        return {"generated_tokens_per_second": generated / self._loop_seconds}
-
-    def _show_loop(self, job: Job) -> None:
-        self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
-
-    def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
-        forecast = None
-        if self._loop is not None and phase == "running" and self._batches is None:
-            # Results of batches come in bursts, which say nothing about the time left.
-            forecast = self._forecast.of(self._tally, len(self._loop))
-        generated = self._tally.generated_tokens
-        if self._engine is not None:
-            generated = self._engine.stats.generated_tokens - self._generated_before
-        self.progress(
-            RunProgress(
-                phase,
-                detail,
-                total=job.total,
-                succeeded=job.finished.succeeded + self._tally.succeeded,
-                failed=job.finished.failed + self._tally.failed,
-                resumed=len(job.finished),
-                running=0 if self._loop is None else len(self._loop),
-                waiting=None if self._loop is None else self._loop.why_waiting,
-                first_failure=self._tally.failures.first,
-                seconds_left=None if forecast is None else forecast.seconds_left,
-                fraction=None if forecast is None else forecast.fraction,
-                prompt_tokens=self._tally.prompt_tokens,
-                generated_tokens=generated,
-                pacing={} if self._loop is None else self._loop.pacing,
-                cost=None if self._meter is None else in_dollars(self._meter.totals.spent),
-                budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
-            )
-        )
-
-
-def _run_coroutine(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run `work` on an event loop of its own: in another thread if this one runs a loop, as in notebooks.
-
-    KeyboardInterrupt cancels it, and is raised when it has ended.
-    """
-    if not _in_event_loop():
-        return asyncio.run(work)
-    stop: list[Callable[[], object]] = []
-
-    async def cancellable() -> _T:
-        task = asyncio.current_task()
-        assert task is not None
-        stop.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
-        return await work
-
-    with ThreadPoolExecutor(1, thread_name_prefix="batchwright-run") as thread:
-        result = thread.submit(asyncio.run, cancellable())
-        try:
-            return result.result()
-        except KeyboardInterrupt:
-            for each in stop:
-                each()
-            raise
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
