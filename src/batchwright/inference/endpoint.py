@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
@@ -140,7 +139,7 @@ class EndpointInference(Route):
     def room(self) -> int:
         under_way = self._under_way
         ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
-        held = min(under_way + ahead, math.ceil((1.0 + _AHEAD) * self._concurrency))
+        held = min(under_way + ahead, int((1.0 + _AHEAD) * self._concurrency))
         places = 0 if self._watch.down else held - self._held.total()
         return max(places, -self._held["batch"])
 
