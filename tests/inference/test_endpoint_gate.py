@@ -221,9 +221,7 @@ def test_what_is_learned_from_an_error(error: EndpointError, refused: int, overl
 
 
 def test_a_try_that_took_too_long_is_overload() -> None:
-    late = EndpointUnreachable("x")
-    late.timed_out = True
-    test_what_is_learned_from_an_error(late, 0, 1)
+    test_what_is_learned_from_an_error(EndpointUnreachable("x", timed_out=True), 0, 1)
 
 
 def test_a_refusal_states_limits_in_its_head_or_in_its_text() -> None:
