@@ -89,8 +89,8 @@ class StatedBudget:
         self._filled = self._spread = 0.0
         self._longest_reset = 0.0
         self._slides = False
-        self._rolled_at: float | None = None
-        """When a window's end was passed, if no answer to a later request has shown yet what is left after it."""
+        self._rolled: float | None = None
+        """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
         self._refused_at = -math.inf
         self._total = 0.0
         self._last: tuple[float, float, float] | None = None
@@ -161,7 +161,7 @@ class StatedBudget:
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
-            self._tell_kind(stated, sent.at, now)
+            self._tell_kind(stated, sent)
         if self._is_charged_late:
             # Of what is under way it will be charged half, on average, before as much is refilled.
             since = self._settled - sent.settled + 0.5 * self._under_way
@@ -198,24 +198,25 @@ class StatedBudget:
         if not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
         elif now >= self._ends + self._late:
-            self._left, self._rolled_at = self._capacity, now
+            self._left, self._rolled = self._capacity, self._total
             self._ends += self.window * math.ceil((now - self._ends) / self.window)
         self._at = now
 
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
-    def _tell_kind(self, stated: StatedLimit, sent_at: float, now: float) -> None:
+    def _tell_kind(self, stated: StatedLimit, sent: Sent) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
         assert stated.reset is not None
         assert stated.remaining is not None
         missing = stated.limit - stated.remaining
         self._longest_reset = max(stated.reset, self._longest_reset * _FADES)
-        if self._rolled_at is not None and sent_at >= self._rolled_at:
+        if self._rolled is not None and sent.total > self._rolled:
             # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
-            self._slides = self._slides or missing > 0.5 * stated.limit
-            self._rolled_at = None
-        self._ends = now + stated.reset
+            since = (sent.total - self._rolled) * self.ratio
+            self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
+            self._rolled = None
+        self._ends = sent.at + stated.reset
         if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._tellings == 0:
@@ -229,13 +230,15 @@ class StatedBudget:
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
     def _learn_ratio(self, sent: Sent, remaining: int) -> None:
-        if self._last is None:
+        if self._last is None or self.kind == "requests":
             return
         at, total, before = self._last
         refilled = 0.0 if self.is_window else (sent.at - at) * self.limit / self.window
-        counted, expected = min(self._capacity, before + refilled) - remaining, sent.total - total
+        counted, expected = before + refilled - remaining, sent.total - total
         if expected <= 0.0 or (self.is_window and remaining > before):
             return
+        if before + refilled >= _NEARLY_FULL * self._capacity:
+            return  # it may have been full, and not have been refilled
         self._counted = self._counted * _KEEP + counted
         self._expected = self._expected * _KEEP + expected
         if self._expected >= _RATIO_KNOWN * self._capacity:
