@@ -27,7 +27,7 @@ _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
 """Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
-_SURGE = 4.0
+_SURGE = 6.0
 """Most times the even rate at which the rest of a window is used."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
@@ -35,6 +35,8 @@ _TELLING = 0.02
 """Share of the limit that must be missing for a reset to tell anything."""
 _NEARLY_FULL = 0.9
 """Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
+_LOOKED_BACK = 0.1
+"""Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
 _FADES = 0.98
@@ -87,6 +89,7 @@ class StatedBudget:
         self._tellings = 0
         """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
+        self._told_at = -math.inf
         self._longest_reset = 0.0
         self._slides = False
         self._rolled: float | None = None
@@ -151,8 +154,9 @@ class StatedBudget:
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
         elif not refused:
             self.care = min(1.0, self.care + _LESS_CARE)
-        if self._last is not None and sent.at < self._last[0]:
-            return  # an older request, whose answer took longer
+        is_older = self._last is not None and sent.at < self._last[0]
+        if is_older and stated.limit != self.limit:
+            return
         if stated.limit != self.limit:
             self.limit, self._last = float(stated.limit), None
             self._counted = self._expected = self._capacity = self._seen = 0.0
@@ -162,6 +166,8 @@ class StatedBudget:
             self.window = stated.window
         if stated.reset is not None:
             self._tell_kind(stated, sent)
+        if is_older:
+            return  # its answer took longer than that of a later one, which says what was left since
         if self._is_charged_late:
             # Of what is under way it will be charged half, on average, before as much is refilled.
             since = self._settled - sent.settled + 0.5 * self._under_way
@@ -216,13 +222,15 @@ class StatedBudget:
             since = (sent.total - self._rolled) * self.ratio
             self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
             self._rolled = None
-        self._ends = sent.at + stated.reset
+        if self._last is None or sent.at >= self._last[0]:
+            self._ends = sent.at + stated.reset
         if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._tellings == 0:
                 self._filled, self._spread = filled, 0.0
             self._tellings += 1
-            weight = max(0.1, 1.0 / self._tellings)
+            passed, self._told_at = max(0.0, sent.at - self._told_at), max(self._told_at, sent.at)
+            weight = max(min(0.1, passed / (_LOOKED_BACK * self._longest_reset)), 1.0 / self._tellings)
             self._spread += (abs(filled - self._filled) - self._spread) * weight
             self._filled += (filled - self._filled) * weight
         if stated.window is None and not self._slides and self._tellings:
