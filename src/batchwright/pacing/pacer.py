@@ -185,8 +185,7 @@ class Pacer:
             [(window, window.begin(use, now)) for window in self._told],
             {kind: budget.begin(use, now) for kind, budget in self._stated.items()},
         )
-        if self._found.rate is None:
-            self._remember(attempt, now)
+        self._remember(attempt, now)
         return attempt
 
     def succeeded(
@@ -241,8 +240,9 @@ class Pacer:
             # It was under way with another one that was refused: one event.
             self._found.withdrawn(attempt.amount)
             return
+        accepted = self._accepted_with(attempt)
         self._refused_at = now
-        self._learn_refusal(attempt, now, retry_after)
+        self._learn_refusal(attempt, now, retry_after, accepted)
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
@@ -293,8 +293,11 @@ class Pacer:
             blocked_seconds=max(0.0, self._blocked_until - now),
         )
 
-    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
-        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
+    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None, accepted: int) -> None:
+        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which.
+
+        `accepted`: requests that were accepted with as many under way, since the last refusal.
+        """
         if self._cap is None and self._found.rate is None and attempt.under_way > 1:
             self._cap = ConcurrencyCap(attempt.under_way - 1)
             self._block(now + max(retry_after or 0.0, _PAUSE))
@@ -306,7 +309,9 @@ class Pacer:
         if self._cap is None or not self._cap.strikes:
             self._refused_under_way.append(attempt.under_way)
         if self._cap is not None:
-            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD):
+            # Beside a rate that is known, it is rather their number that is refused, or how fast it rises.
+            contradicted = not (self._told or self._stated) and accepted >= max(_FEWEST_TO_BLAME, attempt.under_way / 4)
+            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD) and not contradicted:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
@@ -319,6 +324,12 @@ class Pacer:
             self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _accepted_with(self, refused: Attempt) -> int:
+        """Return how many requests were accepted of late with as many under way: hardly any, if these are too many."""
+        return sum(
+            self._refused_at < each.at < refused.at and each.under_way >= refused.under_way for each in self._recent
+        )
 
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""

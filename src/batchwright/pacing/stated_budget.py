@@ -6,8 +6,8 @@ been sent since follows what is left now. Two kinds of limits look alike in one 
 - a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
 - a *window* ends at a fixed time, whatever was used, and then everything is left again.
 
-What is left is spent in about `_HORIZON` seconds beside what is refilled, or evenly until the window ends: a full
-bucket is not left unused, and nothing goes in a burst. What the endpoint counts for a request may differ from what is
+What is left is spent in about `_HORIZON` seconds beside what is refilled: nothing is left unused, and nothing goes in
+a burst. What the endpoint counts for a request may differ from what is
 expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from what is left
 after requests in a row.
 """
@@ -21,8 +21,8 @@ from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
-_HORIZON = 20.0
-"""Seconds in which what a bucket holds beside its reserve is spent."""
+_HORIZON = 10.0
+"""Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
@@ -39,7 +39,8 @@ _LOOKED_BACK = 0.1
 """Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
-_FADES = 0.98
+_FADES = 0.8
+"""Share of the longest reset that is remembered after as much time."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
@@ -149,6 +150,8 @@ class StatedBudget:
                 self._capacity = self.limit
                 self._left, self._at = 0.0 if refused else self.limit, now
             return
+        if not self.limit:
+            self._refused_at = now  # what was sent before a limit was known says nothing of how it is kept
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
@@ -188,7 +191,8 @@ class StatedBudget:
         spare = self._left - reserve
         if self.is_window:
             seconds = max(self._ends - now, 0.5)
-            return min(max(self._left, 0.0) / seconds, _SURGE * even)
+            left = max(self._left, 0.0)
+            return min(max(left / min(seconds, _HORIZON), 2.0 * even), _SURGE * even)
         if spare >= 0.0:
             return even + spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
         # Falls with what is left, so that the reserve fills again.
@@ -216,7 +220,9 @@ class StatedBudget:
         assert stated.reset is not None
         assert stated.remaining is not None
         missing = stated.limit - stated.remaining
-        self._longest_reset = max(stated.reset, self._longest_reset * _FADES)
+        passed, self._told_at = max(0.0, sent.at - self._told_at), max(self._told_at, sent.at)
+        fades = _FADES ** min(passed / max(self._longest_reset, 1e-3), 1e3)
+        self._longest_reset = max(stated.reset, self._longest_reset * fades, 1e-3)
         if self._rolled is not None and sent.total > self._rolled:
             # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
             since = (sent.total - self._rolled) * self.ratio
@@ -229,7 +235,6 @@ class StatedBudget:
             if self._tellings == 0:
                 self._filled, self._spread = filled, 0.0
             self._tellings += 1
-            passed, self._told_at = max(0.0, sent.at - self._told_at), max(self._told_at, sent.at)
             weight = max(min(0.1, passed / (_LOOKED_BACK * self._longest_reset)), 1.0 / self._tellings)
             self._spread += (abs(filled - self._filled) - self._spread) * weight
             self._filled += (filled - self._filled) * weight
