@@ -20,10 +20,10 @@ _LEAST_GAIN = 0.01
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
+_STEP_FOR = 2.0
+"""Seconds of the rate that this takes at least, so that a high rate rises no faster than answers come."""
 _SEARCHED = 8.0
 """Amounts in which the pace doubles at least until a second refusal shows the rate."""
-_SEARCHED_FOR = 4.0
-"""Seconds in which it doubles at least, since a limit may count answers at their end."""
 _DOUBTED = 1.1
 """Factor by which the pace must have risen above the rate to be taken for the rate itself."""
 _FIRST_PAUSE = 0.5
@@ -104,7 +104,7 @@ class FoundRate:
         """The pace: the rate, and more the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
-            return self.rate * (1.0 + self._accepted / max(_SEARCHED, _SEARCHED_FOR * self.rate))
+            return self.rate * (1.0 + self._accepted / max(_SEARCHED, _STEP_FOR * self.rate))
         # What few requests have shown is soon doubted.
-        step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
+        step = max(min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0), _STEP_FOR * self.rate)
         return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2))

@@ -37,6 +37,8 @@ _NEARLY_FULL = 0.9
 """Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
 _LOOKED_BACK = 0.1
 """Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
+_MOVED = 0.1
+"""Share of a window by which its end must move for it to slide."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
 _FADES = 0.8
@@ -87,6 +89,8 @@ class StatedBudget:
         """Time for which `_left` holds."""
         self._ends = math.inf
         """When a window ends."""
+        self._first_end = -math.inf
+        """When it was to end, as first stated: an end that moves is that of a window that slides."""
         self._tellings = 0
         """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
@@ -229,7 +233,13 @@ class StatedBudget:
             self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
-            self._ends = sent.at + stated.reset
+            ends = sent.at + stated.reset
+            if sent.at >= self._first_end:
+                self._first_end = ends
+            elif self.is_window and self.window > _SHORT and ends > self._first_end + _MOVED * self.window:
+                self._slides = True
+                self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
+            self._ends = ends
         if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._tellings == 0:
