@@ -30,6 +30,8 @@ _EPISODES = 3
 _FEWEST_TO_BLAME = 3
 _STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
+_CONTRADICTIONS = 2
+"""Refusals with no more under way than were just accepted that show the same; once, the number may have been lowered."""
 _FORETOLD = 2
 """Refusals in a row after which what was stated is not enough to foretell the next one."""
 _PAUSE = 0.25
@@ -130,6 +132,8 @@ class Pacer:
         self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
         self._accepted_under_way = 0
         """Most requests that were under way when one was accepted since the last refusal."""
+        self._contradictions = 0
+        """Refusals with no more requests under way than had just been accepted."""
         self._mean_tokens = 0.0
         self._recent: deque[Attempt] = deque()
         self._ramped_at = float("-inf")
@@ -300,6 +304,7 @@ class Pacer:
         """
         if self._cap is None and self._found.rate is None and attempt.under_way > 1:
             self._cap = ConcurrencyCap(attempt.under_way - 1)
+            self._contradictions = 0
             self._block(now + max(retry_after or 0.0, _PAUSE))
             self._refused_under_way.clear()
             self._accepted_under_way = 0
@@ -310,14 +315,17 @@ class Pacer:
             self._refused_under_way.append(attempt.under_way)
         if self._cap is not None:
             # Beside a rate that is known, it is rather their number that is refused, or how fast it rises.
-            contradicted = not (self._told or self._stated) and accepted >= max(_FEWEST_TO_BLAME, attempt.under_way / 4)
-            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD) and not contradicted:
+            if not (self._told or self._stated) and accepted >= max(_FEWEST_TO_BLAME, attempt.under_way / 4):
+                self._contradictions += 1
+            is_number = self._contradictions < _CONTRADICTIONS and alike(self._refused_under_way, _CAP_SPREAD)
+            if is_number and self._cap.strikes < _STRIKES:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
             self._refused_under_way.clear()
         if self._is_number_to_blame():
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
+            self._contradictions = 0
             self._found = FoundRate()
             self._refused_under_way.clear()
         else:
