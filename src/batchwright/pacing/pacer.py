@@ -31,7 +31,7 @@ _FEWEST_TO_BLAME = 3
 _STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
 _CONTRADICTIONS = 2
-"""Refusals with no more under way than were just accepted that show the same; once, the number may have been lowered."""
+"""Refusals with no more under way than were just accepted that show it too: once, the number may have been lowered."""
 _FORETOLD = 2
 """Refusals in a row after which what was stated is not enough to foretell the next one."""
 _PAUSE = 0.25
