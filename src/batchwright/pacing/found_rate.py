@@ -20,18 +20,21 @@ _LEAST_GAIN = 0.01
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
-_STEP_FOR = 2.0
-"""Seconds of the rate that this takes at least, so that a high rate rises no faster than answers come."""
+_BELIEVED = 15.0
+"""Seconds without a refusal after which a rate is doubted."""
+_GROWTH = 2.0
+"""Factor by which the pace rises in as many seconds more."""
+_LONGEST_DOUBT = 300.0
+_RISEN = 1.5
+"""Times the rate above which the pace must have risen for the rate to be worth less than the pace."""
 _SEARCHED = 8.0
-"""Amounts in which the pace doubles at least until a second refusal shows the rate."""
-_DOUBTED = 1.1
-"""Factor by which the pace must have risen above the rate to be taken for the rate itself."""
+"""Amounts in which the pace doubles until a second refusal shows the rate."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 _KEEP = 0.5
 """Share of what earlier refusals showed that is kept at each."""
 _RECENT = 10.0
-"""Seconds without a refusal after which the rate may be doubted: some limits count answers at their end."""
+"""Seconds over which the pace before the first refusal is taken."""
 
 
 class FoundRate:
@@ -56,20 +59,13 @@ class FoundRate:
         """Return the seconds until the next request may go."""
         if self.rate is None:
             return 0.0
-        return max(self.until - now, self._pace.wait(self._raised, now))
+        return max(self.until - now, self._pace.wait(self._raised(now), now))
 
     def begin(self, amount: float, now: float) -> None:
         """Count a request that is sent."""
         self._accepted += amount
-        if self.rate is None:
-            return
-        raised = self._raised
-        self._pace.take(amount, raised, now)
-        since = now - (self._emptied or now)
-        if self._seconds and raised > self.rate * _DOUBTED and since > _RECENT:
-            # What was accepted since the last refusal was sent at a lower pace, and says less than the present one.
-            self.rate, self._emptied, self._accepted = raised, now, 0.0
-            self._amounts, self._seconds = self._amounts * _KEEP, self._amounts * _KEEP / raised
+        if self.rate is not None:
+            self._pace.take(amount, self._raised(now), now)
 
     def refused(self, amount: float, sent_at: float, now: float, recent_rate: float, retry_after: float | None) -> None:
         """Learn that a request was refused, which was sent after the last refusal was known.
@@ -84,7 +80,13 @@ class FoundRate:
             self._amounts += self._accepted
             self._seconds += max(sent_at - self._emptied, 1e-3)
             if self._accepted > 0.0:
+                pace = self._raised(now)
+                has_risen = pace > _RISEN * self.rate
                 self.rate = max(self._amounts, 0.5) / self._seconds
+                if has_risen:
+                    # The mean is that of a time in which it went slower than it might have.
+                    self.rate = max(self.rate, _KEEP * pace)
+                    self._amounts = self.rate * self._seconds
                 self._amounts *= _KEEP
                 self._seconds *= _KEEP
                 self._refusals = 1
@@ -99,12 +101,13 @@ class FoundRate:
         """Note that a request that was counted was refused together with another one."""
         self._accepted = max(0.0, self._accepted - amount)
 
-    @property
-    def _raised(self) -> float:
-        """The pace: the rate, and more the longer nothing was refused."""
+    def _raised(self, now: float) -> float:
+        """Return the pace: the rate, and more the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
-            return self.rate * (1.0 + self._accepted / max(_SEARCHED, _STEP_FOR * self.rate))
-        # What few requests have shown is soon doubted.
-        step = max(min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0), _STEP_FOR * self.rate)
-        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2))
+            return self.rate * (1.0 + self._accepted / _SEARCHED)
+        # What few requests have shown is soon doubted, and anything after a while.
+        step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
+        quiet = min(now - self.until, _LONGEST_DOUBT)
+        doubted = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
+        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2)) * doubted
