@@ -25,7 +25,7 @@ from batchwright.errors import (
 )
 from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
-from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
+from batchwright.inference.endpoint_gate import Gate, Places, Turn, usage_of
 from batchwright.inference.endpoint_keys import EndpointKey, is_provider
 from batchwright.inference.endpoint_retries import REFUSED, RETRIES, EndpointRetries, is_outage, pause_before_retry
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
@@ -62,6 +62,9 @@ _PROBE_SECONDS = 10.0
 ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
 _FOREVER = 1e6
+_PATIENCE = 5.0
+"""Seconds for which online calls wait out a pause: as long as pacers pause where the endpoint names no time."""
+_CLOSING = "the endpoint is not asked any more: the service is closing"
 
 
 class EndpointInference(Route):
@@ -99,9 +102,12 @@ class EndpointInference(Route):
         self._max_concurrency = max_concurrency
         self._first_concurrency = max_concurrency if first_concurrency is None else first_concurrency
         self._told = tuple(told)
+        Pacer(max_concurrency)  # which checks it
         self._gates: dict[str, Gate] = {}
-        """A gate for each model, since providers limit each."""
-        self._gate_of("")  # which checks max_concurrency
+        """A gate for each model, by the name that the endpoint has for it, since providers limit each."""
+        self._places = Places(max_concurrency)
+        self._stopped: EndpointDown | None = None
+        """The error of further batch calls; None: they are sent."""
         self._dialect = dialect
         self._client = EndpointClient(
             base_url,
@@ -154,7 +160,9 @@ class EndpointInference(Route):
 
         Calls that wait before it are taken for seconds, as their number is what matters of them.
         """
-        gate = self._gate_of(read_model(call.body) or "")
+        gate = self._gates.get(self._model_of(call))
+        if gate is None:
+            return 0.0, 0.0
         now = asyncio.get_running_loop().time()
         wait = gate.pacer.wait(self._expected(gate, call), now)
         return min(wait, _FOREVER) + gate.waiting, gate.pacer.under_way / gate.pacer.concurrency
@@ -165,7 +173,9 @@ class EndpointInference(Route):
 
     @property
     def _concurrency(self) -> int:
-        return sum(gate.pacer.concurrency for gate in self._gates.values())
+        if not self._gates:
+            return min(self._first_concurrency, self._max_concurrency)
+        return min(sum(gate.pacer.concurrency for gate in self._gates.values()), self._max_concurrency)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
         """Return what was found of the limits of the endpoint, by model."""
@@ -191,9 +201,10 @@ class EndpointInference(Route):
         return hashlib.sha256(f"{self._client.identity}\n{model}".encode()).hexdigest()[:16]
 
     def send_no_more(self) -> None:
-        """Give the batch calls that were not sent yet back to their owners, by `EndpointDown`."""
+        """Give batch calls that were not sent yet, and those that are to be sent again, back, by `EndpointDown`."""
+        self._stopped = EndpointDown("the endpoint is not asked any more: the run is stopping")
         for gate in self._gates.values():
-            gate.refuse_waiting(EndpointDown("the endpoint is not asked any more: the run is stopping"))
+            gate.refuse_waiting(self._stopped)
 
     @property
     def why_not_ready(self) -> str | None:
@@ -245,23 +256,30 @@ class EndpointInference(Route):
         with self._held.hold(call.traffic):
             async with AsyncExitStack() as held:
                 opening = self._retried(call, lambda: self._opened(call, path, fields, body, held))
-                chunks, chunk = await _within(until, opening)
+                turn, chunks, chunk = await _within(until, opening)
+                usage = None
                 while chunk is not None:
+                    usage = usage_of(chunk) or usage
                     yield self._ours(call, chunk)
-                    # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
-                    chunk = await _within(until, anext(chunks, None))
+                    try:
+                        # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
+                        chunk = await _within(until, anext(chunks, None))
+                    except EndpointError as error:
+                        turn.failed(error)
+                        raise
+                turn.answered(usage)
 
     async def close(self) -> None:
         self._closed = True
         for gate in self._gates.values():
-            gate.close()
+            gate.close(EngineClosed(_CLOSING))
         await self._watch.close()
         await self._queue_watch.close()
         await self._client.close()
 
     def _require_open(self) -> None:
         if self._closed:
-            raise EngineClosed("the endpoint is not asked any more: the service is closing")
+            raise EngineClosed(_CLOSING)
         self._watch.require_answering()
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
@@ -298,11 +316,18 @@ class EndpointInference(Route):
     def _waiting_online(self) -> int:
         return sum(gate.waiting_online for gate in self._gates.values())
 
+    def _model_of(self, call: Call) -> str:
+        """Return the name that the endpoint has for the model of `call`; empty: it is not known."""
+        asked = read_model(call.body)
+        if asked is None:
+            return next(iter(self._theirs.values()), "")
+        return self._theirs.get(asked, asked)
+
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
             pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
-            gate = self._gates[model] = Gate(pacer)
+            gate = self._gates[model] = Gate(pacer, patience=_PATIENCE, places=self._places)
         return gate
 
     def _expected(self, gate: Gate, call: Call) -> Use:
@@ -314,8 +339,11 @@ class EndpointInference(Route):
             busy[0].guide(queue.running, queue.waiting)
 
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
+        self._require_open()
+        if self._stopped is not None and call.traffic == "batch":
+            raise self._stopped
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
-        gate = self._gate_of(read_model(call.body) or "")
+        gate = self._gate_of(self._model_of(call))
         self._loop = asyncio.get_running_loop()
         if self._shows_queue:
             self._queue_watch.wake()
@@ -350,8 +378,8 @@ class EndpointInference(Route):
 
     async def _opened(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
-    ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
-        """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
+    ) -> tuple[Turn, AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
+        """Return a turn, its stream and the first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
             self._require_open()
@@ -362,7 +390,7 @@ class EndpointInference(Route):
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")
             held.push_async_exit(opening.pop_all())
-            return chunks, first
+            return turn, chunks, first
 
     async def _noticed(self, turn: Turn, answer: Awaitable[_T]) -> _T:
         """Return `answer`, and let the pacer and the watch learn from its outcome."""
