@@ -334,9 +334,10 @@ class EndpointInference(Route):
         return gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
 
     def _learn_queue(self, queue: Queue) -> None:
-        if len(busy := [gate.pacer for gate in self._gates.values() if gate.pacer.under_way]) == 1:
+        if len(busy := [gate for gate in self._gates.values() if gate.pacer.under_way]) == 1:
             # With several models the figures are a sum of which nobody knows the parts.
-            busy[0].guide(queue.running, queue.waiting)
+            busy[0].pacer.guide(queue.running, queue.waiting)
+            busy[0].look()
 
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
         self._require_open()
