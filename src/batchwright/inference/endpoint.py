@@ -277,9 +277,11 @@ class EndpointInference(Route):
         await self._queue_watch.close()
         await self._client.close()
 
-    def _require_open(self) -> None:
+    def _require_open(self, call: Call) -> None:
         if self._closed:
             raise EngineClosed(_CLOSING)
+        if self._stopped is not None and call.traffic == "batch":
+            raise self._stopped
         self._watch.require_answering()
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
@@ -287,7 +289,7 @@ class EndpointInference(Route):
 
         Raises `BatchwrightError`.
         """
-        self._require_open()
+        self._require_open(call)
         if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_endpoint(self._dialect, call.endpoint)
@@ -340,9 +342,7 @@ class EndpointInference(Route):
             busy[0].look()
 
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
-        self._require_open()
-        if self._stopped is not None and call.traffic == "batch":
-            raise self._stopped
+        self._require_open(call)
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
         gate = self._gate_of(self._model_of(call))
         self._loop = asyncio.get_running_loop()
@@ -354,7 +354,7 @@ class EndpointInference(Route):
 
     async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
-            self._require_open()
+            self._require_open(call)
             if call.pauses is not None:
                 call.pauses(None)
             answer = await self._noticed(turn, self._sent(call, path, fields, body, turn))
@@ -383,7 +383,7 @@ class EndpointInference(Route):
         """Return a turn, its stream and the first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
-            self._require_open()
+            self._require_open(call)
             if call.pauses is not None:
                 call.pauses(None)
             chunks = await opening.enter_async_context(aclosing(self._streamed(call, path, fields, body, turn)))

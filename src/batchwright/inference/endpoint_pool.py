@@ -117,8 +117,9 @@ class EndpointPool(Route):
         """Return whether another member may be given a call that failed, and take out a member that is of no use."""
         others = [other for other in self._able(call) if other is not member]
         if isinstance(error, EndpointDown):
-            # One that stops sending gives its calls back, and so do the others.
-            return member.why_not_ready is not None and any(other.why_not_ready is None for other in others)
+            # At the end of a run, when no member sends any more, calls go back to their owners.
+            is_of_no_use = member not in self._in or member.why_not_ready is not None
+            return is_of_no_use and any(other.why_not_ready is None for other in others)
         refuses_key = error.status == 401 or (error.status == 403 and member not in self._accepted)
         if not refuses_key and not error.is_out_of_quota:
             return False
@@ -127,4 +128,5 @@ class EndpointPool(Route):
         if member in self._in:
             _log.warning("%s gets no more calls: %s", member.address, error)
             self._in.remove(member)
+            member.send_no_more()
         return True
