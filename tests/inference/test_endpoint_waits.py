@@ -31,8 +31,9 @@ class Provider:
 
     url = "https://provider/v1"
 
-    def __init__(self, clock: ManualClock, answer: Answer) -> None:
+    def __init__(self, clock: ManualClock, answer: Answer, identity: str = "a provider and a key") -> None:
         self.clock = clock
+        self.identity = identity
         self.answer = answer
         self.asked_at: list[float] = []
         self.refused = 0
