@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -40,6 +41,7 @@ class Provider:
         self.under_way = 0
         self.peak = 0
         self.stated: list[StatedLimit] = []
+        self.fails = False
         self.breaks: EndpointError | None = None
         """With what streams break in the middle."""
 
@@ -71,6 +73,13 @@ class Provider:
 
     async def close(self) -> None:
         pass
+
+
+class Longest(random.Random):
+    """Draws the longest pauses."""
+
+    def random(self) -> float:
+        return 1.0
 
 
 def endpoint_at(provider: Provider, **options: Any) -> EndpointInference:
@@ -368,5 +377,25 @@ def test_what_headers_state_is_learned() -> None:
             ("requests", 100.0, True),
             ("tokens", 5000.0, True),
         ]
+
+    play(main)
+
+
+def test_calls_that_wait_to_be_tried_again_leave_their_places_to_others() -> None:
+    async def main(clock: ManualClock) -> None:
+        provider = Provider(clock, lambda provider: EndpointError("no", status=500) if provider.fails else 1.0)
+        endpoint = endpoint_at(provider, max_concurrency=4, draw=Longest())
+        assert endpoint.room == 5
+        provider.fails = True
+        tasks = [asyncio.ensure_future(endpoint.answer(call())) for _ in range(5)]
+        await asyncio.sleep(0.5)
+        provider.fails = False
+        assert len(provider.asked_at) == 5
+        assert endpoint.room == 5
+        await asyncio.sleep(1.0)
+        assert (endpoint.room, endpoint._held.total(), endpoint._pausing.total()) == (0, 5, 0)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (endpoint.room, endpoint._held.total(), endpoint._pausing.total()) == (5, 0, 0)
 
     play(main)

@@ -128,6 +128,8 @@ class EndpointInference(Route):
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
+        self._pausing = InFlight()
+        """Those of them that failed and wait to be tried again, whose places others have meanwhile."""
         self._retry_budget = RetryBudget()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the calls, whose clock also tells figures when it has ended."""
@@ -147,7 +149,7 @@ class EndpointInference(Route):
         under_way = self._under_way
         ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
         held = min(under_way + ahead, math.ceil((1.0 + _AHEAD) * self._concurrency))
-        places = 0 if self._watch.down else held - self._held.total()
+        places = 0 if self._watch.down else held - self._held.total() + self._pausing.total()
         return max(places, -self._held["batch"])
 
     @property
@@ -423,11 +425,13 @@ class EndpointInference(Route):
             return await self._let_through(call, attempt_once)
         except Exception as error:
             failure = error
-        async for attempt in stamina.retry_context(on=pause, attempts=retries.attempts, timeout=None):
-            with attempt:
-                if attempt.num == 1:
-                    raise failure
-                return await self._let_through(call, attempt_once)
+        with self._pausing.hold(call.traffic):
+            async for attempt in stamina.retry_context(on=pause, attempts=retries.attempts, timeout=None):
+                with attempt:
+                    if attempt.num == 1:
+                        raise failure
+                    with self._pausing.hold(call.traffic, -1):
+                        return await self._let_through(call, attempt_once)
         raise failure
 
     async def _let_through(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:
