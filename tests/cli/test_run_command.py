@@ -222,3 +222,12 @@ def test_help_and_version_need_no_torch() -> None:
     assert batchwright("--help").returncode == 0
     assert b"--prompt-template" in batchwright("run", "--help").stdout
     assert batchwright("--version").stdout.startswith(b"batchwright 0")
+
+
+@pytest.mark.parametrize("also", ["", "  ", "http://127.0.0.1:9/v1 KEY OTHER"])
+def test_a_further_endpoint_that_is_none_is_told(source: Path, tmp_path: Path, also: str) -> None:
+    arguments = ["run", str(source), "-o", str(tmp_path / "out.jsonl"), "--backend", "http://127.0.0.1:9/v1"]
+    result = CliRunner().invoke(app, [*arguments, "--also", also])
+    assert result.exit_code != 0
+    assert f"--also {also!r}: must be an address" in f"{result.output}{result.exception}"
+    assert not (tmp_path / "out.jsonl").exists()

@@ -15,6 +15,14 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     return asyncio.run(asyncio.wait_for(work, 120))
 
 
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait for something that no event tells."""
+    while True:
+        if reached():
+            return
+        await asyncio.sleep(0.005)
+
+
 def in_real_time(test: Callable[_P, Coroutine[Any, Any, None]]) -> Callable[_P, None]:
     """Make a test of an asynchronous function."""
 

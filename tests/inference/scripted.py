@@ -47,13 +47,16 @@ Script: TypeAlias = Reply | Callable[[Request], Awaitable[Reply]] | None
 class ScriptedServer:
     """Answers the requests by `script`, one after the other, and after its end as if all were well.
 
-    Who asks for its models is answered with `models`, and does not count as a request. It shows no metrics.
+    Who asks for its models is answered with `models`, and does not count as a request; nor does who asks for its
+    metrics, and gets `metrics`.
     """
 
     def __init__(self, *script: Script, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.script = deque(script)
         self.models: Script = Reply(content=json.dumps(MODELS).encode())
+        self.metrics = Reply(404, b"")
+        self.asked_for_metrics = 0
         self.requests: list[Request] = []
         self.probes = 0
         self.connections = 0
@@ -105,7 +108,8 @@ class ScriptedServer:
         content = await reader.readexactly(int(headers.get("content-length", "0")))
         request = Request(head[0].split()[1], headers, json.loads(content or b"{}"))
         if request.path == "/metrics":
-            writer.write(Reply(404, b"").head())
+            self.asked_for_metrics += 1
+            writer.write(self.metrics.head() + self.metrics.content)
             return True
         script: Script
         if head[0].startswith("GET"):
@@ -135,6 +139,7 @@ class ScriptedServer:
         answering, leaving = asyncio.ensure_future(reply), asyncio.ensure_future(self._left(reader))
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
+        await asyncio.wait({leaving})  # or the next request could not be read
         if answering.done():
             return answering.result()
         answering.cancel()

@@ -420,7 +420,7 @@ class GateMachine(RuleBasedStateMachine):
         assert (self.gate.inside, self.gate.waiting_online, self.pacer.under_way) == (0, 0, 0)
         assert self.gate._owners == {}
         assert self.gate._timer is None, "nobody waits, so nothing is to be looked at"
-        self.gate.close()
+        self.gate.close(DOWN)
         for caller in self.callers:
             if not caller.task.cancelled():
                 caller.task.exception()

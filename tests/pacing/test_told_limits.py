@@ -250,3 +250,58 @@ def test_the_same_outcome_twice_is_a_mistake() -> None:
     with pytest.raises(RuntimeError, match="twice"):
         pacer.succeeded(attempt, 1.0, input_tokens=1, output_tokens=1)
     assert pacer.under_way == 0
+
+
+USE = Use(10.0, 20.0)
+
+
+def sent_in(window: SlidingWindow, start: float, end: float, step: float = 0.01) -> int:
+    """Requests that go between two times, as soon as each may."""
+    count = 0
+    for tick in range(math.ceil(start / step), math.ceil(end / step)):
+        while window.wait(USE, tick * step) <= ROUNDING:
+            window.begin(USE, tick * step)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("others", "sharers", "least", "most"),
+    [
+        (0.0, 1, 59, 61),
+        (0.0, 2, 59, 61),
+        (30.0, 2, 29, 31),
+        (10.0, 2, 49, 51),
+        (45.0, 2, 14, 16),
+        (60.0, 2, 0, 0),
+        (1e6, 2, 0, 0),
+    ],
+)
+def test_what_others_use_of_a_shared_limit_is_left_to_them(others: float, sharers: int, least: int, most: int) -> None:
+    window = SlidingWindow(ToldLimit("requests", 60.0))
+    window.share(others, sharers)
+    assert least <= sent_in(window, 0.0, 60.0) <= most
+    wait = window.wait(USE, 60.0)
+    assert 0.0 <= wait <= 61.0
+
+
+def test_when_the_others_are_gone_all_of_a_shared_limit_is_used() -> None:
+    window = SlidingWindow(ToldLimit("requests", 60.0))
+    window.share(60.0, 2)
+    assert sent_in(window, 0.0, 60.0) == 0
+    assert 0.0 < window.wait(USE, 60.0) <= 1.0, "what others use is looked at again soon"
+    window.share(0.0, 1)
+    assert 59 <= sent_in(window, 60.0, 120.0) <= 61
+
+
+def test_a_pacer_counts_what_it_and_others_use_by_kind() -> None:
+    pacer = Pacer(10, [ToldLimit("requests", 2.0), ToldLimit("tokens", 1000.0)], first=10)
+    attempt = pacer.begin(USE, 0.0)
+    assert pacer.told_use(0.0) == {"requests": 1.0, "tokens": 30.0}
+    pacer.share([{"requests": 0.0, "tokens": 0.0}, {"requests": 1.0}])
+    assert 59.0 <= pacer.wait(USE, 1.0) <= 61.0
+    pacer.share([])
+    assert pacer.wait(USE, 31.0) == 0.0
+    pacer.succeeded(attempt, 32.0, input_tokens=100, output_tokens=50)
+    assert pacer.told_use(32.0) == {"requests": 1.0, "tokens": 150.0}
+    assert pacer.told_use(100.0) == {"requests": 0.0, "tokens": 0.0}

@@ -277,8 +277,8 @@ def _key(
 
 def _also(text: str, dialect: str | None) -> tuple[str, EndpointKey]:
     """The address and the key of a further endpoint. Raises `InputError`."""
-    address, *names = text.split()
-    if len(names) > 1:
+    address, *names = text.split() or [""]
+    if not address or len(names) > 1:
         raise InputError(
             f"--also {text!r}: must be an address, and the name of the variable with its key if it has one"
         )

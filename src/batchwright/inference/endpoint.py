@@ -24,7 +24,7 @@ from batchwright.errors import (
 )
 from batchwright.inference.calls import InFlight, chosen_model, time_left
 from batchwright.inference.endpoint_client import EndpointClient
-from batchwright.inference.endpoint_gate import Gate, Turn, usage_of
+from batchwright.inference.endpoint_gate import Gate, Places, Turn, usage_of
 from batchwright.inference.endpoint_keys import EndpointKey, is_provider
 from batchwright.inference.endpoint_retries import REFUSED, RETRIES, EndpointRetries, is_outage, pause_before_retry
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
@@ -61,6 +61,9 @@ _PROBE_SECONDS = 10.0
 ANSWER_BOUNDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 """Fields of bodies that bound the tokens of an answer, the first of which that is there counts."""
 _FOREVER = 1e6
+_PATIENCE = 5.0
+"""Seconds for which online calls wait out a pause: as long as pacers pause where the endpoint names no time."""
+_CLOSING = "the endpoint is not asked any more: the service is closing"
 
 
 class EndpointInference(Route):
@@ -98,9 +101,12 @@ class EndpointInference(Route):
         self._max_concurrency = max_concurrency
         self._first_concurrency = max_concurrency if first_concurrency is None else first_concurrency
         self._told = tuple(told)
+        Pacer(max_concurrency)  # which checks it
         self._gates: dict[str, Gate] = {}
-        """A gate for each model, since providers limit each."""
-        self._new_pacer()  # which checks max_concurrency
+        """A gate for each model, by the name that the endpoint has for it, since providers limit each."""
+        self._places = Places(max_concurrency)
+        self._stopped: EndpointDown | None = None
+        """The error of further batch calls; None: they are sent."""
         self._dialect = dialect
         self._client = EndpointClient(
             base_url,
@@ -121,6 +127,8 @@ class EndpointInference(Route):
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
+        self._pausing = InFlight()
+        """Those of them that failed and wait to be tried again, whose places others have meanwhile."""
         self._retry_budget = RetryBudget()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the calls, whose clock also tells figures when it has ended."""
@@ -140,7 +148,7 @@ class EndpointInference(Route):
         under_way = self._under_way
         ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
         held = min(under_way + ahead, int((1.0 + _AHEAD) * self._concurrency))
-        places = 0 if self._watch.down else held - self._held.total()
+        places = 0 if self._watch.down else held - self._held.total() + self._pausing.total()
         return max(places, -self._held["batch"])
 
     @property
@@ -153,7 +161,9 @@ class EndpointInference(Route):
 
         Calls that wait before it are taken for seconds, as their number is what matters of them.
         """
-        gate = self._gate_of(read_model(call.body) or "")
+        gate = self._gates.get(self._model_of(call))
+        if gate is None:
+            return 0.0, 0.0
         now = asyncio.get_running_loop().time()
         wait = gate.pacer.wait(self._expected(gate, call), now)
         return min(wait, _FOREVER) + gate.waiting, gate.pacer.under_way / gate.pacer.concurrency
@@ -164,7 +174,9 @@ class EndpointInference(Route):
 
     @property
     def _concurrency(self) -> int:
-        return sum(gate.pacer.concurrency for gate in self._gates.values()) or self._first_concurrency
+        if not self._gates:
+            return min(self._first_concurrency, self._max_concurrency)
+        return min(sum(gate.pacer.concurrency for gate in self._gates.values()), self._max_concurrency)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
         """Return what was found of the limits of the endpoint, by model."""
@@ -190,9 +202,10 @@ class EndpointInference(Route):
         return hashlib.sha256(f"{self._client.identity}\n{model}".encode()).hexdigest()[:16]
 
     def send_no_more(self) -> None:
-        """Give the batch calls that were not sent yet back to their owners, by `EndpointDown`."""
+        """Give batch calls that were not sent yet, and those that are to be sent again, back, by `EndpointDown`."""
+        self._stopped = EndpointDown("the endpoint is not asked any more: the run is stopping")
         for gate in self._gates.values():
-            gate.refuse_waiting(EndpointDown("the endpoint is not asked any more: the run is stopping"))
+            gate.refuse_waiting(self._stopped)
 
     @property
     def why_not_ready(self) -> str | None:
@@ -244,26 +257,32 @@ class EndpointInference(Route):
         with self._held.hold(call.traffic):
             async with AsyncExitStack() as held:
                 opening = self._retried(call, lambda: self._opened(call, path, fields, body, held))
-                chunks, chunk, turn = await _within(until, opening)
+                turn, chunks, chunk = await _within(until, opening)
                 usage = None
                 while chunk is not None:
                     usage = usage_of(chunk) or usage
                     yield self._ours(call, chunk)
-                    # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
-                    chunk = await _within(until, anext(chunks, None))
+                    try:
+                        # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
+                        chunk = await _within(until, anext(chunks, None))
+                    except EndpointError as error:
+                        turn.failed(error)
+                        raise
                 turn.answered(usage)
 
     async def close(self) -> None:
         self._closed = True
         for gate in self._gates.values():
-            gate.close()
+            gate.close(EngineClosed(_CLOSING))
         await self._watch.close()
         await self._queue_watch.close()
         await self._client.close()
 
-    def _require_open(self) -> None:
+    def _require_open(self, call: Call) -> None:
         if self._closed:
-            raise EngineClosed("the endpoint is not asked any more: the service is closing")
+            raise EngineClosed(_CLOSING)
+        if self._stopped is not None and call.traffic == "batch":
+            raise self._stopped
         self._watch.require_answering()
 
     def _prepared(self, call: Call, *, stream: bool) -> tuple[str, Mapping[str, Any], bytes, float | None]:
@@ -271,7 +290,7 @@ class EndpointInference(Route):
 
         Raises `BatchwrightError`.
         """
-        self._require_open()
+        self._require_open(call)
         if call.traffic == "online" and self._waiting_online >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests wait for the endpoint already: try again later")
         require_endpoint(self._dialect, call.endpoint)
@@ -300,26 +319,33 @@ class EndpointInference(Route):
     def _waiting_online(self) -> int:
         return sum(gate.waiting_online for gate in self._gates.values())
 
+    def _model_of(self, call: Call) -> str:
+        """Return the name that the endpoint has for the model of `call`; empty: it is not known."""
+        asked = read_model(call.body)
+        if asked is None:
+            return next(iter(self._theirs.values()), "")
+        return self._theirs.get(asked, asked)
+
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
-            gate = self._gates[model] = Gate(self._new_pacer())
+            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
+            gate = self._gates[model] = Gate(pacer, patience=_PATIENCE, places=self._places)
         return gate
-
-    def _new_pacer(self) -> Pacer:
-        return Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
 
     def _expected(self, gate: Gate, call: Call) -> Use:
         return gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
 
     def _learn_queue(self, queue: Queue) -> None:
-        if len(busy := [gate.pacer for gate in self._gates.values() if gate.pacer.under_way]) == 1:
+        if len(busy := [gate for gate in self._gates.values() if gate.pacer.under_way]) == 1:
             # With several models the figures are a sum of which nobody knows the parts.
-            busy[0].guide(queue.running, queue.waiting)
+            busy[0].pacer.guide(queue.running, queue.waiting)
+            busy[0].look()
 
     def _enter(self, call: Call) -> AbstractAsyncContextManager[Turn]:
+        self._require_open(call)
         owner, weight = (None, 1.0) if call.flow is None else (call.flow.owner, call.flow.weight)
-        gate = self._gate_of(read_model(call.body) or "")
+        gate = self._gate_of(self._model_of(call))
         self._loop = asyncio.get_running_loop()
         if self._shows_queue:
             self._queue_watch.wake()
@@ -329,7 +355,7 @@ class EndpointInference(Route):
 
     async def _posted(self, call: Call, path: str, fields: Mapping[str, Any], body: bytes) -> dict[str, Any]:
         async with self._enter(call) as turn:
-            self._require_open()
+            self._require_open(call)
             if call.pauses is not None:
                 call.pauses(None)
             answer = await self._noticed(turn, self._sent(call, path, fields, body, turn))
@@ -354,11 +380,11 @@ class EndpointInference(Route):
 
     async def _opened(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
-    ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None, Turn]:
-        """Return a stream, its first chunk and its turn. From then on `held` holds its place and its connection."""
+    ) -> tuple[Turn, AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
+        """Return a turn, its stream and the first chunk. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
-            self._require_open()
+            self._require_open(call)
             if call.pauses is not None:
                 call.pauses(None)
             chunks = await opening.enter_async_context(aclosing(self._streamed(call, path, fields, body, turn)))
@@ -366,7 +392,7 @@ class EndpointInference(Route):
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")
             held.push_async_exit(opening.pop_all())
-            return chunks, first, turn
+            return turn, chunks, first
 
     async def _noticed(self, turn: Turn, answer: Awaitable[_T]) -> _T:
         """Return `answer`, and let the pacer and the watch learn from its outcome."""
@@ -398,11 +424,13 @@ class EndpointInference(Route):
             return await self._let_through(call, attempt_once)
         except Exception as error:
             failure = error
-        async for attempt in stamina.retry_context(on=pause, attempts=retries.attempts, timeout=None):
-            with attempt:
-                if attempt.num == 1:
-                    raise failure
-                return await self._let_through(call, attempt_once)
+        with self._pausing.hold(call.traffic):
+            async for attempt in stamina.retry_context(on=pause, attempts=retries.attempts, timeout=None):
+                with attempt:
+                    if attempt.num == 1:
+                        raise failure
+                    with self._pausing.hold(call.traffic, -1):
+                        return await self._let_through(call, attempt_once)
         raise failure
 
     async def _let_through(self, call: Call, attempt_once: Callable[[], Awaitable[_T]]) -> _T:

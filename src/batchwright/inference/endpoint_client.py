@@ -153,8 +153,8 @@ class EndpointClient:
             connect = min(self._timeout, _CONNECT_SECONDS)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    # The caller bounds the calls; one more connection is for probes.
-                    limit=self._connections + 1,
+                    # The caller bounds the calls; one more connection is for probes, and one for metrics.
+                    limit=self._connections + 2,
                     keepalive_timeout=_KEPT_SECONDS,
                     ssl=httpx.create_ssl_context() if self._base.scheme == "https" else True,
                 ),

@@ -55,7 +55,7 @@ class Turn:
         if self._attempt.ended:
             return
         pause = None if error.retry_after is None else min(error.retry_after, _LONGEST_PAUSE)
-        if error.status == _REFUSED:
+        if error.status == _REFUSED and not error.is_out_of_quota:
             stated = self._stated or limits_of_refusal(str((error.body or {}).get("message") or ""))
             self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=stated)
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
@@ -80,15 +80,56 @@ class _Owner:
     """Heap of waiting calls, by priority, then by arrival."""
 
 
+class Places:
+    """Places for the calls of several gates together, which share the connections to one endpoint."""
+
+    def __init__(self, most: float = float("inf")) -> None:
+        self._most = most
+        self._taken = 0
+        self._gates: list[Gate] = []
+
+    @property
+    def are_full(self) -> bool:
+        """Whether no call may be let in by any gate."""
+        return self._taken >= self._most
+
+    def share_with(self, gate: Gate) -> None:
+        """Let a gate know when places are free again."""
+        self._gates.append(gate)
+
+    def take(self) -> None:
+        """Take a place."""
+        self._taken += 1
+
+    def free(self, gate: Gate) -> None:
+        """Free a place that a call of `gate` had, and let in who waits for it.
+
+        Gates with waiting online calls go first, then those with the fewest calls inside.
+        """
+        were_full = self.are_full
+        self._taken -= 1
+        if were_full and len(self._gates) > 1:
+            for each in sorted(self._gates, key=lambda each: (not each.waiting_online, each.inside)):
+                each.look()
+        else:
+            gate.look()
+
+
 class Gate:
     """Lets calls in as its pacer allows.
 
     Of the waiting calls, online ones go first; then those of the best priority; then those of the owner with the fewest
     calls inside in proportion to its weight; then in the order of arrival.
+
+    `patience`: seconds for which online calls may have to wait because the endpoint wants no requests; if it is longer,
+    they are refused as the endpoint would refuse them. `places`: those that it shares with other gates.
     """
 
-    def __init__(self, pacer: Pacer) -> None:
+    def __init__(self, pacer: Pacer, *, patience: float = float("inf"), places: Places | None = None) -> None:
         self.pacer = pacer
+        self._patience = patience
+        self._places = places or Places()
+        self._places.share_with(self)
         self.inside = 0
         self.waiting_online = 0
         """Number of online calls that are waiting."""
@@ -118,17 +159,23 @@ class Gate:
 
     def refuse_waiting(self, error: Exception) -> None:
         """Raise `error` in all batch calls that wait."""
-        for (traffic, _), owner in [*self._owners.items()]:
-            if traffic == "batch":
+        self._refuse("batch", error)
+        self.look()
+
+    def close(self, error: Exception) -> None:
+        """Raise `error` in all calls that wait, and keep no timer."""
+        self._refuse("online", error)
+        self._refuse("batch", error)
+        self._set_timer(None)
+
+    def _refuse(self, traffic: Traffic, error: Exception) -> None:
+        for (kind, _), owner in [*self._owners.items()]:
+            if kind == traffic:
                 for _, _, place, _ in owner.waiting:
                     if not place.done():
                         place.set_exception(error)
+                        self.waiting_online -= traffic == "online"
                 self._settle(traffic, owner)
-        self._admit()
-
-    def close(self) -> None:
-        """Keep no timer."""
-        self._set_timer(None)
 
     async def _let_in(self, use: Use, traffic: Traffic, owner: _Owner, priority: int) -> Turn:
         place: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
@@ -136,25 +183,25 @@ class Gate:
         heapq.heappush(owner.waiting, (priority, self._came, place, use))
         self._turns[traffic].offer(owner)
         self.waiting_online += traffic == "online"
-        self._admit()
+        self.look()
         try:
             return await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:
+            if place.cancelled() or not place.done():
+                self.waiting_online -= traffic == "online"
+                self._settle(traffic, owner)
+                self.look()  # the next one may need less
+            elif place.exception() is None:
                 # It was admitted at the moment at which it was cancelled.
                 place.result().leave()
                 self._leave(traffic, owner)
-            else:
-                self.waiting_online -= traffic == "online"
-                self._settle(traffic, owner)
-                self._admit()  # the next one may need less
             raise
 
     def _leave(self, traffic: Traffic, owner: _Owner) -> None:
         self.inside -= 1
         owner.inside -= 1
         self._settle(traffic, owner)
-        self._admit()
+        self._places.free(self)
 
     def _settle(self, traffic: Traffic, owner: _Owner) -> None:
         """Update the turn of `owner` after a change, and remove an owner without waiting calls from the turns."""
@@ -168,19 +215,24 @@ class Gate:
         if not owner.inside and self._owners.get((traffic, owner.name)) is owner:
             del self._owners[traffic, owner.name]
 
-    def _admit(self) -> None:
+    def look(self) -> None:
         """Let in the next calls that may go now, and look again when the pacer says so."""
         now, wait = _now(), None
+        if self.waiting_online and (blocked := self.pacer.blocked(now)) > self._patience:
+            message = f"the endpoint takes no requests for another {blocked:,.0f} s, as it has said"
+            self._refuse("online", EndpointError(message, status=_REFUSED, retry_after=blocked))
         for traffic, turns in self._turns.items():
             while len(turns) and wait is None:
                 owner = turns.first()
                 _, _, place, use = owner.waiting[0]
                 if not place.done():
-                    seconds = self.pacer.wait(use, now, is_urgent=traffic == "online")
+                    is_urgent = traffic == "online"
+                    seconds = float("inf") if self._places.are_full else self.pacer.wait(use, now, is_urgent=is_urgent)
                     if seconds > _ROUNDING:
                         wait = seconds
                         break
-                    self.waiting_online -= traffic == "online"
+                    self.waiting_online -= is_urgent
+                    self._places.take()
                     self.inside += 1
                     owner.inside += 1
                     place.set_result(Turn(self.pacer, self.pacer.begin(use, now)))
@@ -194,7 +246,7 @@ class Gate:
             self._timer.cancel()
         self._timer = None
         if wait is not None and wait != float("inf"):
-            self._timer = asyncio.get_running_loop().call_later(wait, self._admit)
+            self._timer = asyncio.get_running_loop().call_later(wait, self.look)
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:

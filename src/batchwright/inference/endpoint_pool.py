@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from batchwright.errors import EndpointDown, EndpointError
@@ -11,16 +12,17 @@ from batchwright.inference.calls import closing
 from batchwright.inference.endpoint import EndpointInference
 from batchwright.inference.inference import Call, Route
 from batchwright.pacing.pacer import PacerFigures
+from batchwright.wire.requests import read_model
 
 _log = logging.getLogger(__name__)
-_REFUSES_THE_KEY = frozenset({401, 403})
 
 
 class EndpointPool(Route):
-    """Gives each call to the member that could send it soonest. All must serve the models that calls name.
+    """Gives each call to the member that could send it soonest, of those that have its model.
 
-    A member that is down gets no calls while others are up. One that refuses its key, or whose quota is used up, gets
-    none any more, and its calls go to the others; the last one's error is that of the call.
+    A call that names no model is one for the first model that all members have. A member that is down gets no calls
+    while others are up. One that refuses its key, or whose quota is used up, gets none any more, and its calls go to
+    the others; the last one's error is that of the call.
     """
 
     def __init__(self, members: Sequence[EndpointInference]) -> None:
@@ -30,6 +32,8 @@ class EndpointPool(Route):
         self._members = list(members)
         self._in = list(members)
         """Members that still get calls."""
+        self._accepted: set[EndpointInference] = set()
+        """Members that have answered a call, and so accept their key: what they forbid is that call."""
 
     @property
     def endpoints(self) -> Collection[str]:
@@ -37,8 +41,8 @@ class EndpointPool(Route):
 
     @property
     def models(self) -> Sequence[str]:
-        first, *others = (member.models for member in self._in)
-        return [name for name in first if all(name in other for other in others if other)]
+        known = [member.models for member in self._members if member.models]
+        return [name for name in known[0] if all(name in each for each in known)] if known else []
 
     @property
     def room(self) -> int:
@@ -64,46 +68,65 @@ class EndpointPool(Route):
             member.send_no_more()
 
     async def answer(self, call: Call) -> dict[str, Any]:
+        call = self._naming_its_model(call)
         while True:
             member = self._choose(call)
             try:
-                return await member.answer(call)
+                answer = await member.answer(call)
+                self._accepted.add(member)
+                return answer
             except (EndpointError, EndpointDown) as error:
-                if not self._may_go_elsewhere(member, error):
+                if not self._may_go_elsewhere(call, member, error):
                     raise
 
     async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        call = self._naming_its_model(call)
         while True:
             member, has_begun = self._choose(call), False
             try:
                 async with closing(member.stream(call)) as chunks:
                     async for chunk in chunks:
                         has_begun = True
+                        self._accepted.add(member)
                         yield chunk
                 return
             except (EndpointError, EndpointDown) as error:
-                if has_begun or not self._may_go_elsewhere(member, error):
+                if has_begun or not self._may_go_elsewhere(call, member, error):
                     raise
 
     async def close(self) -> None:
         for member in self._members:
             await member.close()
 
-    def _choose(self, call: Call) -> EndpointInference:
-        up = [member for member in self._in if member.why_not_ready is None]
-        return min(up or self._in, key=lambda member: member.wait_for(call))
+    def _naming_its_model(self, call: Call) -> Call:
+        if read_model(call.body) is not None or not (models := self.models):
+            return call
+        return replace(call, body={**call.body, "model": models[0]})
 
-    def _may_go_elsewhere(self, member: EndpointInference, error: EndpointError | EndpointDown) -> bool:
+    def _able(self, call: Call) -> Sequence[EndpointInference]:
+        """Return the members that have the model of `call`; if none has it, all, which will say so."""
+        model = read_model(call.body)
+        return [member for member in self._in if not member.models or model in member.models] or self._in
+
+    def _choose(self, call: Call) -> EndpointInference:
+        able = self._able(call)
+        up = [member for member in able if member.why_not_ready is None]
+        return min(up or able, key=lambda member: member.wait_for(call))
+
+    def _may_go_elsewhere(self, call: Call, member: EndpointInference, error: EndpointError | EndpointDown) -> bool:
         """Return whether another member may be given a call that failed, and take out a member that is of no use."""
+        others = [other for other in self._able(call) if other is not member]
         if isinstance(error, EndpointDown):
-            # One that stops sending gives its calls back, and so do the others.
-            return member.why_not_ready is not None and self.why_not_ready is None
-        if error.status not in _REFUSES_THE_KEY and not error.is_out_of_quota:
+            # At the end of a run, when no member sends any more, calls go back to their owners.
+            is_of_no_use = member not in self._in or member.why_not_ready is not None
+            return is_of_no_use and any(other.why_not_ready is None for other in others)
+        refuses_key = error.status == 401 or (error.status == 403 and member not in self._accepted)
+        if not refuses_key and not error.is_out_of_quota:
             return False
-        others = [other for other in self._in if other is not member]
         if not others:
             return False
         if member in self._in:
             _log.warning("%s gets no more calls: %s", member.address, error)
-            self._in = others
+            self._in.remove(member)
+            member.send_no_more()
         return True

@@ -7,13 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from batchwright.errors import BatchwrightError
+from batchwright.errors import BatchwrightError, EndpointUnreachable
 from batchwright.wire.engine_gauges import Queue, queue_of
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN = 0.5
 _MOST_FAILURES = 3
 """Failures in a row after which an endpoint is taken for one that shows no figures."""
+_PATIENCE = 5.0
+"""Seconds after which metrics are given up: figures so old say nothing."""
 
 
 class EngineQueueWatch:
@@ -53,11 +55,16 @@ class EngineQueueWatch:
             self._task = None
 
     async def _look(self) -> None:
+        queue = None
         try:
-            queue = queue_of(await self._read())
-        except BatchwrightError as error:
+            async with asyncio.timeout(_PATIENCE):
+                queue = queue_of(await self._read())
+        except (BatchwrightError, TimeoutError) as error:
             _log.debug("the endpoint shows no metrics: %s", error)
-            queue = None
+            if isinstance(error, EndpointUnreachable) and not error.timed_out:
+                return  # it shows nothing at all now, and may when it is back
+        except Exception:  # whatever it is, calls must go on, and the endpoint is not asked for ever
+            _log.exception("the metrics of the endpoint could not be read")
         if queue is None:
             self._failures += 1
         else:

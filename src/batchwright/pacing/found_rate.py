@@ -109,5 +109,5 @@ class FoundRate:
         # What few requests have shown is soon doubted, and anything after a while.
         step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)
-        doubted = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
+        doubted: float = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
         return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2)) * doubted

@@ -272,6 +272,10 @@ class Pacer:
         """Learn from the engine's own figures how many requests it computes, and how many wait in it."""
         self.search.guide(running, waiting, self.under_way)
 
+    def blocked(self, now: float) -> float:
+        """Return the seconds for which no request may go, as refusals have shown."""
+        return max(0.0, self._blocked_until - now, self._found.until - now)
+
     def figures(self, now: float) -> PacerFigures:
         """Return what is known at `now`."""
         told = (
@@ -290,7 +294,7 @@ class Pacer:
             found_concurrency=self._cap is not None,
             found_per_minute=None if rate is None else rate * MINUTE,
             limits=[*told, *stated],
-            blocked_seconds=max(0.0, self._blocked_until - now),
+            blocked_seconds=self.blocked(now),
         )
 
     def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:

@@ -26,7 +26,7 @@ _WAITING = frozenset(
         "batchwright_engine_waiting_sequences",
     }
 )
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+([0-9.eE+-]+)", re.ASCII)
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?\s+([0-9.eE+-]+)", re.ASCII)
 
 
 class Queue(NamedTuple):

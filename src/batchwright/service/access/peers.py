@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -116,7 +117,7 @@ class Peers:
         for _, told in self.others:
             inside.update(told.get("inside", {}))
         self._quotas.limiter.learn_inside(inside)
-        self._learn_limits([told.get("limits", {}) for _, told in self.others])
+        self._learn_limits([_use_of_limits(told) for _, told in self.others])
 
     async def _told(self, worker: str) -> list[Peer]:
         """Publish the snapshot of this process, and return all processes."""
@@ -132,3 +133,13 @@ def read_snapshot(peer: Peer) -> dict[str, Any]:
     """Return what a process last published; nothing where another version published something else."""
     told = {} if peer.snapshot is None else json.loads(peer.snapshot)
     return told if isinstance(told, dict) else {}
+
+
+def _use_of_limits(told: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the amounts that a snapshot has under `limits`, by limit and kind, without what cannot be one."""
+    limits = told.get("limits")
+    used = {name: each for name, each in limits.items() if isinstance(each, dict)} if isinstance(limits, dict) else {}
+    return {
+        name: {kind: amount for kind, amount in each.items() if type(amount) in (int, float) and 0 < amount < math.inf}
+        for name, each in used.items()
+    }

@@ -1,0 +1,74 @@
+"""What a run shows of the limits of endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from batchwright.cli.pacing_views import pacing_line, pacing_rows
+from batchwright.pacing.limits import ToldLimit, Use
+from batchwright.pacing.pacer import LimitFigures, Pacer, PacerFigures
+from batchwright.wire.rate_limits import StatedLimit
+
+FIGURES = PacerFigures(
+    sent=2000, refused=0, under_way=12, concurrency=64, found_concurrency=False, found_per_minute=None, limits=[],
+    blocked_seconds=0.0,
+)  # fmt: skip
+INPUT_A_DAY = LimitFigures("input_tokens", 30_000.0, 86400.0, 1.0, True)
+OUTPUT = LimitFigures("output_tokens", 30_000.0, 10.0, 1.0, True)
+STATED = LimitFigures("tokens", 30_000.0, 60.0, 1.0, True)
+TOLD = LimitFigures("requests", 500.0, 60.0, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "12 of 64 at once"),
+        ({"found_concurrency": True, "concurrency": 8}, "found 8 at once"),
+        ({"found_per_minute": 1234.4}, "found 1,234 requests/min, 12 of 64 at once"),
+        ({"limits": [TOLD, STATED]}, "told 500 requests/min, stated 30,000 tokens/min, 12 of 64 at once"),
+        ({"blocked_seconds": 90.2}, "12 of 64 at once, refused for 90 s more"),
+        ({"blocked_seconds": 1.5}, "12 of 64 at once"),
+        ({"refused": 1500}, "12 of 64 at once; 1,500 refused"),
+        ({"limits": [INPUT_A_DAY]}, "stated 30,000 input tokens/day, 12 of 64 at once"),
+        ({"limits": [OUTPUT]}, "stated 30,000 output tokens/10 s, 12 of 64 at once"),
+    ],
+)  # fmt: skip
+def test_progress(changes: dict[str, object], line: str) -> None:
+    assert pacing_line({"m": replace(FIGURES, **changes)}) == line  # type: ignore[arg-type]
+
+
+def test_where_nothing_is_known_nothing_is_shown() -> None:
+    assert pacing_line({}) is None
+    assert pacing_rows({}) == []
+
+
+def test_the_report_of_one_endpoint_names_no_model() -> None:
+    assert pacing_rows({"m": FIGURES}) == [("endpoint", "2,000 requests sent"), ("limits", "up to 64 at once")]
+
+
+def test_the_report_of_several_names_each() -> None:
+    other = replace(
+        FIGURES, sent=1000, refused=5, found_concurrency=True, concurrency=8, limits=[STATED], blocked_seconds=9.0
+    )
+    assert pacing_line({"a": FIGURES, "b": other}) == (
+        "12 of 64 at once; stated 30,000 tokens/min, found 8 at once, refused for 9 s more; 5 refused"
+    )
+    assert pacing_rows({"a": FIGURES, "b": other}) == [
+        ("endpoint (a)", "2,000 requests sent"),
+        ("limits (a)", "up to 64 at once"),
+        ("endpoint (b)", "1,000 requests sent, 5 refused for a limit (5.0 in 1,000)"),
+        ("limits (b)", "stated 30,000 tokens/min, found 8 at once"),
+    ]
+
+
+def test_what_a_real_pacer_has_found() -> None:
+    pacer = Pacer(64, [ToldLimit("requests", 600.0)])
+    attempt = pacer.begin(Use(10.0, 20.0), 0.0)
+    stated = [StatedLimit("tokens", 1000, 990, 0.6, 60.0)]
+    pacer.refused(attempt, 1.0, retry_after=30.0, stated=stated)
+    assert pacing_line({"": pacer.figures(1.0)}) == (
+        "told 600 requests/min, stated 1,000 tokens/min, found 30 requests/min, 0 of 16 at once, "
+        "refused for 30 s more; 1 refused"
+    )

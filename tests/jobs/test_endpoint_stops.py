@@ -1,0 +1,135 @@
+"""How a run with an endpoint ends before its time, and that nothing is asked twice when it goes on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.jobs.test_backend import Endpoint, lines, serving
+
+from batchwright.errors import RunFailed
+from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.run import run
+
+NAMES = [f"p{number}" for number in range(40)]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines under way are given a minute to end, which no test waits for."""
+    monkeypatch.setattr("batchwright.jobs.loop._GRACE", 60.0)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return lines(tmp_path / "in.jsonl", *({"prompt": name} for name in NAMES))
+
+
+def asked(endpoint: Endpoint) -> Counter[str]:
+    return Counter(body["prompt"] for body in endpoint.asked)
+
+
+def interrupting(*when: Callable[[], bool]) -> Callable[[RunProgress], None]:
+    """A Ctrl-C as soon as each of these is so, one after the other."""
+    left = [*when]
+
+    def progress(_: RunProgress) -> None:
+        if left and left[0]():
+            left.pop(0)
+            signal.raise_signal(signal.SIGINT)
+
+    return progress
+
+
+def test_without_money_the_run_ends_and_goes_on_when_there_is_some(
+    source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    output = tmp_path / "out.jsonl"
+    endpoint.faults = lambda prompt: 402 if len(endpoint.asked) > 10 else None
+    with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept"):
+        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4)
+    kept = output.read_bytes().splitlines()
+    assert 1 <= len(kept) <= 10
+    refused = len(endpoint.asked) - len(kept)
+    assert len(endpoint.asked) <= 10 + 2 * 4, "what was not under way is not tried"
+    endpoint.faults = lambda prompt: None
+    report = run(source, output, backend=endpoint.url, model="far", backend_concurrency=4)
+    assert (report.succeeded, report.failed, report.resumed) == (40, 0, len(kept))
+    assert sorted(asked(endpoint).values()) == [1] * (40 - refused) + [2] * refused
+
+
+def test_lines_that_wait_for_a_limit_come_back_at_an_interrupt(
+    source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    output = tmp_path / "out.jsonl"
+    began = time.monotonic()
+    with pytest.raises(RunInterrupted) as stopped:
+        run(
+            source,
+            output,
+            backend=endpoint.url,
+            model="far",
+            rpm=60,
+            progress=interrupting(lambda: bool(endpoint.asked)),
+        )
+    assert time.monotonic() - began < 30.0, "it does not wait for lines that were not sent"
+    assert stopped.value.report.pacing["far"].sent == len(endpoint.asked)
+    assert len(endpoint.asked) <= 8
+    report = run(source, output, backend=endpoint.url, model="far")
+    assert (report.succeeded, report.failed) == (40, 0)
+    assert asked(endpoint) == Counter(NAMES)
+
+
+def test_a_second_interrupt_does_not_wait_for_lines_under_way(source: Path, tmp_path: Path, endpoint: Endpoint) -> None:
+    output = tmp_path / "out.jsonl"
+    held = threading.Event()
+
+    def hold(prompt: str) -> None:
+        held.wait(60)
+
+    endpoint.faults = hold
+    first: list[float] = []
+
+    def again() -> bool:
+        first.append(time.monotonic())
+        return True
+
+    began = time.monotonic()
+    try:
+        with pytest.raises(RunInterrupted):
+            run(
+                source, output, backend=endpoint.url, model="far", backend_concurrency=3,
+                progress=interrupting(lambda: len(endpoint.asked) == 3, again),
+            )  # fmt: skip
+        assert first
+        assert time.monotonic() - began < 30.0, "less than the time that lines are given to end"
+    finally:
+        held.set()
+    endpoint.faults = lambda prompt: None
+    report = run(source, output, backend=endpoint.url, model="far", backend_concurrency=3)
+    assert (report.succeeded, report.failed, report.resumed) == (40, 0, 0)
+
+
+def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(
+    source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    with serving() as other:
+        other.faults = lambda prompt: 401 if len(other.asked) > 3 else None
+        report = run(
+            source, tmp_path / "out.jsonl", backend=endpoint.url, also=[(other.url, "key")], backend_concurrency=4
+        )
+        assert (report.succeeded, report.failed) == (40, 0)
+        assert 4 <= len(other.asked) <= 3 + 4
+        assert len(endpoint.asked) == 37
+        assert [*report.pacing] == [f"1 {endpoint.url} far", f"2 {other.url} far"]
