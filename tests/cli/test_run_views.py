@@ -173,6 +173,8 @@ def test_what_a_run_cost_and_what_was_saved() -> None:
         cost_of_all_runs=4.98,
         unknown_at_most=0.25,
         unknown_requests=2,
+        in_batches_at_most=0.75,
+        in_batches=9,
         budget=5.0,
         saved_by_caching=0.5,
         saved_by_batching=2.0,
@@ -184,8 +186,9 @@ def test_what_a_run_cost_and_what_was_saved() -> None:
     shown = printed(report_table(report))
     for text in (
         "cost $1.50 in this run, $4.98 in all runs, of $5.00; at most $0.25 more for 2 requests",
+        "at most $0.75 more for 9 lines in batches at the provider",
         "provider's cache 62% of the prompt tokens found in it, $0.50 saved",
-        "batches $2.00 saved",
+        "provider's batches $2.00 saved",
         "max_tokens no answer needed more than 212 of its 4,096 tokens: a lower limit reserves less",
     ):
         assert text in shown

@@ -50,7 +50,9 @@ class Counting(Meter):
         self.reserved = Counter[str]()
         self._most = most
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         assert batch
         assert size > len(str(body["prompt"]))
         if len(self.reserved) >= self._most:

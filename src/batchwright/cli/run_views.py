@@ -327,6 +327,10 @@ def _money_rows(report: RunReport) -> list[tuple[str, str]]:
             most = spending.unknown_at_most
             more = "an unknown amount" if most is None else f"at most {_money(most)}"
             cost += f"; {more} more for {counted(spending.unknown_requests, 'request')} whose answers were lost"
+        if spending.in_batches:
+            most = spending.in_batches_at_most
+            more = "an unknown amount" if most is None else f"at most {_money(most)}"
+            cost += f"; {more} more for {counted(spending.in_batches, 'line')} in batches at the provider"
         if spending.unpriced_requests:
             cost += f"; without {counted(spending.unpriced_requests, 'request')} whose price is not known"
         rows.append(("cost", cost))
@@ -334,7 +338,7 @@ def _money_rows(report: RunReport) -> list[tuple[str, str]]:
             found = f"{spending.cached_share:.0%} of the prompt tokens found in it"
             rows.append(("provider's cache", f"{found}, {_money(spending.saved_by_caching)} saved"))
         if spending.saved_by_batching:
-            rows.append(("batches", f"{_money(spending.saved_by_batching)} saved"))
+            rows.append(("provider's batches", f"{_money(spending.saved_by_batching)} saved"))
     limit = report.unreached_limit
     if limit is not None and report.longest_answer * 2 <= limit:
         rows.append(

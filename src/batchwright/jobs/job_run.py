@@ -129,6 +129,8 @@ class JobRun:
                 with job.begin():
                     pass
             job.end()
+            if self._meter is not None:
+                self._meter.close(is_complete=True)
             return self._report(job)
 
     def plan(self) -> RunReport:
@@ -215,36 +217,45 @@ class JobRun:
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
-            if self.terms is not None and inference.models:
-                self.terms.require_price(self.choice.model or inference.models[0])
-            started, model_before = self.clock.now(), self._stats.model_seconds
-            sink = job.begin()
-            self._forecast = RunForecast(job, self._engine, self.clock)
-            try:
-                with sink, self._identical(job, sink) as identical:
-                    self._loop = JobLoop(
-                        job,
-                        inference,
-                        sink,
-                        clock=self.clock,
-                        defaults=self.spec.defaults,
-                        on_progress=lambda: self._show_loop(job),
-                        tally=self._tally,
-                        order=PrefixOrder() if self.choice.is_live_elsewhere else None,
-                        identical=identical,
-                        cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
-                    )
-                    await self._loop.run()
-                self._show("finishing", job)
-                job.end()
-            except InputError as error:
-                raise InputBroken(str(error)) from error
-            finally:
-                if self._meter is not None:
-                    self._meter.close()
-                self._loop_seconds = self.clock.now() - started
-                self._model_seconds = self._stats.model_seconds - model_before
+        is_complete = False
+        try:
+            async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
+                if self.terms is not None and inference.models:
+                    self.terms.require_price(self.choice.model or inference.models[0])
+                await self._loop_through(job, inference)
+                is_complete = True
+        finally:
+            # After the inference, which may still end reservations while it is closed.
+            if self._meter is not None:
+                self._meter.close(is_complete=is_complete)
+
+    async def _loop_through(self, job: Job, inference: Inference) -> None:
+        started, model_before = self.clock.now(), self._stats.model_seconds
+        sink = job.begin()
+        self._forecast = RunForecast(job, self._engine, self.clock)
+        try:
+            with sink, self._identical(job, sink) as identical:
+                self._loop = JobLoop(
+                    job,
+                    inference,
+                    sink,
+                    clock=self.clock,
+                    defaults=self.spec.defaults,
+                    on_progress=lambda: self._show_loop(job),
+                    tally=self._tally,
+                    order=PrefixOrder() if self.choice.is_live_elsewhere else None,
+                    identical=identical,
+                    cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
+                    waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
+                )
+                await self._loop.run()
+            self._show("finishing", job)
+            job.end()
+        except InputError as error:
+            raise InputBroken(str(error)) from error
+        finally:
+            self._loop_seconds = self.clock.now() - started
+            self._model_seconds = self._stats.model_seconds - model_before
 
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
+from batchwright.inference.batches.provider_batches import InABatch
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
@@ -123,12 +124,14 @@ class JobLoop:
         order: PrefixOrder[_Line] | None = None,
         identical: IdenticalLines[_Line] | None = None,
         cost_of: Callable[[str], float | None] | None = None,
+        waits_for_batches: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
         `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
         once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
-        `usage` is then to say.
+        `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
+        for, so that these are taken up although there is no money for others.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -144,6 +147,7 @@ class JobLoop:
         self._order = order
         self._identical = identical
         self._cost_of = cost_of
+        self._waits_for_batches = waits_for_batches
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
@@ -280,6 +284,7 @@ class JobLoop:
             may_read = not self._exhausted and not (self._identical is not None and self._identical.full)
             reads = may_read and not (self._order is not None and self._order.full)
             line = self._read() if reads else None
+            self._end_if_spent()
             if self._order is not None:
                 if line is not None:
                     self._put_in_order(self._order, line)
@@ -406,12 +411,17 @@ class JobLoop:
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
     def _end_for(self, error: BudgetExhausted) -> None:
-        """End the run as soon as the lines under way have ended."""
-        if not self.stopping:
-            self.stopping = True
-            self._exhaustion = error
-            send_no_more(self._inference)
-            self._executor.try_no_more()
+        """End the run as soon as the lines under way have ended, and those that are paid already."""
+        self._exhaustion = self._exhaustion or error
+        self._end_if_spent()
+
+    def _end_if_spent(self) -> None:
+        if self._exhaustion is None or self.stopping or (self._waits_for_batches() and not self._exhausted):
+            return
+        self.stopping = True
+        send_no_more(self._inference)
+        # What is in a batch is paid. If it were not waited for here, a run with this budget never would.
+        self._executor.try_no_more(besides=InABatch)
 
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error
