@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
 from batchwright.durable_files import followed
-from batchwright.errors import BudgetExhausted, InputBroken, InputError
+from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused
 from batchwright.inference.batches.account import BatchAccount
-from batchwright.inference.batches.provider_batches import BatchJob
+from batchwright.inference.batches.journal import may_be_paid
+from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
@@ -260,15 +261,26 @@ class JobRun:
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:
             return nullcontext()
-        return IdenticalLines(self._repeats, sink, job.earlier_answers())
+        # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
+        most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
+        return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
 
     def _cost_of(self, call_id: str) -> float | None:
         cost = None if self._meter is None else self._meter.cost_of(call_id)
         return None if cost is None else in_dollars(cost)
 
     def _batch_job(self, job: Job) -> BatchJob | None:
-        """The job for the batches of a provider; None if lines are computed otherwise. Raises `InputError`."""
+        """The job for the batches of a provider; None if lines are computed otherwise.
+
+        Raises `InputError`, and `ResumeRefused` if earlier runs have left lines in batches.
+        """
         if self.choice.via == "live":
+            if not self.spec.to_stream and may_be_paid(job.batches):
+                raise ResumeRefused(
+                    f"lines of this job are in batches of the provider, by {job.batches}, and requests would pay for "
+                    "them again: go on with --via batch, or with --via auto --deadline 1s, which cancels the batches, takes "
+                    "what they have and makes requests of the rest"
+                )
             return None
         if self.spec.to_stream:
             raise InputError("batches need an output file, beside which they are noted: name one with -o")
@@ -307,6 +319,7 @@ class JobRun:
             pacing={} if self._loop is None else self._loop.pacing,
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
+            cut_off=0 if self._loop is None or self.choice.backend is None else self._loop.cut_off,
             batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
         )

@@ -82,6 +82,11 @@ class LineExecutor(Generic[_Line]):
         return self._inference.wants - (len(self._tasks) - self._with_model)
 
     @property
+    def under_way(self) -> int:
+        """Number of lines being computed, without those that wait to be tried again."""
+        return sum(task not in self._pausing for task in self._tasks)
+
+    @property
     def why_pausing(self) -> str | None:
         """Number of lines that wait to be tried again, and the error of the latest; None if there is none."""
         if not self._pausing:

@@ -105,7 +105,7 @@ class ProviderBatchInference(Inference):
         self._meter = meter or NoMeter()
         self._concurrency = concurrency
         self._clock = clock or MonotonicClock()
-        self._most_bytes = _SHARE_OF_MEMORY * _memory() if most_bytes is None else most_bytes
+        self._most_bytes = memory_for_lines() if most_bytes is None else most_bytes
         self._bytes = 0
         self._live_done = 0
         self._live_since = 0.0
@@ -266,6 +266,6 @@ class ProviderBatchInference(Inference):
         await self._live.close()
 
 
-def _memory() -> float:
-    """Bytes of memory of this machine."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def memory_for_lines() -> float:
+    """Bytes of memory that lines may take which wait for batches."""
+    return _SHARE_OF_MEMORY * float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
