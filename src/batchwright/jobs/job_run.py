@@ -278,8 +278,8 @@ class JobRun:
             if not self.spec.to_stream and may_be_paid(job.batches):
                 raise ResumeRefused(
                     f"lines of this job are in batches of the provider, by {job.batches}, and requests would pay for "
-                    "them again: go on with --via batch, or with --via auto --deadline 1s, which cancels the batches, takes "
-                    "what they have and makes requests of the rest"
+                    "them again: go on with --via batch, or with --via auto --deadline 1s, which cancels the batches, "
+                    "takes what they have and makes requests of the rest"
                 )
             return None
         if self.spec.to_stream:
