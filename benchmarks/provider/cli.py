@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,7 +18,7 @@ from benchmarks.provider.clients import SYSTEMS, System
 from benchmarks.provider.endpoints import found
 from benchmarks.provider.jobs import job_of
 from benchmarks.provider.report import Comparison
-from benchmarks.provider.runs import KNOWLEDGE, run_all
+from benchmarks.provider.runs import KNOWLEDGE, Knowledge, run_all
 from benchmarks.provider.scenarios import SCENARIOS
 from benchmarks.provider.sweep import CONCURRENCIES, sweep
 from benchmarks.remote.limits import raise_descriptor_limit
@@ -60,6 +61,7 @@ def providers(
         float | None, typer.Option(min=1.0, help="Of a job, for a client that knows everything.")
     ] = None,
     side: Annotated[int, typer.Option(min=1, help="Clients at a time.")] = len(SYSTEMS),
+    at_once: Annotated[int, typer.Option(min=1, help="Comparisons at a time, each with so many clients.")] = 1,
     server: Annotated[
         list[str] | None, typer.Option(help="With --section endpoints: batchwright, vllm, llama_cpp; default all.")
     ] = None,
@@ -83,15 +85,21 @@ def providers(
     systems = _installed(_chosen("--system", system, SYSTEMS))
     scenarios = _chosen("--scenario", scenario or (_QUICK if quick else None), SCENARIOS)
     known = _chosen("--knowledge", knowledge or (_QUICK_KNOWLEDGE if quick else None), KNOWLEDGE)
-    done: list[Comparison] = []
-    for name in scenarios:
+    pairs = [(name, each) for name in scenarios for each in known.values()]
+
+    def compare(pair: tuple[str, Knowledge]) -> Comparison:
+        name, each = pair
         job = job_of(SCENARIOS[name], seconds or (_QUICK_SECONDS if quick else SCENARIOS[name].seconds))
-        for each in known.values():
-            _say(f"{name}, {each.name}: {len(job.lines):,} lines, {job.plan.makespan:.0f} s at best")
-            runs = run_all(systems, name, job, each, side=side)
-            done.append(Comparison(name, each.told, each.headers, len(job.lines), job.plan.makespan, runs))
-            print(f"{report.section(done[-1])}\n", flush=True)
-            _save(save, report.page(done, side))
+        _say(f"{name}, {each.name}: {len(job.lines):,} lines, {job.plan.makespan:.0f} s at best")
+        runs = run_all(systems, name, job, each, side=side)
+        return Comparison(name, each.told, each.headers, len(job.lines), job.plan.makespan, runs)
+
+    done: list[Comparison] = []
+    with ThreadPoolExecutor(at_once) as pool:
+        for each in pool.map(compare, pairs):
+            done.append(each)
+            print(f"{report.section(each)}\n", flush=True)
+            _save(save, report.page(done, side * at_once))
     print(report.bars(done))
 
 

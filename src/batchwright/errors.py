@@ -293,6 +293,8 @@ class EndpointError(BatchwrightError):
         """Whether the same call may succeed later."""
         if self.status is None or self.is_out_of_quota:
             return False  # an answer that makes no sense, or a bill to be paid
+        if "request too large" in str((self.body or {}).get("message")).lower():
+            return False  # more than a whole window allows
         return self.status in _PASSING_STATUSES or (self.status >= 500 and self.status != 501)
 
 

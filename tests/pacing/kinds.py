@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from benchmarks.provider.amounts import Charge, Quantity, Schedule
@@ -20,7 +21,7 @@ from benchmarks.provider.limits import (
 
 from batchwright.pacing.limits import ToldLimit
 
-from .simulation import MAX_TOKENS, Measured, Says, allowed, simulate, works
+from .simulation import Measured, Says, allowed, simulate, works
 
 REQUESTS, TOKENS = Quantity.REQUESTS, Quantity.TOKENS
 
@@ -48,8 +49,12 @@ class Kind:
         if self.is_settled:
             bounds = [each.most(self.seconds) for each in self.limits().limits if each.quantity is self.quantity]
             return measured.used(self.quantity) / min(bounds), measured
-        most = allowed(self.limits(), work, self.quantity, seconds=self.seconds, requests=self.requests)
-        return measured.charged(self.quantity) / most, measured
+        return measured.charged(self.quantity) / _allowed(self), measured
+
+
+@cache
+def _allowed(kind: Kind) -> float:
+    return allowed(kind.limits(), works(1), kind.quantity, seconds=kind.seconds, requests=kind.requests)
 
 
 def _bucket(limit: float | Schedule, burst: float = 60.0, *, count_refused: bool = False) -> Callable[[], Limits]:
@@ -120,5 +125,3 @@ SAYS: Mapping[str, Says] = {
     "text": Says(text=True),
     "nothing": Says(),
 }
-
-assert MAX_TOKENS > 0

@@ -168,10 +168,15 @@ def test_what_was_used_never_exceeds_a_limit_in_any_window(told: list[ToldLimit]
 
 @given(limits, st.lists(st.tuples(tokens, tokens), min_size=1, max_size=60))
 def test_a_limit_is_used_as_far_as_it_goes(told: ToldLimit, sizes: list[tuple[float, float]]) -> None:
-    """While work waits, no stretch of time has less than the even rate, but for what single requests leave free."""
+    """While work waits, no stretch of time has less than the even rate, but for what single requests leave free.
+
+    From any request on, what went until now is at least: the rate times the time, less the request that is worked off;
+    and for each whole window the limit, less a request that did not fit in any more. The lower of the two counts.
+    """
     pacer, now = Pacer(MOST, [told], first=MOST), 0.0
     sent: list[tuple[float, float]] = []
-    rate = told.limit / (told.window * 1.005)
+    length = SlidingWindow(told)._length
+    rate = told.limit / length
     largest = max(Use(*size).of(told.kind) for size in sizes)
     for size in sizes:
         use = Use(*size)
@@ -189,7 +194,7 @@ def test_a_limit_is_used_as_far_as_it_goes(told: ToldLimit, sizes: list[tuple[fl
         sent.append((now, use.of(told.kind)))
         for start, _ in sent:
             stretch = sum(part for at, part in sent if start <= at < now)
-            windows = math.floor((now - start) / (told.window * 1.005))
+            windows = math.floor((now - start) / length)
             # Within a window the pace may be a request behind; at its end as much may not have fitted in.
             least = min(rate * (now - start) - largest, windows * (told.limit - largest)) - largest
             # 640 requests a second are let through beside the limit.
@@ -201,7 +206,7 @@ def test_no_wait_is_longer_than_the_window_and_the_pace_need(
     told: ToldLimit, sizes: list[tuple[float, float, float]]
 ) -> None:
     window, now = SlidingWindow(told), 0.0
-    length = told.window * 1.005
+    length = window._length
     entries: list[tuple[float, float]] = []
     for first, second, pause in sizes:
         now += pause

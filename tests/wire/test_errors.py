@@ -98,7 +98,8 @@ def test_every_error_has_a_status_and_a_body() -> None:
 def test_callers_are_told_nothing_of_what_is_inside(
     kind: type[EndpointError], status: int | None, body: dict[str, object] | None, becomes: int, told: str
 ) -> None:
-    error = kind("http://10.0.0.5:8000/v1: /srv/model.py", status=status, body=body)
+    details = {} if kind is EndpointUnreachable else {"status": status, "body": body}
+    error = kind("http://10.0.0.5:8000/v1: /srv/model.py", **details)  # type: ignore[arg-type]
     answer = error_body(error)["error"]
     assert (status_of(error), answer["message"]) == (becomes, told)
     assert hides_details(error) is (becomes == 502 or body is None)

@@ -117,9 +117,10 @@ class Batcher(
         if core is None or core.loop is not asyncio.get_running_loop():
             return await self._answer(item, None, priority, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
+        # That is why the future is made by its class, which is compiled, not by a method of the loop that calls it.
         now = core.moment if deadline is None and core.moment is not None else self._clock.now()
         length = self._measure.length(item)
-        future: asyncio.Future[Any] = core.loop.create_future()
+        future: asyncio.Future[Any] = asyncio.Future(loop=core.loop)
         entry = Entry(future, item, None, now, length, priority, now + allowed, tenant, max_wait)
         core.enter(entry)
         try:
@@ -161,7 +162,7 @@ class Batcher(
             return response
         # As `_answer` does, without its frame.
         now = core.moment if allowed == math.inf and core.moment is not None else self._clock.now()
-        future: asyncio.Future[InferenceResponse] = core.loop.create_future()
+        future: asyncio.Future[InferenceResponse] = asyncio.Future(loop=core.loop)
         entry = self._entry(future, now, request.prompt, request, urgent, allowed, tenant, max_wait)
         core.enter(entry)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
@@ -101,7 +100,7 @@ class EndpointInference(Route):
         self._told = tuple(told)
         self._gates: dict[str, Gate] = {}
         """A gate for each model, since providers limit each."""
-        self._gate_of("")  # which checks max_concurrency
+        self._new_pacer()  # which checks max_concurrency
         self._dialect = dialect
         self._client = EndpointClient(
             base_url,
@@ -140,7 +139,7 @@ class EndpointInference(Route):
     def room(self) -> int:
         under_way = self._under_way
         ahead = max(_LEAST_AHEAD, int(_AHEAD * under_way))
-        held = min(under_way + ahead, math.ceil((1.0 + _AHEAD) * self._concurrency))
+        held = min(under_way + ahead, int((1.0 + _AHEAD) * self._concurrency))
         places = 0 if self._watch.down else held - self._held.total()
         return max(places, -self._held["batch"])
 
@@ -165,7 +164,7 @@ class EndpointInference(Route):
 
     @property
     def _concurrency(self) -> int:
-        return sum(gate.pacer.concurrency for gate in self._gates.values())
+        return sum(gate.pacer.concurrency for gate in self._gates.values()) or self._first_concurrency
 
     def pacing(self) -> Mapping[str, PacerFigures]:
         """Return what was found of the limits of the endpoint, by model."""
@@ -245,11 +244,14 @@ class EndpointInference(Route):
         with self._held.hold(call.traffic):
             async with AsyncExitStack() as held:
                 opening = self._retried(call, lambda: self._opened(call, path, fields, body, held))
-                chunks, chunk = await _within(until, opening)
+                chunks, chunk, turn = await _within(until, opening)
+                usage = None
                 while chunk is not None:
+                    usage = usage_of(chunk) or usage
                     yield self._ours(call, chunk)
                     # A timeout for each chunk, since it belongs to one task and another task may ask for the next.
                     chunk = await _within(until, anext(chunks, None))
+                turn.answered(usage)
 
     async def close(self) -> None:
         self._closed = True
@@ -301,9 +303,11 @@ class EndpointInference(Route):
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
-            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
-            gate = self._gates[model] = Gate(pacer)
+            gate = self._gates[model] = Gate(self._new_pacer())
         return gate
+
+    def _new_pacer(self) -> Pacer:
+        return Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
 
     def _expected(self, gate: Gate, call: Call) -> Use:
         return gate.pacer.expected.of(prompt_tokens_of_request(call.endpoint, call.body), answer_bound(call))
@@ -350,8 +354,8 @@ class EndpointInference(Route):
 
     async def _opened(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, held: AsyncExitStack
-    ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None]:
-        """Return a stream and its first chunk. From then on `held` holds its place and its connection."""
+    ) -> tuple[AsyncGenerator[dict[str, Any]], dict[str, Any] | None, Turn]:
+        """Return a stream, its first chunk and its turn. From then on `held` holds its place and its connection."""
         async with AsyncExitStack() as opening:
             turn = await opening.enter_async_context(self._enter(call))
             self._require_open()
@@ -362,7 +366,7 @@ class EndpointInference(Route):
             if first is None:
                 raise EndpointError(f"{self._client.url} ended its stream without a chunk")
             held.push_async_exit(opening.pop_all())
-            return chunks, first
+            return chunks, first, turn
 
     async def _noticed(self, turn: Turn, answer: Awaitable[_T]) -> _T:
         """Return `answer`, and let the pacer and the watch learn from its outcome."""

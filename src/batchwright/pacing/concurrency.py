@@ -29,8 +29,10 @@ _CHANGED = 1.2
 """Factor by which what is delivered on a plateau must change to be looked at anew."""
 _SHRINK = 0.7
 _OUTCOMES = 20
-_OVERLOADED = 0.3
+_OVERLOADED = 0.5
 """Share of recent outcomes that must be overload for the level to shrink."""
+_FEWEST_OUTCOMES = 10
+"""Outcomes of which that share is taken at least: of fewer, some fail by chance wherever some always do."""
 _MOST_ROUNDS = 64
 _FEWER = 0.75
 _LEAST_QUEUE, _QUEUE = 2.0, 0.1
@@ -82,8 +84,8 @@ class ConcurrencySearch:
     def overloaded(self, epoch: int) -> bool:
         """Learn that the endpoint was too busy for a request, or took too long; return whether the level shrank."""
         self._outcomes.append(True)
-        bad = sum(self._outcomes)
-        if epoch != self.epoch or bad < 2 or bad < _OVERLOADED * len(self._outcomes):
+        outcomes = max(_FEWEST_OUTCOMES, len(self._outcomes))
+        if epoch != self.epoch or sum(self._outcomes) < _OVERLOADED * outcomes:
             return False
         self._outcomes.clear()
         self._before = None

@@ -20,14 +20,18 @@ _LEAST_GAIN = 0.01
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
+_STEP_FOR = 2.0
+"""Seconds of the rate that this takes at least, so that a high rate rises no faster than answers come."""
 _SEARCHED = 8.0
-"""Amounts in which the pace doubles until a second refusal shows the rate."""
+"""Amounts in which the pace doubles at least until a second refusal shows the rate."""
+_DOUBTED = 1.1
+"""Factor by which the pace must have risen above the rate to be taken for the rate itself."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
 _KEEP = 0.5
 """Share of what earlier refusals showed that is kept at each."""
 _RECENT = 10.0
-"""Seconds over which the pace before the first refusal is taken."""
+"""Seconds without a refusal after which the rate may be doubted: some limits count answers at their end."""
 
 
 class FoundRate:
@@ -57,8 +61,15 @@ class FoundRate:
     def begin(self, amount: float, now: float) -> None:
         """Count a request that is sent."""
         self._accepted += amount
-        if self.rate is not None:
-            self._pace.take(amount, self._raised, now)
+        if self.rate is None:
+            return
+        raised = self._raised
+        self._pace.take(amount, raised, now)
+        since = now - (self._emptied or now)
+        if self._seconds and raised > self.rate * _DOUBTED and since > _RECENT:
+            # What was accepted since the last refusal was sent at a lower pace, and says less than the present one.
+            self.rate, self._emptied, self._accepted = raised, now, 0.0
+            self._amounts, self._seconds = self._amounts * _KEEP, self._amounts * _KEEP / raised
 
     def refused(self, amount: float, sent_at: float, now: float, recent_rate: float, retry_after: float | None) -> None:
         """Learn that a request was refused, which was sent after the last refusal was known.
@@ -93,7 +104,7 @@ class FoundRate:
         """The pace: the rate, and more the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
-            return self.rate * (1.0 + self._accepted / _SEARCHED)
+            return self.rate * (1.0 + self._accepted / max(_SEARCHED, _STEP_FOR * self.rate))
         # What few requests have shown is soon doubted.
-        step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
+        step = max(min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0), _STEP_FOR * self.rate)
         return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2))

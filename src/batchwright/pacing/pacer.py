@@ -30,6 +30,8 @@ _EPISODES = 3
 _FEWEST_TO_BLAME = 3
 _STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
+_CONTRADICTIONS = 2
+"""Refusals with no more under way than were just accepted that show the same: once, the number may have fallen."""
 _FORETOLD = 2
 """Refusals in a row after which what was stated is not enough to foretell the next one."""
 _PAUSE = 0.25
@@ -130,6 +132,8 @@ class Pacer:
         self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
         self._accepted_under_way = 0
         """Most requests that were under way when one was accepted since the last refusal."""
+        self._contradictions = 0
+        """Refusals with no more requests under way than had just been accepted."""
         self._mean_tokens = 0.0
         self._recent: deque[Attempt] = deque()
         self._ramped_at = float("-inf")
@@ -185,8 +189,7 @@ class Pacer:
             [(window, window.begin(use, now)) for window in self._told],
             {kind: budget.begin(use, now) for kind, budget in self._stated.items()},
         )
-        if self._found.rate is None:
-            self._remember(attempt, now)
+        self._remember(attempt, now)
         return attempt
 
     def succeeded(
@@ -241,8 +244,9 @@ class Pacer:
             # It was under way with another one that was refused: one event.
             self._found.withdrawn(attempt.amount)
             return
+        accepted = self._accepted_with(attempt)
         self._refused_at = now
-        self._learn_refusal(attempt, now, retry_after)
+        self._learn_refusal(attempt, now, retry_after, accepted)
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
@@ -293,10 +297,14 @@ class Pacer:
             blocked_seconds=max(0.0, self._blocked_until - now),
         )
 
-    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
-        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
+    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None, accepted: int) -> None:
+        """Decide whether it was the number of requests at once or a rate that refused a request, and learn which.
+
+        `accepted`: requests that were accepted with as many under way, since the last refusal.
+        """
         if self._cap is None and self._found.rate is None and attempt.under_way > 1:
             self._cap = ConcurrencyCap(attempt.under_way - 1)
+            self._contradictions = 0
             self._block(now + max(retry_after or 0.0, _PAUSE))
             self._refused_under_way.clear()
             self._accepted_under_way = 0
@@ -306,19 +314,30 @@ class Pacer:
         if self._cap is None or not self._cap.strikes:
             self._refused_under_way.append(attempt.under_way)
         if self._cap is not None:
-            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD):
+            # Beside a rate that is known, it is rather their number that is refused, or how fast it rises.
+            if not (self._told or self._stated) and accepted >= max(_FEWEST_TO_BLAME, attempt.under_way / 4):
+                self._contradictions += 1
+            is_number = self._contradictions < _CONTRADICTIONS and alike(self._refused_under_way, _CAP_SPREAD)
+            if is_number and self._cap.strikes < _STRIKES:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
             self._refused_under_way.clear()
         if self._is_number_to_blame():
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
+            self._contradictions = 0
             self._found = FoundRate()
             self._refused_under_way.clear()
         else:
             self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _accepted_with(self, refused: Attempt) -> int:
+        """Return how many requests were accepted of late with as many under way: hardly any, if these are too many."""
+        return sum(
+            self._refused_at < each.at < refused.at and each.under_way >= refused.under_way for each in self._recent
+        )
 
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""

@@ -6,8 +6,8 @@ been sent since follows what is left now. Two kinds of limits look alike in one 
 - a *bucket* is refilled continuously, so the time until it is full is in proportion to what is missing;
 - a *window* ends at a fixed time, whatever was used, and then everything is left again.
 
-What is left is spent in about `_HORIZON` seconds beside what is refilled, or evenly until the window ends: a full
-bucket is not left unused, and nothing goes in a burst. What the endpoint counts for a request may differ from what is
+What is left is spent in about `_HORIZON` seconds beside what is refilled: nothing is left unused, and nothing goes in
+a burst. What the endpoint counts for a request may differ from what is
 expected here (it may count `max_tokens`, or other clients with the same key); the ratio is learned from what is left
 after requests in a row.
 """
@@ -21,13 +21,13 @@ from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
-_HORIZON = 20.0
-"""Seconds in which what a bucket holds beside its reserve is spent."""
+_HORIZON = 10.0
+"""Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
 """Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
-_SURGE = 4.0
+_SURGE = 6.0
 """Most times the even rate at which the rest of a window is used."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
@@ -35,9 +35,14 @@ _TELLING = 0.02
 """Share of the limit that must be missing for a reset to tell anything."""
 _NEARLY_FULL = 0.9
 """Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
+_LOOKED_BACK = 0.1
+"""Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
+_MOVED = 0.1
+"""Share of a window by which its end must move for it to slide."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
-_FADES = 0.98
+_FADES = 0.8
+"""Share of the longest reset that is remembered after as much time."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
@@ -84,13 +89,16 @@ class StatedBudget:
         """Time for which `_left` holds."""
         self._ends = math.inf
         """When a window ends."""
+        self._first_end = -math.inf
+        """When it was to end, as first stated: an end that moves is that of a window that slides."""
         self._tellings = 0
         """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
+        self._told_at = -math.inf
         self._longest_reset = 0.0
         self._slides = False
-        self._rolled_at: float | None = None
-        """When a window's end was passed, if no answer to a later request has shown yet what is left after it."""
+        self._rolled: float | None = None
+        """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
         self._refused_at = -math.inf
         self._total = 0.0
         self._last: tuple[float, float, float] | None = None
@@ -146,13 +154,16 @@ class StatedBudget:
                 self._capacity = self.limit
                 self._left, self._at = 0.0 if refused else self.limit, now
             return
+        if not self.limit:
+            self._refused_at = now  # what was sent before a limit was known says nothing of how it is kept
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
         elif not refused:
             self.care = min(1.0, self.care + _LESS_CARE)
-        if self._last is not None and sent.at < self._last[0]:
-            return  # an older request, whose answer took longer
+        is_older = self._last is not None and sent.at < self._last[0]
+        if is_older and stated.limit != self.limit:
+            return
         if stated.limit != self.limit:
             self.limit, self._last = float(stated.limit), None
             self._counted = self._expected = self._capacity = self._seen = 0.0
@@ -161,7 +172,9 @@ class StatedBudget:
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
-            self._tell_kind(stated, sent.at, now)
+            self._tell_kind(stated, sent)
+        if is_older:
+            return  # its answer took longer than that of a later one, which says what was left since
         if self._is_charged_late:
             # Of what is under way it will be charged half, on average, before as much is refilled.
             since = self._settled - sent.settled + 0.5 * self._under_way
@@ -182,7 +195,8 @@ class StatedBudget:
         spare = self._left - reserve
         if self.is_window:
             seconds = max(self._ends - now, 0.5)
-            return min(max(self._left, 0.0) / seconds, _SURGE * even)
+            left = max(self._left, 0.0)
+            return min(max(left / min(seconds, _HORIZON), 2.0 * even), _SURGE * even)
         if spare >= 0.0:
             return even + spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
         # Falls with what is left, so that the reserve fills again.
@@ -198,30 +212,40 @@ class StatedBudget:
         if not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
         elif now >= self._ends + self._late:
-            self._left, self._rolled_at = self._capacity, now
+            self._left, self._rolled = self._capacity, self._total
             self._ends += self.window * math.ceil((now - self._ends) / self.window)
         self._at = now
 
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
-    def _tell_kind(self, stated: StatedLimit, sent_at: float, now: float) -> None:
+    def _tell_kind(self, stated: StatedLimit, sent: Sent) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
         assert stated.reset is not None
         assert stated.remaining is not None
         missing = stated.limit - stated.remaining
-        self._longest_reset = max(stated.reset, self._longest_reset * _FADES)
-        if self._rolled_at is not None and sent_at >= self._rolled_at:
+        passed, self._told_at = max(0.0, sent.at - self._told_at), max(self._told_at, sent.at)
+        fades = _FADES ** min(passed / max(self._longest_reset, 1e-3), 1e3)
+        self._longest_reset = max(stated.reset, self._longest_reset * fades, 1e-3)
+        if self._rolled is not None and sent.total > self._rolled:
             # If it was not full after its end, it has no end: it slides, and is used evenly, like a bucket.
-            self._slides = self._slides or missing > 0.5 * stated.limit
-            self._rolled_at = None
-        self._ends = now + stated.reset
+            since = (sent.total - self._rolled) * self.ratio
+            self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
+            self._rolled = None
+        if self._last is None or sent.at >= self._last[0]:
+            ends = sent.at + stated.reset
+            if sent.at >= self._first_end:
+                self._first_end = ends
+            elif self.is_window and self.window > _SHORT and ends > self._first_end + _MOVED * self.window:
+                self._slides = True
+                self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
+            self._ends = ends
         if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._tellings == 0:
                 self._filled, self._spread = filled, 0.0
             self._tellings += 1
-            weight = max(0.1, 1.0 / self._tellings)
+            weight = max(min(0.1, passed / (_LOOKED_BACK * self._longest_reset)), 1.0 / self._tellings)
             self._spread += (abs(filled - self._filled) - self._spread) * weight
             self._filled += (filled - self._filled) * weight
         if stated.window is None and not self._slides and self._tellings:
@@ -229,13 +253,15 @@ class StatedBudget:
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
 
     def _learn_ratio(self, sent: Sent, remaining: int) -> None:
-        if self._last is None:
+        if self._last is None or self.kind == "requests":
             return
         at, total, before = self._last
         refilled = 0.0 if self.is_window else (sent.at - at) * self.limit / self.window
-        counted, expected = min(self._capacity, before + refilled) - remaining, sent.total - total
+        counted, expected = before + refilled - remaining, sent.total - total
         if expected <= 0.0 or (self.is_window and remaining > before):
             return
+        if before + refilled >= _NEARLY_FULL * self._capacity:
+            return  # it may have been full, and not have been refilled
         self._counted = self._counted * _KEEP + counted
         self._expected = self._expected * _KEEP + expected
         if self._expected >= _RATIO_KNOWN * self._capacity:

@@ -103,7 +103,9 @@ def limits_of_headers(headers: Mapping[str, str], unix_time: float) -> list[Stat
             remaining, reset = _whole(headers.get(others[0])), seconds_until(headers.get(others[1]), unix_time)
             seconds = None if window is None else _WINDOWS[window.removeprefix("-")]
             found.append(StatedLimit(_KINDS[kind], limit, remaining, reset, seconds))
-    return found
+    # Anthropic's `tokens` repeat the tightest of the limits on tokens, which may be one of those that have a name.
+    named = {(each.limit, each.remaining) for each in found if each.kind in ("input_tokens", "output_tokens")}
+    return [each for each in found if each.kind != "tokens" or (each.limit, each.remaining) not in named]
 
 
 def limits_of_refusal(message: str) -> list[StatedLimit]:
