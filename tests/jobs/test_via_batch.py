@@ -350,12 +350,13 @@ def test_a_bill_ends_a_run_but_not_what_is_under_way(tmp_path: Path, server: Bat
 
 
 def test_requests_do_not_pay_again_for_what_is_in_a_batch(tmp_path: Path, server: BatchServer) -> None:
-    server.pace = 5
+    server.pace = 1
     prompts, output = many(60), tmp_path / "out.jsonl"
     path = source(tmp_path, *prompts)
 
     def interrupt(progress: RunProgress) -> None:
         if progress.waiting and "at the provider" in progress.waiting and ": 0 of" not in progress.waiting:
+            server.pace = 0
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted):
