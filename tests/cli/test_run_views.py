@@ -11,9 +11,11 @@ from rich.console import Console
 from batchwright.cli.run_views import (
     LogProgress,
     TerminalProgress,
+    batches_left,
     counted,
     duration,
     failures_table,
+    paid_so_far,
     progress_view,
     report_table,
     show_plan,
@@ -173,6 +175,8 @@ def test_what_a_run_cost_and_what_was_saved() -> None:
         cost_of_all_runs=4.98,
         unknown_at_most=0.25,
         unknown_requests=2,
+        in_batches_at_most=0.75,
+        in_batches=9,
         budget=5.0,
         saved_by_caching=0.5,
         saved_by_batching=2.0,
@@ -184,8 +188,9 @@ def test_what_a_run_cost_and_what_was_saved() -> None:
     shown = printed(report_table(report))
     for text in (
         "cost $1.50 in this run, $4.98 in all runs, of $5.00; at most $0.25 more for 2 requests",
+        "at most $0.75 more for 9 lines in batches at the provider",
         "provider's cache 62% of the prompt tokens found in it, $0.50 saved",
-        "batches $2.00 saved",
+        "provider's batches $2.00 saved",
         "max_tokens no answer needed more than 212 of its 4,096 tokens: a lower limit reserves less",
     ):
         assert text in shown
@@ -210,3 +215,42 @@ def test_the_price_before_anything_is_paid() -> None:
     show_plan(Console(file=stream, width=300), report)
     assert "at most" not in stream.getvalue()
     assert stream.getvalue().endswith("It has no upper bound: it is endless.\n")
+
+
+def test_what_an_interrupted_run_leaves() -> None:
+    spending = Spending(
+        cost=1.5,
+        cost_of_all_runs=4.98,
+        unknown_at_most=0.25,
+        unknown_requests=2,
+        in_batches_at_most=None,
+        in_batches=1,
+        budget=None,
+        saved_by_caching=0.0,
+        saved_by_batching=0.0,
+        cached_tokens=0,
+        cached_share=0.0,
+        unpriced_requests=0,
+    )
+    report = RunReport(output="o", model="m", total=9, spending=spending, cut_off=2)
+    assert paid_so_far(report).splitlines() == [
+        "",
+        "2 requests were under way: what they answer is lost, and may be paid.",
+        "Paid so far: $4.98; at most $0.25 more for 2 requests whose answers were lost; an unknown amount more for 1 "
+        "line in batches at the provider.",
+    ]
+    assert paid_so_far(RunReport(output="o", model="m", total=9)) == ""
+    left = {"at_provider": ["batch_1"]}
+    options = ["--backend", "http://h/v1", "--api-key-env", "KEY"]
+    told = batches_left(RunReport(output="o", model="m", total=9, batches=left), options)
+    assert told.endswith("To cancel: batchwright batches cancel --backend http://h/v1 --api-key-env KEY batch_1")
+
+
+def test_seconds_that_pass_are_no_news() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    log = LogProgress(stream, clock)
+    for seconds in (5, 4, 3):
+        log(RunProgress("running", total=9, waiting=f"1 batch at the provider, next look in {seconds} s"))
+        clock.advance(1.0)
+    log(RunProgress("running", total=9, waiting="2 batches to be submitted"))
+    assert len(stream.getvalue().splitlines()) == 2

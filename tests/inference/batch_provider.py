@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, TypeAlias
@@ -17,6 +18,10 @@ from urllib.parse import parse_qs, urlsplit
 Fault: TypeAlias = int | Literal["lost", "deaf"] | None
 """A status that is answered in place of doing anything; lost: it is done and the connection closed without an answer;
 deaf: nothing is done, and the connection closed."""
+
+
+PRICE = "input=200,cached=50,cache_write=300,output=1000,batch=0.5"
+"""Dollars per million tokens: high ones, so that a small job costs dollars."""
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Batch:
     failed: list[dict[str, Any]] = field(default_factory=list)
     listed_at: float = 0.0
     """Time from which it is in lists."""
+    anthropic: bool = False
 
     @property
     def tokens(self) -> float:
@@ -60,6 +66,12 @@ class BatchServer(ThreadingHTTPServer):
         self.batches: dict[str, Batch] = {}
         self.paid: Counter[str] = Counter()
         """Lines that were computed, by prompt."""
+        self.ledger = Decimal(0)
+        """Dollars that were charged for them, at `PRICE`."""
+        self.headers: list[dict[str, str]] = []
+        """Headers of each request, by their names in lower case."""
+        self.bodies: list[dict[str, Any]] = []
+        """Bodies that were computed."""
         self.asked: Counter[str] = Counter()
         """Requests by step."""
         self.faults: Callable[[str, int], Fault] = lambda step, number: None
@@ -131,8 +143,19 @@ class BatchServer(ThreadingHTTPServer):
             batch.failed.append(_failed(custom_id, 400, error))
         else:
             self.paid[prompt] += 1
-            response = {"status_code": 200, "request_id": "r", "body": answer(body)}
+            response = {"status_code": 200, "request_id": "r", "body": self.charged(body, batch.anthropic, Decimal(2))}
             batch.output.append({"id": "b", "custom_id": custom_id, "response": response, "error": None})
+
+    def charged(self, body: dict[str, Any], anthropic: bool, discount: Decimal = Decimal(1)) -> dict[str, Any]:
+        """Return the answer to a body, and charge for it."""
+        self.bodies.append(body)
+        answered = message(body) if anthropic and "max_tokens" in body else answer(body)
+        usage = answered["usage"]
+        written, cached = usage.get("cache_creation_input_tokens", 0), usage.get("cache_read_input_tokens", 0)
+        plain = usage["input_tokens"] if "input_tokens" in usage else usage["prompt_tokens"]
+        output = usage["output_tokens"] if "output_tokens" in usage else usage["completion_tokens"]
+        self.ledger += Decimal(plain * 200 + cached * 50 + written * 300 + output * 1000) / 10**6 / discount
+        return answered
 
     def end(self, batch: Batch, status: str) -> None:
         for line in batch.lines[batch.done :]:
@@ -148,13 +171,37 @@ def _failed(custom_id: str, status: int, error: dict[str, Any]) -> dict[str, Any
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    return str(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
+    if "input" in body:
+        return str(body["input"])
+    content = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+    return content if isinstance(content, str) else "".join(block["text"] for block in content)
+
+
+def message(body: dict[str, Any]) -> dict[str, Any]:
+    """Says the prompt in capitals, as Anthropic does."""
+    assert "max_tokens" in body
+    assert "n" not in body
+    usage = {"input_tokens": 3, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 7, "output_tokens": 2}
+    return {
+        "id": "msg_x",
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": [{"type": "text", "text": prompt_of(body).upper()}],
+        "stop_reason": "end_turn",
+        "usage": usage,
+    }
 
 
 def answer(body: dict[str, Any]) -> dict[str, Any]:
     """Says the prompt in capitals."""
     text = prompt_of(body).upper()
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    if "input" in body:
+        content = [{"type": "output_text", "text": text}]
+        usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+        output = [{"type": "message", "role": "assistant", "content": content}]
+        return {"id": "x", "object": "response", "model": body.get("model"), "output": output, "usage": usage}
     if "prompt" in body:
         choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop"}
     else:
@@ -187,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             assert self.headers["anthropic-version"]
             parts = ["batches", *parts[2:]]
         step = self.step(parts)
+        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         with self.server.lock:
             self.server.asked[step] += 1
             fault = self.server.faults(step, self.server.asked[step])
@@ -225,9 +273,11 @@ class _Handler(BaseHTTPRequestHandler):
         return 200, {"object": "list", "data": [{"id": "m"}, {"id": "n"}]}
 
     def live(self, parts: list[str], query: dict[str, str], body: bytes, anthropic: bool) -> tuple[int, Any]:
+        if not body:
+            return 404, {"error": {"message": "no such path"}}
         asked = json.loads(body)
         self.server.paid[prompt_of(asked)] += 1
-        return 200, answer(asked)
+        return 200, self.server.charged(asked, parts == ["messages"])
 
     def upload(self, parts: list[str], query: dict[str, str], body: bytes, anthropic: bool) -> tuple[int, Any]:
         head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
@@ -260,6 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         key = self.headers.get("idempotency-key")
         batch_id = f"batch_{len(server.batches) + 1}"
         batch = Batch(batch_id, [], time.time(), key=key, listed_at=time.time() + server.lag)
+        batch.anthropic = anthropic
         if anthropic:
             batch.lines = asked["requests"]
         else:

@@ -40,7 +40,9 @@ class Notes(Meter):
         self.settled: list[Mapping[str, Any]] = []
         self.refuses = refuses
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         if self.refuses:
             raise BudgetExhausted("nothing is left")
         self.bodies.append(body)

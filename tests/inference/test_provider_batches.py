@@ -50,7 +50,9 @@ class Counting(Meter):
         self.reserved = Counter[str]()
         self._most = most
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         assert batch
         assert size > len(str(body["prompt"]))
         if len(self.reserved) >= self._most:
@@ -198,7 +200,7 @@ def test_where_lines_are_is_told() -> None:
         "3 batches at the provider: 41,210 of 120,000 lines done, next look in 60 s"
     )
     assert told([(1, 2)], next_look=0.5, live=3, gathered=1, waiting=2) == (
-        "1 batch at the provider: 1 of 2 lines done, looking now, 2 batches to be submitted, 1 line gathered, "
+        "1 batch at the provider: 1 of 2 lines done, next look in 0 s, 2 batches to be submitted, 1 line gathered, "
         "3 lines as live requests"
     )
     assert told([(1, 2)], next_look=5.0, silence=300.0) == (

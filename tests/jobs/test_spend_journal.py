@@ -42,7 +42,7 @@ class Account:
 
 def seen(journal: SpendJournal) -> tuple[int, int, int, int]:
     totals = journal.totals
-    return totals.spent, totals.kept, totals.lost, sum(amount for _, amount in journal.inherited.values())
+    return totals.spent, totals.kept, totals.lost, sum(each.amount for each in journal.inherited.values())
 
 
 def act(journal: SpendJournal, account: Account, what: str, amount: int, pick: float) -> bool:
@@ -127,7 +127,7 @@ def test_lines_in_batches_stay_reserved_for_those_who_take_them_up(tmp_path: Pat
         journal.reserve(name, 100, batch=True)
     # Killed here, and again after it had begun to go on.
     journal = SpendJournal(path, KEY)
-    assert {name: amount for name, (_, amount) in journal.inherited.items()} == {"a": 100, "b": 100, "c": 100}
+    assert {name: each.amount for name, each in journal.inherited.items()} == {"a": 100, "b": 100, "c": 100}
     journal.settle(journal.inherited["a"][0], Settlement(40))
     journal.release(journal.inherited["b"][0])
     journal = SpendJournal(path, KEY)

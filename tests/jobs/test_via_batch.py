@@ -324,3 +324,56 @@ def test_a_batch_that_is_gone_is_not_paid_again(tmp_path: Path, server: BatchSer
     assert report.failed == 5
     assert "has no batch batch_1 any more" in report.failures[0].message
     assert len(server.batches) == 1
+
+
+def test_copies_that_wait_keep_nothing_out_of_a_batch(
+    tmp_path: Path, server: BatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines after them would be in no batch until the first one has ended, which may take a day."""
+    monkeypatch.setattr("batchwright.jobs.identical_lines._MOST_WAITING", 5 * 256)
+    server.pace = 10
+    path = tmp_path / "in.jsonl"
+    lines = [{"id": f"{number}", "prompt": f"p{number // 20}", "temperature": 0} for number in range(200)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = run(path, tmp_path / "out.jsonl", backend=server.url, via="batch")
+    assert (report.succeeded, report.deduplicated, len(server.batches)) == (200, 190, 1)
+
+
+def test_a_bill_ends_a_run_but_not_what_is_under_way(tmp_path: Path, server: BatchServer) -> None:
+    server.faults = lambda step, number: 402 if step == "live" and number == 20 else None
+    path, output = source(tmp_path, *many(100)), tmp_path / "out.jsonl"
+    with pytest.raises(RunFailed, match="Nothing more is computed for this key"):
+        run(path, output, backend=server.url)
+    assert len(by_id(output)) == server.paid.total() < 100
+    run(path, output, backend=server.url)
+    assert set(server.paid.values()) == {1}
+
+
+def test_requests_do_not_pay_again_for_what_is_in_a_batch(tmp_path: Path, server: BatchServer) -> None:
+    server.pace = 1
+    prompts, output = many(60), tmp_path / "out.jsonl"
+    path = source(tmp_path, *prompts)
+
+    def interrupt(progress: RunProgress) -> None:
+        if progress.waiting and "at the provider" in progress.waiting and ": 0 of" not in progress.waiting:
+            server.pace = 0
+            raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted):
+        run(path, output, backend=server.url, via="batch", progress=interrupt)
+    with pytest.raises(ResumeRefused, match="requests would pay for them again: go on with --via batch"):
+        run(path, output, backend=server.url)
+    report = run(path, output, backend=server.url, via="auto", deadline="1s")
+    check(output, prompts)
+    assert report.batches is not None
+    assert report.batches["moved"] > 0
+    assert set(server.paid.values()) == {1}
+
+
+def test_a_job_that_was_never_submitted_goes_on_with_requests(tmp_path: Path, server: BatchServer) -> None:
+    server.faults = lambda step, number: 404 if step == "upload" else None
+    path, output = source(tmp_path, *many(5)), tmp_path / "out.jsonl"
+    with pytest.raises(RunFailed, match="--via live"):
+        run(path, output, backend=server.url, via="batch")
+    run(path, output, backend=server.url)
+    check(output, many(5))

@@ -1,5 +1,7 @@
 """`run --via batch`, killed at requests, at notes in the journal and at any moment: each line one result, paid once.
 
+What the job's journal says was spent is what the provider's ledger says, to the last digit.
+
 `BATCHWRIGHT_BATCH_KILLS=200` makes more kills than the usual ones.
 """
 
@@ -11,12 +13,13 @@ import os
 import random
 import signal
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.inference.batch_provider import Fault, provider
+from tests.inference.batch_provider import PRICE, Fault, provider
 from tests.jobs.fakes import by_id, text_of
 
 from batchwright import crash_points
@@ -24,6 +27,7 @@ from batchwright.backoff import Backoff
 from batchwright.inference.batches import anthropic_batches, kinds, opening, provider_batches
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.jobs.run import run
+from batchwright.jobs.spend_journal import SpendJournal
 from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.looking import LookPauses
 
@@ -60,7 +64,8 @@ def work(source: str, output: str, url: str, form: kinds.Form, crash_at: str | N
         patch.setattr(provider_batches, "BatchTimes", lambda: quick)
         patch.setattr(opening, "kind_of", lambda url: kind)
         patch.setattr(opening, "_Messages", Same)
-        run(source, output, backend=url, via="batch")
+        # Nearly all that the lines may cost at most: what is reserved twice, or never given back, does not fit.
+        run(source, output, backend=url, via="batch", price=PRICE, budget="5.0" if form == "openai" else None)
 
 
 def killing(process: Any, nth: int, chance: random.Random) -> Callable[[str, int], Fault]:
@@ -81,8 +86,9 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
     chance = random.Random(form)
     kills = jobs = 0
     prompts = [f"p{number}" for number in range(LINES)]
+    bound = {"max_tokens": 50} if form == "openai" else {}
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"id": each, "prompt": each}) + "\n" for each in prompts))
+    source.write_text("".join(json.dumps({"id": each, "prompt": each, **bound}) + "\n" for each in prompts))
     while kills < KILLS / 2:
         jobs += 1
         output = tmp_path / f"out{jobs}.jsonl"
@@ -116,3 +122,7 @@ def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
             }
             assert server.paid == dict.fromkeys(prompts, 1), f"paid twice after {kills} kills of {jobs} jobs"
             assert not (tmp_path / f"{output.name}.batches").exists()
+            spent = tmp_path / f"{output.name}.spend"
+            journal = SpendJournal(spent, json.loads(spent.read_bytes().splitlines()[0])["job"])
+            assert Decimal(journal.totals.spent) / 10**12 == server.ledger
+            assert (journal.totals.kept, journal.inherited) == (0, {})

@@ -117,6 +117,12 @@ def test_usage_that_makes_no_sense_counts_nothing() -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 0)
 
 
+@pytest.mark.parametrize("usage", [None, {}, {"input_tokens": 3}, {"input_tokens": -1, "output_tokens": 2}])
+def test_an_answer_that_does_not_say_what_it_took_has_no_usage(usage: Any) -> None:
+    """Zeros would say that it cost nothing."""
+    assert openai_body(message(text("x")) | {"usage": usage}, 0)["usage"] is None
+
+
 def test_errors() -> None:
     assert openai_error({"type": "not_found_error", "message": "no"}) == {
         "message": "no", "type": "not_found_error", "param": None, "code": "not_found_error",

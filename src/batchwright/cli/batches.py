@@ -6,6 +6,8 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
@@ -41,18 +43,30 @@ KeyOption = Annotated[
         show_default=False,
     ),
 ]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--api-key-file", metavar="FILE", help="A file whose first line is the key.", show_default=False),
+]
+DialectOption = Annotated[
+    str | None,
+    typer.Option("--dialect", metavar="openai|anthropic", help="What it speaks, as for `run`.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")]
 
 
 @app.command("list")
 def list_batches(
     backend: BackendOption,
+    dialect: DialectOption = None,
     api_key_env: KeyOption = None,
+    api_key_file: KeyFileOption = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of batches to show, the newest.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show batches, the newest first."""
-    batches = _with_provider(backend, api_key_env, lambda provider: provider.newest(limit))
+    batches = _with_provider(
+        _Place(backend, dialect, api_key_env, api_key_file), lambda provider: provider.newest(limit)
+    )
     if as_json:
         _print_json(batches)
         return
@@ -77,11 +91,15 @@ def list_batches(
 def show(
     batch_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.", show_default=False)],
     backend: BackendOption,
+    dialect: DialectOption = None,
     api_key_env: KeyOption = None,
+    api_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one batch, with its errors if it has any."""
-    batch = _with_provider(backend, api_key_env, lambda provider: provider.show(batch_id))
+    batch = _with_provider(
+        _Place(backend, dialect, api_key_env, api_key_file), lambda provider: provider.show(batch_id)
+    )
     if as_json:
         _print_json([batch])
         return
@@ -108,7 +126,9 @@ def show(
 def cancel(
     batch_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="As `list` shows them.", show_default=False)],
     backend: BackendOption,
+    dialect: DialectOption = None,
     api_key_env: KeyOption = None,
+    api_key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel batches; what is done of them is kept, and paid.
@@ -126,7 +146,7 @@ def cancel(
         return cancelled
 
     failed: list[str] = []
-    batches = _with_provider(backend, api_key_env, work)
+    batches = _with_provider(_Place(backend, dialect, api_key_env, api_key_file), work)
     if as_json:
         _print_json(batches)
     else:
@@ -136,7 +156,17 @@ def cancel(
         raise RunFailed("; ".join(failed))
 
 
-def _with_provider(backend: str, api_key_env: str | None, work: Callable[[BatchProvider], Awaitable[_T]]) -> _T:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What options say of a provider."""
+
+    backend: str
+    dialect: str | None
+    api_key_env: str | None
+    api_key_file: Path | None
+
+
+def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]]) -> _T:
     try:
         from batchwright.inference.batches.opening import open_provider
     except ModuleNotFoundError as error:
@@ -145,9 +175,11 @@ def _with_provider(backend: str, api_key_env: str | None, work: Callable[[BatchP
         ) from error
 
     async def main() -> _T:
-        dialect = dialect_for(None, backend)
-        key = find_key(backend, dialect, os.environ, variable=api_key_env)
-        provider = open_provider(backend, key, dialect=dialect)
+        dialect = dialect_for(place.dialect, place.backend)
+        key = find_key(place.backend, dialect, os.environ, variable=place.api_key_env, file=place.api_key_file)
+        if key.warning is not None:
+            typer.echo(f"warning: {key.warning}", err=True)
+        provider = open_provider(place.backend, key, dialect=dialect)
         try:
             return await work(provider)
         finally:

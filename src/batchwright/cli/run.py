@@ -18,7 +18,14 @@ import typer
 from typer.core import TyperCommand
 
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
-from batchwright.cli.run_views import batches_left, failures_table, progress_view, report_table, show_plan
+from batchwright.cli.run_views import (
+    batches_left,
+    failures_table,
+    paid_so_far,
+    progress_view,
+    report_table,
+    show_plan,
+)
 from batchwright.durable_files import is_special
 from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
@@ -361,8 +368,10 @@ def _show_interruption(console: Console, interruption: RunInterrupted, quiet: bo
             [*(["python", "-m", "batchwright"] if program == "__main__.py" else [program]), *arguments]
         )
         message = f"Interrupted: {report.done:,} of {report.total:,} lines are finished and kept. To go on: {command}"
+    message += paid_so_far(report)
     if report.batches is not None:
-        message += batches_left(report, _flag("--backend") or "URL")
+        named = [(flag, _flag(flag)) for flag in ("--backend", "--dialect", "--api-key-env", "--api-key-file")]
+        message += batches_left(report, [part for flag, value in named if value is not None for part in (flag, value)])
     if interruption.kept_input is not None:
         message += f"\nwith the same input, which is kept in {interruption.kept_input}"
     console.print(message, highlight=False, markup=False, soft_wrap=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from batchwright.jobs.job_run import RunProgress
     from batchwright.jobs.report import Percentiles, RunReport
-    from batchwright.jobs.spending import PlannedCost
+    from batchwright.jobs.spending import PlannedCost, Spending
 
 _PHASES = {
     "reading": "reading the input",
@@ -33,6 +34,7 @@ _PHASES = {
 }
 _SECONDS_BETWEEN_LOG_LINES = 10.0
 _SECONDS_BETWEEN_DRAWINGS = 0.2
+_NUMBERS = re.compile(r"[\d,.]+")
 _MESSAGE_SHOWN = 200
 """Characters of an error's message that are shown."""
 _SHORTEST_RATE = 1.0
@@ -100,7 +102,9 @@ class LogProgress:
         rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             print(f"batchwright: {failure}", file=self._stream, flush=True)
-        shown = progress.phase, progress.detail, progress.waiting
+        # Numbers change all the time, such as that of the seconds until a provider is asked again.
+        waiting = None if progress.waiting is None else _NUMBERS.sub("", progress.waiting)
+        shown = progress.phase, progress.detail, waiting
         if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
         self._shown, self._last = shown, now
@@ -228,13 +232,16 @@ def _batches_row(batches: dict[str, Any]) -> str:
     return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}"
 
 
-def batches_left(report: RunReport, backend: str) -> str:
-    """Return which batches an interrupted run leaves at the provider, and how they are cancelled."""
+def batches_left(report: RunReport, options: Sequence[str]) -> str:
+    """Return which batches an interrupted run leaves at the provider, and how they are cancelled.
+
+    `options` of the command name the provider and its key.
+    """
     left = (report.batches or {}).get("at_provider") or []
     unclear = (report.batches or {}).get("unclear") or 0
     message = ""
     if left:
-        command = shlex.join(["batchwright", "batches", "cancel", "--backend", backend, *left[:_SHOWN_BATCHES]])
+        command = shlex.join(["batchwright", "batches", "cancel", *options, *left[:_SHOWN_BATCHES]])
         more = (
             ""
             if len(left) <= _SHOWN_BATCHES
@@ -316,6 +323,30 @@ def _money(dollars: float) -> str:
     return shown_dollars(round(dollars * DOLLAR))
 
 
+def _not_known(spending: Spending) -> str:
+    """What may have to be paid besides what answers cost."""
+    text = ""
+    for number, noun, where, most in (
+        (spending.unknown_requests, "request", "whose answers were lost", spending.unknown_at_most),
+        (spending.in_batches, "line", "in batches at the provider", spending.in_batches_at_most),
+    ):
+        if number:
+            amount = "an unknown amount" if most is None else f"at most {_money(most)}"
+            text += f"; {amount} more for {counted(number, noun)} {where}"
+    return text
+
+
+def paid_so_far(report: RunReport) -> str:
+    """Return what an interrupted run left under way at an endpoint, and what the job has cost, each in a line."""
+    text = ""
+    if report.cut_off:
+        were = "was" if report.cut_off == 1 else "were"
+        text += f"\n{counted(report.cut_off, 'request')} {were} under way: what they answer is lost, and may be paid."
+    if report.spending is not None:
+        text += f"\nPaid so far: {_money(report.spending.cost_of_all_runs)}{_not_known(report.spending)}."
+    return text
+
+
 def _money_rows(report: RunReport) -> list[tuple[str, str]]:
     rows = []
     spending = report.spending
@@ -323,10 +354,7 @@ def _money_rows(report: RunReport) -> list[tuple[str, str]]:
         cost = f"{_money(spending.cost)} in this run, {_money(spending.cost_of_all_runs)} in all runs"
         if spending.budget is not None:
             cost += f", of {_money(spending.budget)}"
-        if spending.unknown_requests:
-            most = spending.unknown_at_most
-            more = "an unknown amount" if most is None else f"at most {_money(most)}"
-            cost += f"; {more} more for {counted(spending.unknown_requests, 'request')} whose answers were lost"
+        cost += _not_known(spending)
         if spending.unpriced_requests:
             cost += f"; without {counted(spending.unpriced_requests, 'request')} whose price is not known"
         rows.append(("cost", cost))
@@ -334,7 +362,7 @@ def _money_rows(report: RunReport) -> list[tuple[str, str]]:
             found = f"{spending.cached_share:.0%} of the prompt tokens found in it"
             rows.append(("provider's cache", f"{found}, {_money(spending.saved_by_caching)} saved"))
         if spending.saved_by_batching:
-            rows.append(("batches", f"{_money(spending.saved_by_batching)} saved"))
+            rows.append(("provider's batches", f"{_money(spending.saved_by_batching)} saved"))
     limit = report.unreached_limit
     if limit is not None and report.longest_answer * 2 <= limit:
         rows.append(

@@ -30,11 +30,14 @@ class Reservation(Protocol):
 class Meter(Protocol):
     """Reserves money for calls, and counts what is spent. All methods are called on one event loop."""
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         """Reserve the most that a try may cost: of `body`, which has `size` bytes as JSON; `batch`: at batch prices.
 
         Waits while only the reservations of other calls are in the way. A line of a provider's batch that was reserved
         when an earlier run was killed, with the same `call.request_id`, is not reserved again: its reservation goes on.
+        `is_fetched`: its result is here already, so if nothing is reserved for it any more, it was counted before.
 
         Raises `BudgetExhausted` when what is left does not cover it, and `InvalidRequest` for a call whose cost has no
         bound, where there is a budget.
@@ -57,7 +60,9 @@ class FreeReservation(Reservation):
 class NoMeter(Meter):
     """Meter that reserves and counts nothing."""
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         return FreeReservation()
 
 

@@ -19,7 +19,7 @@ from batchwright.wire.identity import identity_of
 _Line = TypeVar("_Line")
 
 _MOST_WAITING = 2**26
-"""Bytes of the lines that may wait for the answers to others."""
+"""Bytes of the lines that may wait for the answers to others, where nothing else is said."""
 
 
 class _Response(msgspec.Struct):
@@ -66,8 +66,19 @@ class IdenticalLines(Generic[_Line]):
     stream. A context manager.
     """
 
-    def __init__(self, repeats: Repeats, sink: Sink, known: Iterable[tuple[int, Place]] = ()) -> None:
-        """`known`: the answers in the results of earlier runs, by the numbers of their lines."""
+    def __init__(
+        self,
+        repeats: Repeats,
+        sink: Sink,
+        known: Iterable[tuple[int, Place]] = (),
+        *,
+        most_waiting: float | None = None,
+    ) -> None:
+        """`known`: the answers in the results of earlier runs, by the numbers of their lines.
+
+        `most_waiting`: bytes of the lines that may wait, by default for answers that come within minutes.
+        """
+        self._most_waiting = _MOST_WAITING if most_waiting is None else most_waiting
         self._sharing = Sharing[_Line](repeats)
         self._sink = sink
         self._copies: IO[bytes] | None = None
@@ -79,7 +90,7 @@ class IdenticalLines(Generic[_Line]):
     @property
     def full(self) -> bool:
         """Whether so many lines wait that no more should be read."""
-        return self._sharing.waiting_bytes >= _MOST_WAITING
+        return self._sharing.waiting_bytes >= self._most_waiting
 
     def __len__(self) -> int:
         """Number of lines that wait for the answer to another."""

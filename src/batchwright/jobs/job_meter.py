@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from batchwright.errors import BudgetExhausted, InvalidRequest, RunFailed, shown
 from batchwright.inference.inference import Call
 from batchwright.inference.metering import FreeReservation, Meter, Reservation
-from batchwright.jobs.spend_journal import Settlement, SpendJournal, SpendTotals
+from batchwright.jobs.spend_journal import OpenReservation, Settlement, SpendJournal, SpendTotals
 from batchwright.pricing.bounds import most_cost
 from batchwright.pricing.price_sources import PriceBook
 from batchwright.pricing.rates import ModelPrices, Picodollars, shown_dollars
@@ -49,7 +49,7 @@ class JobMeter(Meter):
         self.unpriced = 0
         """Requests of this run for models whose price is not known, which count in nothing else."""
         self._inherited = dict(journal.inherited)
-        inherited = sum(amount for _, amount in self._inherited.values())
+        inherited = sum(each.amount for each in self._inherited.values())
         self._limit = SpendingLimit(limit, self.before.spent, self.before.kept, inherited=inherited)
         self._waiting: deque[tuple[Picodollars, asyncio.Future[None]]] = deque()
         self._costs: dict[str, Picodollars] | None = {} if tells_costs else None
@@ -69,19 +69,34 @@ class JobMeter(Meter):
         """All that may have to be paid, requests under way included."""
         return self._limit.committed
 
+    @property
+    def still_open(self) -> Sequence[OpenReservation]:
+        """Reservations without an end: after a run those of lines in batches."""
+        return self._journal.open
+
     def cost_of(self, call_id: str) -> Picodollars | None:
         """Return what the answer to a call cost, and forget it; None if it is not known."""
         return None if self._costs is None else self._costs.pop(call_id, None)
 
-    async def reserve(self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False) -> Reservation:
+    @property
+    def waits_for_batches(self) -> bool:
+        """Whether money is reserved for lines of earlier runs, in batches, that this run has not taken up yet."""
+        return bool(self._inherited)
+
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
         """Reserve, as the interface says. Raises `RunFailed`, too, when the journal cannot be written."""
         model = body.get("model")
         prices = self._prices.of(model if isinstance(model, str) else None)
         tier = body.get("service_tier")
         if batch and (found := self._inherited.pop(call.request_id, None)) is not None:
-            number, amount = found
-            self._limit.take_up(amount)
-            return _JobReservation(self, call.request_id, number, amount, prices, tier, batch, True)
+            self._limit.take_up(found.amount)
+            return _JobReservation(
+                self, call.request_id, found.number, found.amount, prices, tier, batch, found.bounded
+            )
+        if is_fetched:
+            return _CountedReservation(self, call.request_id, prices)
         if prices is None and self._limit.limit is None:
             self.unpriced += 1
             return FreeReservation()
@@ -101,8 +116,13 @@ class JobMeter(Meter):
             ) from error
         return _JobReservation(self, call.request_id, number, amount, prices, tier, batch, bounded)
 
-    def close(self) -> None:
-        """Leave only the totals in the journal."""
+    def close(self, *, is_complete: bool = False) -> None:
+        """Leave only the totals in the journal, and the reservations of lines in batches.
+
+        `is_complete`: all lines of the job have ended, so nobody will take these up: they count as spent.
+        """
+        if is_complete:
+            self._journal.keep_open()
         try:
             self._journal.close()
         except OSError as error:
@@ -192,6 +212,12 @@ class JobMeter(Meter):
             self._costs[reservation.call_id] = cost
         self._wake()
 
+    def told_cost(self, call_id: str, prices: ModelPrices | None, answer: Mapping[str, Any]) -> None:
+        """Note for `cost_of` what an answer cost that was counted before. Only its reservation calls this."""
+        used = read_usage(answer)
+        if self._costs is not None and used is not None and prices is not None:
+            self._costs[call_id] = used.cost(prices.batch)
+
     def released(self, reservation: _JobReservation) -> None:
         """Give back a reservation. Only its reservation calls this."""
         self._limit.release(reservation.amount)
@@ -229,3 +255,21 @@ class _JobReservation(Reservation):
 
     def keep(self) -> None:
         self.meter.kept(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedReservation(Reservation):
+    """That of a line whose result was fetched and counted before, but whose result line was lost."""
+
+    meter: JobMeter
+    call_id: str
+    prices: ModelPrices | None
+
+    def settle(self, endpoint: str, answer: Mapping[str, Any]) -> None:
+        self.meter.told_cost(self.call_id, self.prices, answer)
+
+    def release(self) -> None:
+        pass
+
+    def keep(self) -> None:
+        pass

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
 from batchwright.durable_files import followed
-from batchwright.errors import BudgetExhausted, InputBroken, InputError
+from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused
 from batchwright.inference.batches.account import BatchAccount
-from batchwright.inference.batches.provider_batches import BatchJob
+from batchwright.inference.batches.journal import may_be_paid
+from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
@@ -129,6 +130,8 @@ class JobRun:
                 with job.begin():
                     pass
             job.end()
+            if self._meter is not None:
+                self._meter.close(is_complete=True)
             return self._report(job)
 
     def plan(self) -> RunReport:
@@ -215,49 +218,69 @@ class JobRun:
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
-        async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
-            if self.terms is not None and inference.models:
-                self.terms.require_price(self.choice.model or inference.models[0])
-            started, model_before = self.clock.now(), self._stats.model_seconds
-            sink = job.begin()
-            self._forecast = RunForecast(job, self._engine, self.clock)
-            try:
-                with sink, self._identical(job, sink) as identical:
-                    self._loop = JobLoop(
-                        job,
-                        inference,
-                        sink,
-                        clock=self.clock,
-                        defaults=self.spec.defaults,
-                        on_progress=lambda: self._show_loop(job),
-                        tally=self._tally,
-                        order=PrefixOrder() if self.choice.is_live_elsewhere else None,
-                        identical=identical,
-                        cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
-                    )
-                    await self._loop.run()
-                self._show("finishing", job)
-                job.end()
-            except InputError as error:
-                raise InputBroken(str(error)) from error
-            finally:
-                if self._meter is not None:
-                    self._meter.close()
-                self._loop_seconds = self.clock.now() - started
-                self._model_seconds = self._stats.model_seconds - model_before
+        is_complete = False
+        try:
+            async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
+                if self.terms is not None and inference.models:
+                    self.terms.require_price(self.choice.model or inference.models[0])
+                await self._loop_through(job, inference)
+                is_complete = True
+        finally:
+            # After the inference, which may still end reservations while it is closed.
+            if self._meter is not None:
+                self._meter.close(is_complete=is_complete)
+
+    async def _loop_through(self, job: Job, inference: Inference) -> None:
+        started, model_before = self.clock.now(), self._stats.model_seconds
+        sink = job.begin()
+        self._forecast = RunForecast(job, self._engine, self.clock)
+        try:
+            with sink, self._identical(job, sink) as identical:
+                self._loop = JobLoop(
+                    job,
+                    inference,
+                    sink,
+                    clock=self.clock,
+                    defaults=self.spec.defaults,
+                    on_progress=lambda: self._show_loop(job),
+                    tally=self._tally,
+                    order=PrefixOrder() if self.choice.is_live_elsewhere else None,
+                    identical=identical,
+                    cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
+                    waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
+                )
+                await self._loop.run()
+            self._show("finishing", job)
+            job.end()
+        except InputError as error:
+            raise InputBroken(str(error)) from error
+        finally:
+            self._loop_seconds = self.clock.now() - started
+            self._model_seconds = self._stats.model_seconds - model_before
 
     def _identical(self, job: Job, sink: Sink) -> AbstractContextManager[IdenticalLines[Any] | None]:
         if self._repeats is None:
             return nullcontext()
-        return IdenticalLines(self._repeats, sink, job.earlier_answers())
+        # Batches take hours, and reading must not pause meanwhile: what is not read is in no batch.
+        most_waiting = memory_for_lines() / 2 if self.choice.via != "live" else None
+        return IdenticalLines(self._repeats, sink, job.earlier_answers(), most_waiting=most_waiting)
 
     def _cost_of(self, call_id: str) -> float | None:
         cost = None if self._meter is None else self._meter.cost_of(call_id)
         return None if cost is None else in_dollars(cost)
 
     def _batch_job(self, job: Job) -> BatchJob | None:
-        """The job for the batches of a provider; None if lines are computed otherwise. Raises `InputError`."""
+        """The job for the batches of a provider; None if lines are computed otherwise.
+
+        Raises `InputError`, and `ResumeRefused` if earlier runs have left lines in batches.
+        """
         if self.choice.via == "live":
+            if not self.spec.to_stream and may_be_paid(job.batches):
+                raise ResumeRefused(
+                    f"lines of this job are in batches of the provider, by {job.batches}, and requests would pay for "
+                    "them again: go on with --via batch, or with --via auto --deadline 1s, which cancels the batches, "
+                    "takes what they have and makes requests of the rest"
+                )
             return None
         if self.spec.to_stream:
             raise InputError("batches need an output file, beside which they are noted: name one with -o")
@@ -296,6 +319,7 @@ class JobRun:
             pacing={} if self._loop is None else self._loop.pacing,
             spending=None if self._meter is None else Spending.of(self._meter),
             **(self._answer_lengths() if self.choice.backend is not None else {}),
+            cut_off=0 if self._loop is None or self.choice.backend is None else self._loop.cut_off,
             batches=None if self._batches is None else self._batches.to_dict(),
             **self._rate(),
         )

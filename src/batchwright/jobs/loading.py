@@ -93,6 +93,10 @@ class ModelChoice:
             raise InputError(f"via={self.via!r}: name the provider whose batches are meant, as backend")
         if self.via == "auto" and self.deadline is None:
             raise InputError("via='auto' needs a deadline, such as 6h: without one, batches are the cheapest")
+        if self.via != "live" and self.others:
+            raise InputError(
+                f"also={self.others[0][0]!r} with via={self.via!r}: a job's batches are at one provider; leave it out"
+            )
         if self.deadline is not None:
             duration_seconds("deadline", self.deadline)
         duration_seconds("batch_window", self.batch_window)
@@ -164,6 +168,7 @@ class ModelChoice:
             provider,
             live,
             job,
+            dialect=self.dialect,
             window=self.batch_window,
             deadline=None if self.deadline is None else duration_seconds("deadline", self.deadline),
             moves=self.via == "auto",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from batchwright.clock import Clock
 from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
+from batchwright.inference.batches.provider_batches import InABatch
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
@@ -123,12 +124,14 @@ class JobLoop:
         order: PrefixOrder[_Line] | None = None,
         identical: IdenticalLines[_Line] | None = None,
         cost_of: Callable[[str], float | None] | None = None,
+        waits_for_batches: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
         `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
         once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
-        `usage` is then to say.
+        `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
+        for, so that these are taken up although there is no money for others.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -144,6 +147,7 @@ class JobLoop:
         self._order = order
         self._identical = identical
         self._cost_of = cost_of
+        self._waits_for_batches = waits_for_batches
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
@@ -158,8 +162,10 @@ class JobLoop:
         """Error because of which the run cannot go on; None if it can."""
         self.stopping = False
         """Whether the run was interrupted, or its budget is spent, and it only ends what is under way."""
-        self._exhaustion: BudgetExhausted | None = None
-        """The error with which the run ends when that is done."""
+        self._exhaustion: Exception | None = None
+        """The error with which the run ends when that is done: nothing more can be paid."""
+        self.cut_off = 0
+        """Lines that were under way when the run ended, and whose answers were not waited for."""
         self._moved = asyncio.Event()
         """Set when a line ended, or the run cannot go on."""
         self._executor = LineExecutor[_Line](
@@ -211,6 +217,7 @@ class JobLoop:
             await self._wind_down()
             raise
         finally:
+            self.cut_off = self._executor.under_way
             await self._executor.close()
             self.pacing = pacing_of(self._inference)
 
@@ -280,6 +287,7 @@ class JobLoop:
             may_read = not self._exhausted and not (self._identical is not None and self._identical.full)
             reads = may_read and not (self._order is not None and self._order.full)
             line = self._read() if reads else None
+            self._end_if_spent()
             if self._order is not None:
                 if line is not None:
                     self._put_in_order(self._order, line)
@@ -360,6 +368,8 @@ class JobLoop:
                 self._returned.append(line)
             elif isinstance(outcome, BudgetExhausted):
                 self._end_for(outcome)
+            elif isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
+                self._end_for(_out_of_quota(outcome))
             elif (failure := self._failure_of_run(line, outcome)) is not None:
                 self._stop(failure)
             elif outcome is not None:
@@ -383,11 +393,6 @@ class JobLoop:
             return RunFailed(
                 f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
             )
-        if isinstance(outcome, EndpointError) and outcome.is_out_of_quota:
-            return RunFailed(
-                f"{outcome}. Nothing more is computed for this key: finished lines are kept, and the same command goes "
-                "on once that has changed"
-            )
         return None
 
     def _succeed(self, line: _Line, answer: dict[str, Any]) -> None:
@@ -405,13 +410,21 @@ class JobLoop:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
-    def _end_for(self, error: BudgetExhausted) -> None:
-        """End the run as soon as the lines under way have ended."""
-        if not self.stopping:
-            self.stopping = True
-            self._exhaustion = error
-            send_no_more(self._inference)
-            self._executor.try_no_more()
+    def _end_for(self, error: Exception) -> None:
+        """End the run with `error` as soon as the lines under way have ended, and those that are paid already."""
+        self._exhaustion = self._exhaustion or error
+        self._end_if_spent()
+
+    def _end_if_spent(self) -> None:
+        if self._exhaustion is None or self.stopping:
+            return
+        # What is in a batch is paid. If it were not waited for here, a run with this budget never would.
+        waits = isinstance(self._exhaustion, BudgetExhausted)
+        if waits and self._waits_for_batches() and not self._exhausted:
+            return
+        self.stopping = True
+        send_no_more(self._inference)
+        self._executor.try_no_more(besides=InABatch if waits else None)
 
     def _stop(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -423,6 +436,13 @@ class JobLoop:
         self._sink.write(encode_failure(self._job.key, number, custom_id, failure) + b"\n")
         self.tally.failed += 1
         self.tally.failures.add(number, custom_id, failure)
+
+
+def _out_of_quota(error: EndpointError) -> RunFailed:
+    return RunFailed(
+        f"{error}. Nothing more is computed for this key: finished lines are kept, and the same command goes on once "
+        "that has changed"
+    )
 
 
 def _size(record: Record, line: Line) -> int:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,16 @@ class Settlement:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+
+
+class OpenReservation(NamedTuple):
+    """A reservation without an end."""
+
+    number: int
+    """Number in the journal."""
+    amount: Picodollars
+    bounded: bool = True
+    """Whether `amount` is the most that the request may cost."""
 
 
 class _Header(msgspec.Struct):
@@ -116,13 +126,13 @@ class SpendJournal:
         """Error after which nothing may be appended: half a line may stand at the end."""
         self._open: dict[int, _Entry] = {}
         self.totals = SpendTotals()
-        self.inherited: dict[str, tuple[int, Picodollars]] = {}
-        """Open reservations of lines in batches, with the number of each, by the ids of their calls."""
+        self.inherited: dict[str, OpenReservation] = {}
+        """Open reservations of lines in batches, by the ids of their calls."""
         if path is not None and not starts_over:
             self._read(path)
         for number, entry in [*self._open.items()]:
             if entry.batch:
-                self.inherited[entry.call] = number, entry.amount
+                self.inherited[entry.call] = OpenReservation(number, entry.amount, entry.bounded)
             else:
                 self._keep(number)
 
@@ -156,6 +166,16 @@ class SpendJournal:
     def keep(self, number: int) -> None:
         """Write down that a reservation counts as spent."""
         self._end(_Entry("keep", number))
+
+    @property
+    def open(self) -> list[OpenReservation]:
+        """All reservations without an end, those of this run included."""
+        return [OpenReservation(number, entry.amount, entry.bounded) for number, entry in self._open.items()]
+
+    def keep_open(self) -> None:
+        """Write down that all reservations without an end count as spent."""
+        for number in [*self._open]:
+            self.keep(number)
 
     def close(self) -> None:
         """Leave only the totals, and what is still open, durably. Raises OSError."""

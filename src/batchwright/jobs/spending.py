@@ -34,6 +34,10 @@ class Spending:
     """Most that requests of all runs may have cost besides, whose answers were lost; None if that has no bound."""
     unknown_requests: int
     """Number of those requests."""
+    in_batches_at_most: float | None
+    """Most that lines may cost besides which are in batches at the provider; None if that has no bound."""
+    in_batches: int
+    """Number of those lines."""
     budget: float | None
     saved_by_caching: float
     """What the provider's prompt cache saved in this run, less what writing to it cost more."""
@@ -49,14 +53,17 @@ class Spending:
     @classmethod
     def of(cls, meter: JobMeter) -> Spending | None:
         """The spending that `meter` has counted; None if no price was known."""
-        total, run = meter.totals, meter.totals - meter.before
-        if meter.unpriced and not total.answers + total.lost:
+        total, run, still_open = meter.totals, meter.totals - meter.before, meter.still_open
+        amount = sum(each.amount for each in still_open)
+        if meter.unpriced and not total.answers + total.lost + len(still_open):
             return None
         return cls(
             cost=in_dollars(run.spent),
             cost_of_all_runs=in_dollars(total.spent),
             unknown_at_most=None if total.unbounded else in_dollars(total.kept),
             unknown_requests=total.lost,
+            in_batches_at_most=in_dollars(amount) if all(each.bounded for each in still_open) else None,
+            in_batches=len(still_open),
             budget=None if meter.limit is None else in_dollars(meter.limit),
             saved_by_caching=in_dollars(run.saved_by_cache),
             saved_by_batching=in_dollars(run.saved_by_batch),

@@ -61,6 +61,7 @@ class LineExecutor(Generic[_Line]):
         self._pausing: dict[_Task, Exception] = {}
         """Tasks whose line failed and waits to be tried again, here or in the model, and why each failed."""
         self._last_tries = False
+        self._waited_for: type[Exception] | None = None
         self._successes = 0
         self._with_model = 0
         self.tried_again = 0
@@ -79,6 +80,11 @@ class LineExecutor(Generic[_Line]):
         again, hold their places.
         """
         return self._inference.wants - (len(self._tasks) - self._with_model)
+
+    @property
+    def under_way(self) -> int:
+        """Number of lines being computed, without those that wait to be tried again."""
+        return sum(task not in self._pausing for task in self._tasks)
 
     @property
     def why_pausing(self) -> str | None:
@@ -106,18 +112,21 @@ class LineExecutor(Generic[_Line]):
         self.drop(lambda line: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def try_no_more(self) -> None:
-        """End lines that wait to be tried again, now or later, without an outcome."""
-        self._last_tries = True
-        for task in [*self._pausing]:
+    def try_no_more(self, besides: type[Exception] | None = None) -> None:
+        """End lines that wait to be tried again, now or later, without an outcome. Those held up by `besides` go on."""
+        self._last_tries, self._waited_for = True, besides
+        for task in [task for task, error in self._pausing.items() if not self._waits_on(error)]:
             self._give_up(task)
+
+    def _waits_on(self, error: Exception) -> bool:
+        return self._waited_for is not None and isinstance(error, self._waited_for)
 
     def _pauses(self, task: _Task, error: Exception | None) -> None:
         self._pausing.pop(task, None)
         if error is None:
             return
         self._pausing[task] = error
-        if self._last_tries:
+        if self._last_tries and not self._waits_on(error):
             self._give_up(task)
 
     def _give_up(self, task: _Task) -> None:

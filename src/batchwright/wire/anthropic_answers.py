@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 
@@ -63,13 +63,15 @@ def openai_body(message: Mapping[str, Any], created: int) -> Body:
     choice = {"index": 0, "message": answer, "logprobs": None, "finish_reason": _reason(message.get("stop_reason"))}
     usage = message.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
+    is_known = _is_count(usage.get("input_tokens")) and _is_count(usage.get("output_tokens"))
     return {
         "id": message.get("id"),
         "object": "chat.completion",
         "created": created,
         "model": message.get("model"),
         "choices": [choice],
-        "usage": openai_usage(usage),
+        # None rather than zeros, which would say that it cost nothing.
+        "usage": openai_usage(usage) if is_known else None,
         **_service_tier(usage),
     }
 
@@ -217,7 +219,11 @@ def _service_tier(usage: Mapping[str, Any]) -> Body:
 
 def _count(values: Mapping[str, Any], name: str) -> int:
     count = values.get(name)
-    return count if type(count) is int and count >= 0 else 0
+    return count if _is_count(count) else 0
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
 
 
 def _text(value: object) -> str:

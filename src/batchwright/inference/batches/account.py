@@ -59,7 +59,7 @@ def standing_text(
         done, total = sum(each[0] for each in counts), sum(each[1] for each in counts)
         parts.append(f"{_counted(len(counts), 'batch', 'batches')} at the provider: {done:,} of {total:,} lines done")
         if next_look is not None and not silence:
-            parts.append("looking now" if next_look < 1 else f"next look in {next_look:.0f} s")
+            parts.append(f"next look in {next_look:.0f} s")
     if waiting:
         parts.append(f"{_counted(waiting, 'batch', 'batches')} to be submitted")
     if gathered:

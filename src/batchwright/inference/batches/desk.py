@@ -150,12 +150,19 @@ class BatchDesk:
         most = self._room.most_of_one(model, self._clock.now())
         return BatchLimits(limits.lines, limits.size, most)
 
+    def has_result(self, name: str) -> bool:
+        """Whether the result of a line that nobody has asked for is here."""
+        return self._earlier.has_result_of(name)
+
     def take(self, line: HeldLine) -> None:
         """Take a line; its future gets the outcome. Raises the error because of which no line is computed any more."""
         if self._failure is not None:
             raise EngineClosed(str(self._failure)) from self._failure
         found = self._earlier.take(line.name)
         if isinstance(found, OpenBatch):
+            if (left := found.left.pop(line.name, None)) is not None:
+                line.reservation.release()
+                line.reservation = left.reservation
             found.held[line.name] = line
             line.is_noted = True
         elif found is not None:
@@ -170,6 +177,7 @@ class BatchDesk:
         for batch in self._batches.values():
             if batch.held.get(line.name) is line:
                 del batch.held[line.name]
+                batch.left[line.name] = line
                 self._earlier.put(line.name, batch)
                 return
 
@@ -369,7 +377,7 @@ class BatchDesk:
             self._outcomes.error(line, error)
 
     def _drop(self, batch: OpenBatch) -> list[HeldLine]:
-        """Forget a batch of which nothing was computed, and return the lines whose callers wait."""
+        """Forget a batch that has no results, and return the lines whose callers wait."""
         batch.entry = msgspec.structs.replace(batch.entry, stage="dropped")
         self._journal.note(batch.entry)
         return self._forget(batch)
@@ -377,6 +385,9 @@ class BatchDesk:
     def _forget(self, batch: OpenBatch) -> list[HeldLine]:
         self._batches.pop(batch.entry.uuid, None)
         self._earlier.forget(batch)
+        for left in batch.left.values():
+            left.reservation.release()
+        batch.left.clear()
         lines = [*batch.held.values()]
         batch.held.clear()
         return lines
@@ -435,7 +446,12 @@ class BatchDesk:
             status=_GONE,
         )
         self.account.count_ending("lost")
-        self._refuse(batch, gone)
+        # It may have been computed, and then is paid.
+        for left in batch.left.values():
+            left.reservation.keep()
+        batch.left.clear()
+        for line in self._drop(batch):
+            self._outcomes.lost(line, gone)
 
     async def _end(self, batch: OpenBatch) -> None:
         """Take the results of a batch that has ended."""
@@ -473,8 +489,10 @@ class BatchDesk:
             line = batch.held.pop(name, None)
             if line is not None:
                 self._outcomes.result(line, result)
-            else:
-                self._earlier.has_result(name, batch, offset, size)
+                continue
+            if (left := batch.left.pop(name, None)) is not None:
+                self._outcomes.result_of_left(left, result)
+            self._earlier.has_result(name, batch, offset, size)
 
     def _fail_whole(self, batch: OpenBatch, problems: tuple[Problem, ...]) -> None:
         """End a batch that the provider refused when it had checked it."""

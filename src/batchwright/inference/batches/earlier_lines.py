@@ -70,6 +70,10 @@ class EarlierLines:
         uuid, offset, size = place
         return self._provider.result(read_at(self._journal.results_path(uuid), offset, size))
 
+    def has_result_of(self, name: str) -> bool:
+        """Whether the result of a line is here."""
+        return isinstance(self._places.get(name), tuple)
+
     def put(self, name: str, batch: OpenBatch) -> None:
         """Note a line whose caller has given it up."""
         self._places[name] = batch

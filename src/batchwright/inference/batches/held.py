@@ -52,6 +52,8 @@ class OpenBatch:
     entry: BatchEntry
     held: dict[str, HeldLine] = field(default_factory=dict)
     """Lines whose callers wait, by name."""
+    left: dict[str, HeldLine] = field(default_factory=dict)
+    """Lines whose callers have given them up in this run, and for which money is still reserved."""
     remote: RemoteBatch | None = None
     failures: int = 0
     """Requests about it that failed in a row."""

@@ -154,3 +154,12 @@ class Journal:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._descriptor = -1
+
+
+def may_be_paid(folder: Path) -> bool:
+    """Whether the journal in a folder knows of batches that a provider computes or has computed. Raises OSError."""
+    if not (folder / _NAME).exists():
+        return False
+    journal = Journal(folder, 0.0)
+    journal.close()
+    return any(entry.stage in ("creating", "created", "collected") for entry in journal.entries.values())

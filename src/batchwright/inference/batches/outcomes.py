@@ -32,6 +32,20 @@ class Outcomes:
             line.reservation.release()
             line.future.set_exception(error)
 
+    def lost(self, line: HeldLine, error: Exception) -> None:
+        """End a line with an error that says nothing of whether it was computed."""
+        if not line.future.done():
+            self._account.failed += 1
+            line.reservation.keep()
+            line.future.set_exception(error)
+
+    def result_of_left(self, line: HeldLine, result: LineResult) -> None:
+        """Count the result of a line whose caller has given it up."""
+        if result.answer is not None:
+            line.reservation.settle(line.call.endpoint, result.answer)
+        else:
+            line.reservation.release()
+
     def live(self, line: HeldLine) -> None:
         """Let a line go on as a live request."""
         if not line.future.done():

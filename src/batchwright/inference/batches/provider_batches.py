@@ -22,6 +22,7 @@ from batchwright.inference.inference import Call, Inference, pacing_of, send_no_
 from batchwright.inference.metering import Meter, NoMeter
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.wire.bounds import require_sizes
+from batchwright.wire.dialects import OPENAI, Dialect, require_endpoint
 from batchwright.wire.fields import deadline_seconds
 from batchwright.wire.requests import (
     EMBEDDINGS_URL,
@@ -73,6 +74,7 @@ class ProviderBatchInference(Inference):
     Calls are known by their `request_id`: one that is in a batch of an earlier run, by the journal, waits for that one.
 
     - `live`: computes lines that are moved to live requests, and knows the models; it is closed with this.
+    - `dialect`: what the provider speaks, which may not have all endpoints.
     - `window`: completion window of the batches, such as `24h`.
     - `deadline`: seconds from the beginning of the job by which its lines are to be done: with `moves`, what batches
       would finish too late becomes live requests; otherwise such lines fail.
@@ -85,6 +87,7 @@ class ProviderBatchInference(Inference):
         live: Inference,
         job: BatchJob,
         *,
+        dialect: Dialect = OPENAI,
         window: str = "24h",
         deadline: float | None = None,
         moves: bool = False,
@@ -98,10 +101,11 @@ class ProviderBatchInference(Inference):
         """`most_bytes`: memory that waiting lines may take, about; by default a quarter of this machine's."""
         self._provider = provider
         self._live = live
+        self._dialect = dialect
         self._meter = meter or NoMeter()
         self._concurrency = concurrency
         self._clock = clock or MonotonicClock()
-        self._most_bytes = _SHARE_OF_MEMORY * _memory() if most_bytes is None else most_bytes
+        self._most_bytes = memory_for_lines() if most_bytes is None else most_bytes
         self._bytes = 0
         self._live_done = 0
         self._live_since = 0.0
@@ -164,12 +168,15 @@ class ProviderBatchInference(Inference):
                 code="line_too_long",
             )
         left = time_left(call, deadline_seconds(call.body))
+        limit = asyncio.timeout(left)
         weight = _BYTES_OF_A_LINE + _COPIES * size
         self._bytes += weight
         try:
-            async with asyncio.timeout(left):
+            async with limit:
                 outcome = await self._outcome(call, name, body, size)
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise DeadlineExceeded("the time for this request passed before its batch ended") from None
         finally:
             self._bytes -= weight
@@ -179,7 +186,8 @@ class ProviderBatchInference(Inference):
 
     async def _outcome(self, call: Call, name: str, body: Mapping[str, Any], size: int) -> Outcome:
         await self._opened()
-        reservation = await self._meter.reserve(call, body, size, batch=True)
+        is_fetched = self._desk.has_result(name)
+        reservation = await self._meter.reserve(call, body, size, batch=True, is_fetched=is_fetched)
         line = HeldLine(call, name, body, size, asyncio.get_running_loop().create_future(), reservation)
         try:
             self._desk.take(line)
@@ -204,6 +212,7 @@ class ProviderBatchInference(Inference):
 
     def _outgoing(self, call: Call) -> dict[str, Any]:
         """Return the body as the provider gets it. Raises `BatchwrightError`."""
+        require_endpoint(self._dialect, call.endpoint)
         require_sizes(call.body)
         if call.endpoint == RESPONSES_URL:
             require_response_now(call.body)
@@ -257,6 +266,6 @@ class ProviderBatchInference(Inference):
         await self._live.close()
 
 
-def _memory() -> float:
-    """Bytes of memory of this machine."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def memory_for_lines() -> float:
+    """Bytes of memory that lines may take which wait for batches."""
+    return _SHARE_OF_MEMORY * float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
