@@ -37,6 +37,7 @@ WITH_NOTHING: Mapping[str, Bar] = dict.fromkeys(KINDS, NO_HEADERS) | {
     "Anthropic's three": (0.9, 60.0),
     "sliding window 600": (0.6, 60.0),
     "fixed window 600": (0.85, 60.0),
+    "fixed window of tokens": (0.9, 60.0),
     "10 in each second": (0.65, 40.0),
     "100 in each 10 s": (0.85, 50.0),
     "at once, drifting": (0.7, 40.0),
