@@ -13,7 +13,13 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 MODELS = {"object": "list", "data": [{"id": "theirs"}]}
-CHAT = {"id": "x", "object": "chat.completion", "model": "theirs", "choices": [], "usage": {"total_tokens": 1}}
+CHAT = {
+    "id": "x",
+    "object": "chat.completion",
+    "model": "theirs",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+    "usage": {"total_tokens": 1},
+}
 
 
 @dataclass

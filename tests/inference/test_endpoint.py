@@ -229,8 +229,8 @@ async def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
         (b'{"choices": [' * 2, "something else than a JSON object"),
         (b"\xff\xfe", "something else than a JSON object"),
         (b"[]", "something else than a JSON object"),
-        (b"{}", "without a list of choices"),
-        (b'{"choices": 5}', "without a list of choices"),
+        (b"{}", "without choices"),
+        (b'{"choices": 5}', "without choices"),
     ],
 )
 @pytest.mark.parametrize("traffic", ["online", "batch"])

@@ -61,7 +61,7 @@ class Provider:
         finally:
             self.under_way -= 1
         usage = {"prompt_tokens": 10, "completion_tokens": 50}
-        return {"id": "x", "object": "chat.completion", "model": model, "choices": [], "usage": usage}
+        return {"id": "x", "object": "chat.completion", "model": model, "choices": [{"index": 0}], "usage": usage}
 
     async def stream(self, path: str, body: bytes, heard: Heard | None = None) -> AsyncGenerator[dict[str, Any]]:
         answer = await self.send(path, body, heard)

@@ -140,12 +140,15 @@ def test_nothing_is_written_before_money_is_reserved(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_journal_of_another_job_is_not_counted(tmp_path: Path) -> None:
+def test_what_was_spent_with_other_options_counts_too(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl.spend"
     journal = SpendJournal(path, KEY)
     journal.settle(journal.reserve("a", 100), Settlement(40))
-    assert SpendJournal(path, "other").totals == SpendTotals() == SpendJournal(path, KEY, starts_over=True).totals
-    assert SpendJournal(path, KEY).totals.spent == 40
+    journal.reserve("b", 7, batch=True)
+    other = SpendJournal(path, "other")
+    assert (other.totals.spent, other.totals.kept, other.inherited) == (40, 7, {}), "nobody takes up its batches"
+    assert SpendJournal(path, KEY, starts_over=True).totals == SpendTotals()
+    assert (SpendJournal(path, KEY).totals.spent, len(SpendJournal(path, KEY).inherited)) == (40, 1)
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,8 @@ def _show(console: Console, report: RunReport) -> None:
     console.print(report_table(report))
     if any(failure.retryable for failure in report.failures):
         console.print("The same command with --retry-failed tries those again that may succeed later.", highlight=False)
-    if not_found := [failure.count for failure in report.failures if failure.code == ModelNotFound.code]:
+    not_found = [failure.count for failure in report.failures if failure.code == ModelNotFound.code]
+    if not_found and not report.pacing:
         console.print(
             f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
             "--served-model-name NAME (or '*'), and --overwrite.",

@@ -29,7 +29,7 @@ _PHASES = {
     "loading": "loading the model",
     "connecting": "connecting to the endpoint",
     "running": "running",
-    "stopping": "finishing the lines under way; Ctrl-C again ends at once",
+    "stopping": "finishing the lines under way; Ctrl-C ends at once",
     "finishing": "finishing",
 }
 _SECONDS_BETWEEN_LOG_LINES = 10.0

@@ -14,6 +14,7 @@ import stamina
 
 from batchwright.errors import (
     AnswerBroken,
+    BudgetExhausted,
     DeadlineExceeded,
     EndpointDown,
     EndpointError,
@@ -360,8 +361,11 @@ class EndpointInference(Route):
                 call.pauses(None)
             answer = await self._noticed(turn, self._sent(call, path, fields, body, turn))
             turn.answered(usage_of(answer))
-        if not isinstance(answer.get(_LIST_OF[call.endpoint]), list):
-            raise AnswerBroken(f"{self._client.url} answers without a list of {_LIST_OF[call.endpoint]}")
+        name = _LIST_OF[call.endpoint]
+        if not isinstance(answer.get(name), list) or (name == "choices" and not answer[name]):
+            told = answer.get("error")
+            said = f": {told.get('message')}" if isinstance(told, dict) else ""
+            raise AnswerBroken(f"{self._client.url} answers without {name}{said}")
         return answer
 
     def _sent(
@@ -402,6 +406,9 @@ class EndpointInference(Route):
             turn.failed(error)
             if is_outage(error):
                 self._watch.suspect()
+            raise
+        except (BudgetExhausted, InvalidRequest, EngineClosed):
+            turn.withdraw()  # raised before anything is sent
             raise
         self._retry_budget.succeeded()
         self._watch.answered()

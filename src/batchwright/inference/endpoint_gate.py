@@ -63,6 +63,11 @@ class Turn:
         else:
             self._pacer.failed(self._attempt, _now())
 
+    def withdraw(self) -> None:
+        """Take the try back, since nothing was sent."""
+        if not self._attempt.ended:
+            self._pacer.withdraw(self._attempt, _now())
+
     def leave(self) -> None:
         """End the try, if nothing was learned from it."""
         if not self._attempt.ended:

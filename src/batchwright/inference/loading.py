@@ -188,8 +188,9 @@ async def open_endpoints(addresses: Sequence[tuple[str, EndpointKey]], *args: An
     """Open several endpoints, each with its key, that share the calls; otherwise as `open_endpoint`."""
     opened: list[EndpointInference] = []
     try:
-        for address, key in addresses:
-            opened.append(await open_endpoint(address, key, *args, **options))
+        for number, (address, key) in enumerate(addresses):
+            # Only one has to answer now. What others have is known when they do.
+            opened.append(await open_endpoint(address, key, *args, **{**options, "waits": number > 0}))
     except BaseException:
         for endpoint in opened:
             await endpoint.close()

@@ -71,6 +71,8 @@ class ModelChoice:
     """Completion window of batches."""
 
     def __post_init__(self) -> None:
+        if self.told and self.backend is None:
+            raise InputError("rpm and tpm are limits of an endpoint elsewhere: name it with backend")
         if self.others and self.backend is None:
             raise InputError(f"also={self.others[0][0]!r}: further endpoints are given beside backend")
         if self.backend is not None and self.embedding_model is not None:

@@ -110,7 +110,7 @@ class SpendJournal:
     """
 
     def __init__(self, path: Path | None, job: str, *, starts_over: bool = False, longest: int = _LONGEST) -> None:
-        """Reads what earlier runs of the job with the key `job` spent; `starts_over`: nothing.
+        """Reads what earlier runs spent, also those of a job with another key than `job`; `starts_over`: nothing.
 
         `path` None: nothing is read or written, as for a job that cannot be resumed. Raises `InputError` for a file
         that cannot be read, `ResumeRefused` for one that no run wrote.
@@ -125,13 +125,14 @@ class SpendJournal:
         self._broken: OSError | None = None
         """Error after which nothing may be appended: half a line may stand at the end."""
         self._open: dict[int, _Entry] = {}
+        self._is_of_another_job = False
         self.totals = SpendTotals()
         self.inherited: dict[str, OpenReservation] = {}
         """Open reservations of lines in batches, by the ids of their calls."""
         if path is not None and not starts_over:
             self._read(path)
         for number, entry in [*self._open.items()]:
-            if entry.batch:
+            if entry.batch and not self._is_of_another_job:
                 self.inherited[entry.call] = OpenReservation(number, entry.amount, entry.bounded)
             else:
                 self._keep(number)
@@ -228,8 +229,9 @@ class SpendJournal:
             first = msgspec.json.decode(header, type=_Header)
             if first.form != _FORM:
                 raise ResumeRefused(f"{path} was written by another version of batchwright: go on with that")
-            if first.job != self._job:
-                return  # of a job whose results are not there any more
+            # One with other options had no results, or it would have been refused; it may have cost something all the
+            # same, and the budget is that of the output.
+            self._is_of_another_job = first.job != self._job
             self.totals = replace(SpendTotals(), **first.totals)
             decode = msgspec.json.Decoder(_Entry).decode
             for line in lines:

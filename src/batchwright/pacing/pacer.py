@@ -276,6 +276,16 @@ class Pacer:
         """Return the seconds for which no request may go, as refusals have shown."""
         return max(0.0, self._blocked_until - now, self._found.until - now)
 
+    def withdraw(self, attempt: Attempt, now: float) -> None:
+        """Take back a request that was let in, and was not sent after all."""
+        self._end(attempt)
+        self.sent -= 1
+        self._found.withdrawn(attempt.amount)
+        for window, entry in attempt.told:
+            window.settle(entry, 0.0, now)
+        for kind, sent in attempt.stated.items():
+            self._stated[kind].end(sent, 0.0)
+
     def figures(self, now: float) -> PacerFigures:
         """Return what is known at `now`."""
         told = (
