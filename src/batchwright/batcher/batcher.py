@@ -123,7 +123,7 @@ class Batcher(
             now = self._clock.now()
         length = self._measure.length(item)
         future: asyncio.Future[Any] = asyncio.Future(loop=loop)
-        entry = Entry(now, length, priority, now + allowed, tenant, max_wait=max_wait, future=future, prompt=item)
+        entry = Entry(now, length, priority, now + allowed, tenant, max_wait, future=future, prompt=item)
         core.enter(entry)
         try:
             return await future
@@ -193,8 +193,8 @@ class Batcher(
             priority,
             now + allowed,
             tenant,
+            max_wait,
             max_tokens=0 if request is None else request.max_tokens,
-            max_wait=max_wait,
             future=future,
             prompt=prompt,
             request=request,

@@ -55,10 +55,10 @@ class Item(msgspec.Struct, eq=False):
     due: float = math.inf
     tenant: Hashable = None
     """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
-    max_tokens: int = 0
-    """Most tokens that may be generated for it."""
     max_wait: float | None = None
     """Seconds for which it may be held back; None: as long as the timing says."""
+    max_tokens: int = 0
+    """Most tokens that may be generated for it."""
     key: float = 0.0
     """Place in the queue, lower first. Set once, by the order, when the item enters."""
     level: float = 0.0
