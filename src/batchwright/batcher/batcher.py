@@ -20,6 +20,7 @@ from batchwright.policies import Backlog, BatchPolicy, MaxWait, auto
 from batchwright.policies.checks import check_priority, check_size, check_time
 from batchwright.request import InferenceRequest, InferenceResponse, Prompt
 
+_NEVER = math.inf
 _PRIORITY = 5
 """Priority of an item that comes without one; that of an `InferenceRequest`."""
 _USUAL = 100
@@ -111,17 +112,18 @@ class Batcher(
             priority = _PRIORITY
         elif type(priority) is not int or not 0 <= priority < _USUAL:
             priority = urgency(_PRIORITY, priority)
-        allowed = math.inf if deadline is None else time_allowed(None, deadline)
+        allowed = _NEVER if deadline is None else time_allowed(None, deadline)
         max_wait = None if max_wait_ms is None else in_seconds("max_wait_ms", max_wait_ms)
         core = self._core
-        if core is None or core.loop is not asyncio.get_running_loop():
+        if core is None or (loop := core.loop) is not asyncio.get_running_loop():
             return await self._answer(item, None, priority, allowed, tenant, max_wait)
         # As `_answer` does, without its frame and others: most of what is done here is done for each request alone.
         # That is why the future is made by its class, which is compiled, not by a method of the loop that calls it.
-        now = core.moment if deadline is None and core.moment is not None else self._clock.now()
+        if deadline is not None or (now := core.moment) is None:
+            now = self._clock.now()
         length = self._measure.length(item)
-        future: asyncio.Future[Any] = asyncio.Future(loop=core.loop)
-        entry = Entry(future, item, None, now, length, priority, now + allowed, tenant, max_wait)
+        future: asyncio.Future[Any] = asyncio.Future(loop=loop)
+        entry = Entry(now, length, priority, now + allowed, tenant, max_wait, future=future, prompt=item)
         core.enter(entry)
         try:
             return await future
@@ -185,8 +187,18 @@ class Batcher(
         tenant: Hashable,
         max_wait: float | None,
     ) -> Entry:
-        length = self._measure.length(prompt)
-        return Entry(future, prompt, request, now, length, priority, now + allowed, tenant, max_wait)
+        return Entry(
+            now,
+            self._measure.length(prompt),
+            priority,
+            now + allowed,
+            tenant,
+            max_wait,
+            max_tokens=0 if request is None else request.max_tokens,
+            future=future,
+            prompt=prompt,
+            request=request,
+        )
 
     def _waiting(self) -> int:
         return len(self._backlog) + self._uncounted()

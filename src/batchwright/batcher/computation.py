@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from asyncio import InvalidStateError
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from batchwright.batcher.batcher_stats import BatcherStats
 from batchwright.batcher.entry import Entry
@@ -23,32 +23,31 @@ from batchwright.request import InferenceResponse
 _MAY_FAIL = (BaseException, InferenceResponse)
 
 
-@dataclass(slots=True, eq=False)
-class RunningBatch:
+class RunningBatch(msgspec.Struct, eq=False):
     """A batch in the model."""
 
     entries: list[Entry]
     wanted: int
     """Number of its requests that still wait for an answer."""
     begins: float
-    ends: float | None = field(default=None, kw_only=True)
-    """When it is expected to end, which is computed when somebody asks."""
     search: Search[Entry] | None = None
     """Search that this batch is a part of, if it is computed again after a failure."""
     is_charged: bool = False
     """Whether it is such a part, and was computed although other requests waited."""
+    ends: float | None = None
+    """When it is expected to end, which is computed when somebody asks."""
     arrivals: Sequence[float] | None = None
     """When its requests arrived, where that has been listed."""
     task: asyncio.Task[None] | None = None
-    suspects: list[Entry] = field(default_factory=list)
+    suspects: list[Entry] = msgspec.field(default_factory=list)
     """Unanswered requests, one of which caused a failure."""
     error: BaseException | None = None
     """How it failed, unless for lack of memory."""
-    to_retry: list[Entry] = field(default_factory=list)
+    to_retry: list[Entry] = msgspec.field(default_factory=list)
     """Unanswered requests that failed by themselves, and are to be tried again."""
-    fitted: list[list[Entry]] = field(default_factory=list)
+    fitted: list[list[Entry]] = msgspec.field(default_factory=list)
     """Parts that were computed: all of it together, where nothing went wrong."""
-    failed: list[list[Entry]] = field(default_factory=list)
+    failed: list[list[Entry]] = msgspec.field(default_factory=list)
     """Parts for which memory ran out."""
 
 
@@ -82,20 +81,21 @@ class BatchExecutor:
         await self._compute(group, group.entries)
 
     async def _compute(self, group: RunningBatch, entries: list[Entry]) -> None:
-        prompts = [entry.prompt for entry in entries if not entry.future.done()]
-        if prompts:
-            live = [entry for entry in entries if entry.waits_for_answer] if len(prompts) < len(entries) else entries
-            for part in await self._attempt(group, live, prompts):
+        if group.wanted < len(group.entries):
+            # Some have been answered, or their callers have gone.
+            entries = [entry for entry in entries if entry.waits_for_answer]
+        if entries:
+            for part in await self._attempt(group, entries):
                 await self._compute(group, part)
 
-    async def _attempt(self, group: RunningBatch, entries: list[Entry], prompts: list[Any]) -> list[list[Entry]]:
+    async def _attempt(self, group: RunningBatch, entries: list[Entry]) -> list[list[Entry]]:
         """Compute `entries` together, answer those that are settled, and return the parts to be computed again.
 
         It is not computed again in here: the error is then still held, and with it what the model was at.
         """
         begin = self._clock.now()
         try:
-            outputs = await self._runner.run(prompts, [entry.request for entry in entries])
+            outputs = await self._runner.run([entry.prompt for entry in entries], [entry.request for entry in entries])
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise

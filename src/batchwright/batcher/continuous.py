@@ -260,13 +260,15 @@ class ContinuousBatcher(
                 )
             most = min(most, room)
         return TokenEntry(
-            future,
-            request,
             now,
             length,
             priority,
             now + allowed,
             tenant,
+            max_tokens=request.max_tokens,
+            future=future,
+            prompt=request.prompt,
+            request=request,
             most=most,
             measure=self._measure,
             listener=listener,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Hashable
 from dataclasses import MISSING, fields, replace
 from typing import Any, cast
 
@@ -17,7 +15,6 @@ from batchwright.request import FinishReason, InferenceRequest, InferenceRespons
 
 _log = logging.getLogger("batchwright.batcher")
 
-_AT_ONCE = -math.inf
 _DEFAULTS: dict[str, Any] = {
     each.name: None if each.default is MISSING else each.default for each in fields(InferenceResponse)
 }
@@ -26,51 +23,24 @@ _NO_USAGE = Usage(0, 0)
 """What a response has whose maker said nothing of its usage."""
 
 
-class Entry(Item):
+class Entry(Item, eq=False, kw_only=True):
     """A waiting or running request. It is answered once, by `succeed` or `fail`; what comes later is ignored.
 
     With a `request` the answer is an `InferenceResponse`, also where it failed. Without one it is the bare output, or
     the exception itself.
     """
 
-    __slots__ = ("future", "group", "prompt", "request", "started", "tries")
+    future: asyncio.Future[Any]
+    prompt: Any
+    request: InferenceRequest | None = None
+    started: float | None = None
+    """When it was dispatched."""
+    group: Any = None
+    """Batch that computes it. Set and read by the core."""
+    tries: int = 0
+    """Number of times that it was tried again alone after it had failed."""
 
-    def __init__(
-        self,
-        future: asyncio.Future[Any],
-        prompt: Any,
-        request: InferenceRequest | None,
-        arrival: float,
-        length: int,
-        priority: int,
-        due: float,
-        tenant: Hashable,
-        max_wait: float | None = None,
-    ) -> None:
-        # What `Item.__init__` does; to call it takes as long again.
-        self.arrival = arrival
-        self.length = length
-        self.priority = priority
-        self.due = due
-        self.tenant = tenant
-        self.key = 0.0
-        self.level = 0.0
-        self.max_wait = max_wait
-        self.release = _AT_ONCE if max_wait is None else arrival + max_wait
-        self.ordinal = -1
-        self.future = future
-        self.prompt = prompt
-        self.request = request
-        self.started: float | None = None
-        """When it was dispatched."""
-        self.group: Any = None
-        """Batch that computes it. Set and read by the core."""
-        self.tries = 0
-        """Number of times that it was tried again alone after it had failed."""
-
-    @property
-    def max_tokens(self) -> int:  # type: ignore[override]  # seldom asked for
-        return 0 if self.request is None else self.request.max_tokens
+    __repr__ = object.__repr__  # with its fields, prompts would be logged
 
     @property
     def waits_for_answer(self) -> bool:

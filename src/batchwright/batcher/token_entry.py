@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
+
+import msgspec
 
 from batchwright.batcher.batcher_stats import ContinuousStats
 from batchwright.batcher.entry import Entry
@@ -21,59 +23,36 @@ An empty piece says that the request has left its slot before its answer is cert
 """
 
 
-class TokenEntry(Entry):
+class TokenEntry(Entry, eq=False, kw_only=True):
     """A prompt and the tokens that the model has added to it. The answer holds the text also where it failed."""
 
-    __slots__ = (
-        "_first_at",
-        "_given",
-        "_last_at",
-        "_listener",
-        "_measure",
-        "_most",
-        "_stops",
-        "generated",
-        "raw",
-        "timer",
-        "tokens",
-    )
+    most: int
+    """Most tokens that are generated."""
+    measure: Measure
+    listener: Listener | None = None
+    tokens: list[str] = msgspec.field(default_factory=list)
+    """All tokens so far, from which the model goes on."""
+    raw: str = ""
+    """Their text."""
+    generated: int = 0
+    """Number of generated tokens."""
+    timer: asyncio.TimerHandle | None = None
+    """Timer of its deadline, set by the core."""
+    _stops: StopStrings | None = None
+    _given: str = ""
+    """Text that has become certain; kept only where stop strings make it differ from `raw`."""
+    _first_at: float | None = None
+    _last_at: float = 0.0
 
-    def __init__(
-        self,
-        future: asyncio.Future[InferenceResponse],
-        request: InferenceRequest,
-        arrival: float,
-        length: int,
-        priority: int,
-        due: float,
-        tenant: Hashable,
-        *,
-        most: int,
-        measure: Measure,
-        listener: Listener | None,
-    ) -> None:
-        super().__init__(future, request.prompt, request, arrival, length, priority, due, tenant)
-        self.tokens: list[str] = []
-        """All tokens so far, from which the model goes on."""
-        self.raw = ""
-        """Their text."""
-        self.generated = 0
-        """Number of generated tokens."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Timer of its deadline, set by the core."""
-        self._most = most
-        self._measure = measure
-        self._listener = listener
-        self._stops = StopStrings(request.stop) if request.stop else None
-        self._given = ""
-        """Text that has become certain; kept only where stop strings make it differ from `raw`."""
-        self._first_at: float | None = None
-        self._last_at = arrival
+    def __post_init__(self) -> None:
+        if self.request is not None and self.request.stop:
+            self._stops = StopStrings(self.request.stop)
+        self._last_at = self.arrival
 
     @property
     def is_heard(self) -> bool:
         """Whether a listener wants its text as it comes."""
-        return self._listener is not None
+        return self.listener is not None
 
     def accept(self, token: str, now: float, stats: ContinuousStats) -> FinishReason | None:
         """Take the next token (empty: the end), and return why the request has ended with it, or None."""
@@ -93,7 +72,7 @@ class TokenEntry(Entry):
         ended: FinishReason | None = None
         if stopped:
             ended = "stop"
-        elif self.generated >= self._most:
+        elif self.generated >= self.most:
             ended = "length"
             piece += self._held()
         self._give(piece)
@@ -101,19 +80,19 @@ class TokenEntry(Entry):
 
     def hear(self, piece: str) -> None:
         """Pass a piece of text on to the listener, if there is one."""
-        if piece and self._listener is not None:
-            self._listener(piece)
+        if piece and self.listener is not None:
+            self.listener(piece)
 
     def leave_slot(self) -> None:
         """Tell the listener that another request may have its slot, although it is not answered yet."""
-        if self._listener is not None:
-            self._listener("")
+        if self.listener is not None:
+            self.listener("")
 
     def finish(self, reason: FinishReason, now: float, stats: ContinuousStats) -> None:
         """Answer with the whole text."""
         if self._first_at is not None and self.generated > 1:
             stats.tpot_ms.add((self._last_at - self._first_at) / (self.generated - 1) * 1e3)
-        self.succeed(reason, now, self._measure, stats)
+        self.succeed(reason, now, self.measure, stats)
 
     def refuse(self, error: BatchwrightError, now: float, stats: ContinuousStats) -> None:
         """Raise `error` for the caller: the request, which was counted as taken, can never be computed."""
@@ -121,8 +100,8 @@ class TokenEntry(Entry):
             return
         stats.count_failure(self)
         self.future.set_exception(error)
-        if self._listener is not None:
-            self._listener(self._failure(self.request, error, now, "error"))
+        if self.listener is not None:
+            self.listener(self._failure(self.request, error, now, "error"))
 
     def conclude(self, response: InferenceResponse, now: float, stats: ContinuousStats) -> None:
         """Answer with the response of an engine, which has counted and measured for itself."""
@@ -133,7 +112,7 @@ class TokenEntry(Entry):
                 stats.count_late(self)
             else:
                 stats.count_failure(self)
-            self._answer(self.request, self._response(self.request, response, now, self._measure))
+            self._answer(self.request, self._response(self.request, response, now, self.measure))
             return
         stats.queue_ms.add(response.queue_ms)
         stats.tokens += response.usage.prompt_tokens
@@ -142,7 +121,7 @@ class TokenEntry(Entry):
             stats.ttft_ms.add(response.ttft_ms)
             if response.tokens_generated > 1:
                 stats.tpot_ms.add((response.latency_ms - response.ttft_ms) / (response.tokens_generated - 1))
-        self.succeed(response, now, self._measure, stats)
+        self.succeed(response, now, self.measure, stats)
 
     def _give(self, piece: str) -> None:
         if self._stops is not None:
@@ -154,8 +133,8 @@ class TokenEntry(Entry):
 
     def _answer(self, request: InferenceRequest, response: InferenceResponse) -> None:
         super()._answer(request, response)
-        if self._listener is not None:
-            self._listener(response)
+        if self.listener is not None:
+            self.listener(response)
 
     def _response(
         self, request: InferenceRequest, output: FinishReason | InferenceResponse, now: float, measure: Measure
@@ -181,7 +160,7 @@ class TokenEntry(Entry):
             latency_ms=latency_ms,
             queue_ms=queue_ms,
             finish_reason=reason,
-            usage=self._measure.usage(self.prompt, self.length, self.generated) if began else Usage(0, 0),
+            usage=self.measure.usage(self.prompt, self.length, self.generated) if began else Usage(0, 0),
             error=error,
             ttft_ms=None if self._first_at is None else (self._first_at - self.arrival) * 1e3,
             metadata=request.metadata,

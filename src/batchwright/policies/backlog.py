@@ -61,6 +61,9 @@ class Backlog:
                 self.policy.memory.check(item)
         if items:
             items = compared(items)
+            for item in items if not items.alike else ():
+                if item.max_wait is not None:
+                    item.release = item.arrival + item.max_wait
             self.policy.place(items)
             self._waiting.add(items)
 

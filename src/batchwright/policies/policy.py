@@ -25,10 +25,12 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from batchwright.policies.latency import LatencyModel
 
@@ -37,60 +39,35 @@ if TYPE_CHECKING:
     from batchwright.policies.memory import Memory
 
 
-from collections.abc import Hashable
-
-
-class Item:
+class Item(msgspec.Struct, eq=False):
     """One waiting request. Equal only to itself.
 
     `arrival` and `due` are seconds on the clock of the runtime, `due` being infinite where there is no deadline.
     `length` is in tokens, or in whatever unit the runtime measures: what counts is its proportion to others.
+
+    A subclass adds fields, as to any `msgspec.Struct`; it cannot define `__init__`.
     """
 
-    __slots__ = (
-        "arrival",
-        "due",
-        "key",
-        "length",
-        "level",
-        "max_tokens",
-        "max_wait",
-        "ordinal",
-        "priority",
-        "release",
-        "tenant",
-    )
-
-    def __init__(
-        self,
-        arrival: float,
-        length: int = 1,
-        *,
-        priority: int = 5,
-        due: float = math.inf,
-        tenant: Hashable = None,
-        max_tokens: int = 0,
-        max_wait: float | None = None,
-    ) -> None:
-        self.arrival = arrival
-        self.length = length
-        self.priority = priority
-        """Priority; lower is sooner."""
-        self.due = due
-        self.tenant = tenant
-        """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
-        self.max_tokens = max_tokens
-        """Most tokens that may be generated for it."""
-        self.max_wait = max_wait
-        """Seconds for which it may be held back; None: as long as the timing says."""
-        self.key = 0.0
-        """Place in the queue, lower first. Set once, by the order, when the item enters."""
-        self.level = 0.0
-        """Level, lower is sooner; items of one level may overtake each other. Set once, by the order, on entry."""
-        self.release = -math.inf if max_wait is None else arrival + max_wait
-        """Time until which it may be held back. A timing that holds requests back sets it when the item enters."""
-        self.ordinal = -1
-        """Serial number in the queue, set by it; -1 when the item is in none."""
+    arrival: float
+    length: int = 1
+    priority: int = 5
+    """Priority; lower is sooner."""
+    due: float = math.inf
+    tenant: Hashable = None
+    """Tenant whose share of the model it uses, where a policy divides the model among tenants."""
+    max_wait: float | None = None
+    """Seconds for which it may be held back; None: as long as the timing says."""
+    max_tokens: int = 0
+    """Most tokens that may be generated for it."""
+    key: float = 0.0
+    """Place in the queue, lower first. Set once, by the order, when the item enters."""
+    level: float = 0.0
+    """Level, lower is sooner; items of one level may overtake each other. Set once, by the order, on entry."""
+    release: float = -math.inf
+    """Time until which it may be held back. Set when the item enters: from its `max_wait`, or by a timing that holds
+    requests back."""
+    ordinal: int = -1
+    """Serial number in the queue, set by it; -1 when the item is in none."""
 
 
 class Items(list[Item]):
