@@ -335,7 +335,7 @@ def test_ours_and_a_fixed_number_of_requests_under_way_are_watched_alike() -> No
 
 def test_the_command_with_our_client(tmp_path: Path) -> None:
     page = tmp_path / "providers.md"
-    arguments = ["--scenario", "quantized", "--system", "batchwright", "--seconds", "3", "--save", str(page)]
+    arguments = ["--scenario", "rpm", "--system", "batchwright", "--seconds", "3", "--save", str(page)]
     done = CliRunner().invoke(cli.app, [*arguments, "--knowledge", "untold+headers"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "| batchwright |" in page.read_text()

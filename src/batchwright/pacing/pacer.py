@@ -356,8 +356,7 @@ class Pacer:
             sent = attempt.stated.get(limit.kind)
             if sent is None:
                 # Sent before the limit was known: what was sent since then is not known either.
-                sent = budget.begin(attempt.use, attempt.at)
-                budget.end(sent, 0.0)
+                sent = budget.earlier(attempt.use, attempt.at)
             budget.observe(sent, limit, now, refused=refused)
             if limit.remaining is not None and limit.remaining < max(
                 1.0, attempt.use.at_most(limit.kind) * budget.ratio

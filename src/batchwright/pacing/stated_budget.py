@@ -49,6 +49,10 @@ _KEEP = 0.95
 _RATIO_KNOWN = 0.01
 """Share of the limit that must have been sent for the ratio to be known."""
 _RATIOS = (0.2, 10.0)
+_FEWEST_SURPLUS, _MOST_SURPLUS = 3.0, 0.2
+"""Requests that must be left beyond what was foretold, and share of the capacity that one answer may add to them."""
+_WATCHED = 3.0
+"""Windows for which that must have been watched."""
 _WINDOWS = (1.0, 10.0, MINUTE, 3600.0, DAY)
 
 
@@ -99,6 +103,9 @@ class StatedBudget:
         self._slides = False
         self._rolled: float | None = None
         """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
+        self._surplus = 0.0
+        """Amount that was left beyond what had been foretold, since `_doubted_at`."""
+        self._doubted_at = math.inf
         self._refused_at = -math.inf
         self._total = 0.0
         self._last: tuple[float, float, float] | None = None
@@ -141,6 +148,10 @@ class StatedBudget:
             self._left -= counted
         return Sent(now, amount, self._total, self._settled)
 
+    def earlier(self, use: Use, at: float) -> Sent:
+        """Return how a request counts that was sent before the limit was known, as if before all others."""
+        return Sent(at, use.at_most(self.kind), 0.0, 0.0)
+
     def end(self, sent: Sent, amount: float) -> None:
         """Note that a request ended, and used `amount`."""
         self._under_way = max(0.0, self._under_way - sent.amount)
@@ -154,13 +165,7 @@ class StatedBudget:
                 self._capacity = self.limit
                 self._left, self._at = 0.0 if refused else self.limit, now
             return
-        if not self.limit:
-            self._refused_at = now  # what was sent before a limit was known says nothing of how it is kept
-        if refused and sent.at > self._refused_at:
-            self._refused_at = now
-            self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
-        elif not refused:
-            self.care = min(1.0, self.care + _LESS_CARE)
+        self._take_care(sent, now, refused=refused)
         is_older = self._last is not None and sent.at < self._last[0]
         if is_older and stated.limit != self.limit:
             return
@@ -182,9 +187,38 @@ class StatedBudget:
             self._learn_ratio(sent, stated.remaining)
             since = (self._total - sent.total) * self.ratio
         refilled = 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
-        self._left = min(self._capacity, stated.remaining + refilled - since)
+        self._advance(now)
+        left = min(self._capacity, stated.remaining + refilled - since)
+        if stated.window is None and self.window > _SHORT and self.kind == "requests" and self._last is not None:
+            self._doubt_window(left - self._left, now)
+        self._left = left
         self._at = now
         self._last = (sent.at, sent.total, float(stated.remaining))
+
+    def _take_care(self, sent: Sent, now: float, *, refused: bool) -> None:
+        """Use a little less of the limit after each refusal of a request that was sent when the limit was known."""
+        if not self.limit:
+            self._doubted_at = self._refused_at = now
+        if refused and sent.at > self._refused_at:
+            self._refused_at = now
+            self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
+        elif not refused:
+            self.care = min(1.0, self.care + _LESS_CARE)
+
+    def _doubt_window(self, surplus: float, now: float) -> None:
+        """Learn that `surplus` more was left than had been foretold: a window that is too long shows in this alone.
+
+        Answers that take longer than a window say that all is left, and nothing of when that was so.
+        """
+        self._surplus += min(surplus, _MOST_SURPLUS * self._capacity)
+        seconds = now - self._doubted_at
+        if self._surplus < max(_FEWEST_SURPLUS, 0.5 * self._capacity) or seconds <= 0.0:
+            return
+        filled = self.limit / (self.limit / self.window + self._surplus / seconds)
+        shorter = [each for each in _WINDOWS if each < self.window and seconds >= _WATCHED * each]
+        if shorter and filled < 0.5 * self.window:
+            self.window = min(shorter, key=lambda each: abs(math.log(each / filled)))
+            self._surplus, self._doubted_at = 0.0, now
 
     def _rate(self, amount: float, now: float) -> float:
         """Return the amount a second at which requests go."""
