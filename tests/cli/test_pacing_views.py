@@ -69,6 +69,5 @@ def test_what_a_real_pacer_has_found() -> None:
     stated = [StatedLimit("tokens", 1000, 990, 0.6, 60.0)]
     pacer.refused(attempt, 1.0, retry_after=30.0, stated=stated)
     assert pacing_line({"": pacer.figures(1.0)}) == (
-        "told 600 requests/min, stated 1,000 tokens/min, found 30 requests/min, 0 of 16 at once, "
-        "refused for 30 s more; 1 refused"
+        "told 600 requests/min, stated 1,000 tokens/min, 0 of 16 at once, refused for 30 s more; 1 refused"
     )

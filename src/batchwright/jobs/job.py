@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -41,6 +42,7 @@ from batchwright.planning.identical import Place
 
 _SUFFIXES = (".partial", ".results.jsonl")
 """Ends of the names of files beside the output that hold results: of lines, and of a table."""
+_log = logging.getLogger(__name__)
 _BATCHES = ".batches"
 _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
     None: lambda error: False,
@@ -227,6 +229,11 @@ class Job:
                 if path != self._working:
                     path.unlink(missing_ok=True)
             if self.batches.is_dir():
+                _log.warning(
+                    "%s is forgotten: batches in it that have not ended go on at the provider and are paid; "
+                    "`batchwright batches list` shows them, `batches cancel` ends them",
+                    self.batches,
+                )
                 shutil.rmtree(self.batches)
         else:
             self._bring_back()

@@ -55,6 +55,11 @@ class FoundRate:
         """Refusals in a row, nothing being accepted between them."""
         self._pace = Pace()
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything was accepted between two refusals; until then the rate is a guess."""
+        return self._amounts > 0.0
+
     def wait(self, now: float) -> float:
         """Return the seconds until the next request may go."""
         if self.rate is None:

@@ -295,7 +295,7 @@ class Pacer:
         stated = (
             LimitFigures(kind, each.limit, each.window, each.left(now), True) for kind, each in self._stated.items()
         )
-        rate = self._found.rate
+        rate = self._found.rate if self._found.is_measured else None
         return PacerFigures(
             sent=self.sent,
             refused=self.refused_count,
