@@ -9,12 +9,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from batchwright.errors import EndpointError
 from batchwright.inference.batches.file_client import FileClient
 from batchwright.inference.batches.journal import BatchEntry
 from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch
+from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending
 
 HEADERS = {"anthropic-version": "2023-06-01"}
@@ -23,8 +22,6 @@ _MARK_LENGTH = 12
 """Characters of a batch's uuid before the `-` in the custom ids of its lines."""
 _PAGE = 1000
 _CLOCKS_DIFFER = 3600.0
-_FEW = 3
-_GONE = 404
 _PIECE = 2**18
 _HEAD, _TAIL = b'{"requests":[', b"]}"
 
@@ -97,17 +94,7 @@ class AnthropicBatches(BatchProvider):
         return self._batch(await self._client.post_pieces(_PATH, pieces=_requests(path, size), size=whole))
 
     async def look(self, ids: Collection[str]) -> dict[str, RemoteBatch]:
-        found: dict[str, RemoteBatch] = {}
-        if len(ids) > _FEW:
-            found = {batch.id: batch for batch in await self._page(_PAGE, None) if batch.id in ids}
-        for batch_id in ids:
-            if batch_id not in found:
-                try:
-                    found[batch_id] = await self.show(batch_id)
-                except EndpointError as error:
-                    if error.status != _GONE:
-                        raise
-        return found
+        return await look_up(ids, lambda: self._page(_PAGE, None), self.show)
 
     async def newest(self, limit: int) -> Sequence[RemoteBatch]:
         found: list[RemoteBatch] = []

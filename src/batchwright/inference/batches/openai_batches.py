@@ -8,21 +8,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from batchwright.errors import EndpointError
 from batchwright.inference.batches.file_client import FileClient
 from batchwright.inference.batches.journal import BatchEntry
 from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch
+from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
 
 _PAGE = 100
 _CLOCKS_DIFFER = 3600.0
 """Seconds by which the provider's clock may be behind ours."""
-_FEW = 3
-"""Batches that are looked at one by one rather than in a list."""
 _OK = 200
-_GONE = 404
 MARK = "batchwright"
 """Name of the metadata of a batch with the uuid that we gave it."""
 _ENDINGS: Mapping[str, Ending] = {
@@ -102,17 +98,7 @@ class OpenAIBatches(BatchProvider):
         return self._batch(await self._client.post(self._batches, body=body, headers={"idempotency-key": entry.uuid}))
 
     async def look(self, ids: Collection[str]) -> dict[str, RemoteBatch]:
-        found: dict[str, RemoteBatch] = {}
-        if len(ids) > _FEW:
-            found = {batch.id: batch for batch in await self._page(_PAGE, None) if batch.id in ids}
-        for batch_id in ids:
-            if batch_id not in found:
-                try:
-                    found[batch_id] = await self.show(batch_id)
-                except EndpointError as error:
-                    if error.status != _GONE:
-                        raise
-        return found
+        return await look_up(ids, lambda: self._page(_PAGE, None), self.show)
 
     async def newest(self, limit: int) -> Sequence[RemoteBatch]:
         found: list[RemoteBatch] = []

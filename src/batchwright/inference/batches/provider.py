@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from batchwright.errors import EndpointError
 from batchwright.inference.batches.journal import BatchEntry
 from batchwright.submitting.drafts import BatchLimits
 from batchwright.submitting.endings import Ending, Problem
+
+_FEW = 3
+"""Batches up to which each is asked for by itself, without the list."""
+_GONE = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,25 @@ class BatchProvider(Protocol):
 
     async def close(self) -> None:
         """Close its connections."""
+
+
+async def look_up(
+    ids: Collection[str],
+    first_page: Callable[[], Awaitable[Sequence[RemoteBatch]]],
+    show: Callable[[str], Awaitable[RemoteBatch]],
+) -> dict[str, RemoteBatch]:
+    """Return the batches `ids` that exist, from the first page of the list where they are many, else one by one.
+
+    Raises `EndpointError` for any failure but a 404.
+    """
+    found: dict[str, RemoteBatch] = {}
+    if len(ids) > _FEW:
+        found = {batch.id: batch for batch in await first_page() if batch.id in ids}
+    for batch_id in ids:
+        if batch_id not in found:
+            try:
+                found[batch_id] = await show(batch_id)
+            except EndpointError as error:
+                if error.status != _GONE:
+                    raise
+    return found
