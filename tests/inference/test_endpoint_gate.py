@@ -224,8 +224,8 @@ def test_a_try_that_took_too_long_is_overload() -> None:
     test_what_is_learned_from_an_error(EndpointUnreachable("x", timed_out=True), 0, 1)
 
 
-def test_a_refusal_states_limits_in_its_head_or_in_its_text() -> None:
-    text = "Rate limit reached on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500."
+def test_a_refusal_states_limits_in_its_head_and_hints_at_a_rate_in_its_text() -> None:
+    text = "Rate limit reached on requests per min (RPM): Limit 600, Used 600, Requested 1."
 
     async def main(clock: ManualClock) -> None:
         for stated in ((), (StatedLimit("tokens", 20_000, 0, 5.0),)):
@@ -233,9 +233,21 @@ def test_a_refusal_states_limits_in_its_head_or_in_its_text() -> None:
             async with gate.enter(USE, "online") as turn:
                 turn.heard(stated)
                 turn.failed(EndpointError("x", status=429, body={"message": text}))
-            (limit,) = gate.pacer.figures(asyncio.get_running_loop().time()).limits
-            assert (limit.kind, limit.limit) == ("tokens", 20_000.0 if stated else 30_000.0)
-            assert limit.is_stated
+            figures = gate.pacer.figures(asyncio.get_running_loop().time())
+            assert [(limit.kind, limit.limit) for limit in figures.limits] == [(s.kind, s.limit) for s in stated]
+            assert gate.pacer.is_rate_known
+            assert not figures.found_concurrency
+
+    play(main)
+
+
+def test_usage_that_rises_too_fast_is_refused_with_another_status_too() -> None:
+    async def main(clock: ManualClock) -> None:
+        gate = gate_of(8)
+        async with gate.enter(USE, "batch") as turn:
+            turn.failed(EndpointError("x", status=503, body={"code": "slow_down", "message": "x"}, retry_after=3.0))
+        assert gate.pacer.blocked(asyncio.get_running_loop().time()) == pytest.approx(3.0)
+        assert gate.pacer.figures(asyncio.get_running_loop().time()).refused == 1
 
     play(main)
 

@@ -119,6 +119,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 SAYS: Mapping[str, Says] = {
+    "everything": Says(headers="openai", retry_after=True, text=True),
     "headers": Says(headers="openai", retry_after=True),
     "headers only": Says(headers="openai"),
     "retry-after": Says(retry_after=True),

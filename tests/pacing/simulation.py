@@ -20,6 +20,7 @@ from batchwright.pacing.limits import ToldLimit
 from batchwright.pacing.pacer import Attempt, Pacer
 from batchwright.wire.rate_limits import (
     StatedLimit,
+    cause_of_refusal,
     limits_of_headers,
     limits_of_refusal,
     retry_after_of_refusal,
@@ -188,10 +189,11 @@ class _Simulation:
         after = None
         if self.says.retry_after and refusal.retry_after is not None:
             after = float(max(1, math.ceil(refusal.retry_after)))
+        cause, named = None, list[StatedLimit]()
         if self.says.text:
             after = after or retry_after_of_refusal(refusal.message)
-            stated = stated or limits_of_refusal(refusal.message)
-        self.pacer.refused(attempt, self.now, retry_after=after, stated=stated)
+            cause, named = cause_of_refusal(refusal.code, refusal.message), limits_of_refusal(refusal.message)
+        self.pacer.refused(attempt, self.now, retry_after=after, stated=stated, cause=cause, named=named)
 
     def stated(self, refusal: Refusal | None) -> Sequence[StatedLimit]:
         if self.says.headers is None:

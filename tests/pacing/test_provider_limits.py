@@ -76,3 +76,11 @@ def test_what_is_measured_is_repeatable() -> None:
     kind = replace(KINDS["bucket 600"], seconds=30.0)
     first, second = (kind.measure(Says(headers="openai")) for _ in range(2))
     assert first == second
+
+
+def test_the_text_of_refusals_is_no_worse_than_nothing() -> None:
+    """It says what is to blame, and hints at a rate; what it counts and over which time it does not always say."""
+    for kind in ("tokens, adjusted", "tokens, drifting", "slope"):
+        share, refused = KINDS[kind].measure(Says(text=True))
+        assert share >= 0.9
+        assert refused.refused_per_thousand <= 40.0

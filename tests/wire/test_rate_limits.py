@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchwright.wire.rate_limits import (
     StatedLimit,
+    cause_of_refusal,
     limits_of_headers,
     limits_of_refusal,
     retry_after_of_refusal,
@@ -260,3 +261,23 @@ def test_numbers_without_end(digits: int) -> None:
     assert all(makes_sense(limit) for limit in limits_of_refusal(f"on tokens per min: Limit {many}, Used {many}."))
     after = retry_after_of_refusal(f"try again in {many}s")
     assert after is None or math.isfinite(after)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "cause"),
+    [
+        ("rate_limit_exceeded", "Rate limit reached for m on requests per min (RPM): Limit 3, Used 3.", "rate"),
+        ("rate_limit_exceeded", "Rate limit reached on tokens per min (TPM): Limit 30000.", "rate"),
+        (None, "This request would exceed the limit of 50 requests per minute", "rate"),
+        (None, "This request would exceed your organization's acceleration limit", "rise"),
+        ("limit_burst_rate", "", "rise"),
+        ("slow_down", "", "rise"),
+        (None, "Request rate increased too quickly. Please scale requests more smoothly over time.", "rise"),
+        (None, "Too many concurrent requests", "concurrency"),
+        (None, "Number of in-flight requests exceeded", "concurrency"),
+        (None, "Please slow down", None),
+        (17, "Rate limit reached", None),
+    ],
+)
+def test_what_a_refusal_blames(code: object, message: str, cause: str | None) -> None:
+    assert cause_of_refusal(code, message) == cause

@@ -14,7 +14,7 @@ from batchwright.limiting.turns import Turns
 from batchwright.pacing.limits import Use
 from batchwright.pacing.pacer import Attempt, Pacer
 from batchwright.request import Traffic
-from batchwright.wire.rate_limits import StatedLimit, limits_of_refusal
+from batchwright.wire.rate_limits import StatedLimit, cause_of_refusal, limits_of_refusal
 
 _REFUSED = 429
 _OVERLOADED = frozenset({408, 503, 529})
@@ -55,9 +55,13 @@ class Turn:
         if self._attempt.ended:
             return
         pause = None if error.retry_after is None else min(error.retry_after, _LONGEST_PAUSE)
-        if error.status == _REFUSED and not error.is_out_of_quota:
-            stated = self._stated or limits_of_refusal(str((error.body or {}).get("message") or ""))
-            self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=stated)
+        body = error.body or {}
+        message = str(body.get("message") or "")
+        cause = cause_of_refusal(body.get("code"), message)
+        is_refused = error.status == _REFUSED or (error.status in _OVERLOADED and cause == "rise")
+        if is_refused and not error.is_out_of_quota:
+            named = limits_of_refusal(message)
+            self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named)
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
             self._pacer.overloaded(self._attempt, _now(), pause)
         else:

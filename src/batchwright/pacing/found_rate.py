@@ -29,12 +29,14 @@ _RISEN = 1.5
 """Times the rate above which the pace must have risen for the rate to be worth less than the pace."""
 _SEARCHED = 8.0
 """Amounts in which the pace doubles until a second refusal shows the rate."""
+_SEARCHED_SECONDS = 10.0
+"""Seconds in which it doubles at the latest."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
+_WINDOW = 5.0
+"""Seconds of a pause that a refusal names from which on it is taken for the rest of a window."""
 _KEEP = 0.5
 """Share of what earlier refusals showed that is kept at each."""
-_RECENT = 10.0
-"""Seconds over which the pace before the first refusal is taken."""
 
 
 class FoundRate:
@@ -45,8 +47,10 @@ class FoundRate:
         """Amounts a second that the endpoint admits; None: nothing was refused."""
         self.until = float("-inf")
         """End of the pause after a refusal."""
-        self._emptied: float | None = None
-        """When the endpoint last refused."""
+        self._began = float("inf")
+        """When the first request was sent."""
+        self._emptied = float("-inf")
+        """When the endpoint last refused, or the end of a long pause that it named then."""
         self._accepted = 0.0
         """Amounts sent since then and not refused."""
         self._amounts = 0.0
@@ -68,22 +72,29 @@ class FoundRate:
 
     def begin(self, amount: float, now: float) -> None:
         """Count a request that is sent."""
+        self._began = min(self._began, now)
         self._accepted += amount
         if self.rate is not None:
             self._pace.take(amount, self._raised(now), now)
 
-    def refused(self, amount: float, sent_at: float, now: float, recent_rate: float, retry_after: float | None) -> None:
+    def refused(self, amount: float, sent_at: float, now: float, guess: float, retry_after: float | None) -> None:
         """Learn that a request was refused, which was sent after the last refusal was known.
 
-        `recent_rate`: amounts a second that were accepted before the first refusal.
+        `guess`: amounts a second with which to begin after the first refusal.
         """
         self._accepted = max(0.0, self._accepted - amount)
-        if self._emptied is None or self.rate is None:
-            self.rate = recent_rate / 2.0
+        named = retry_after or 0.0
+        # A pause that is long ends with a window: what was accepted before it had all of that time.
+        ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
+        if self.rate is None:
+            self.rate = guess
+            if named >= _WINDOW:
+                self._amounts, self._seconds = max(self._accepted, 0.5), max(ends - self._began, 1e-3)
+                self.rate = self._amounts / self._seconds
             self._refusals = 1
         else:
             self._amounts += self._accepted
-            self._seconds += max(sent_at - self._emptied, 1e-3)
+            self._seconds += max(ends - self._emptied, 1e-3)
             if self._accepted > 0.0:
                 pace = self._raised(now)
                 has_risen = pace > _RISEN * self.rate
@@ -97,10 +108,10 @@ class FoundRate:
                 self._refusals = 1
             else:
                 self._refusals += 1
-        self._emptied, self._accepted = sent_at, 0.0
+        self._emptied, self._accepted = ends, 0.0
         first = _FIRST_PAUSE if self._seconds == 0.0 else min(_LONGEST_PAUSE, _PAUSE / max(self.rate, 1e-9))
         pause = min(_LONGEST_PAUSE, first * 2.0 ** min(self._refusals - 1, 8))
-        self.until = now + max(pause, retry_after or 0.0)
+        self.until = now + max(pause, named)
 
     def withdrawn(self, amount: float) -> None:
         """Note that a request that was counted was refused together with another one."""
@@ -110,7 +121,8 @@ class FoundRate:
         """Return the pace: the rate, and more the longer nothing was refused."""
         assert self.rate is not None
         if not self._seconds:
-            return self.rate * (1.0 + self._accepted / _SEARCHED)
+            doubled: float = 2.0 ** (min(now - self.until, _LONGEST_DOUBT) / _SEARCHED_SECONDS)
+            return self.rate * max(1.0 + self._accepted / _SEARCHED, doubled)
         # What few requests have shown is soon doubted, and anything after a while.
         step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)

@@ -21,9 +21,10 @@ from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.rise_limit import RiseLimit
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
 from batchwright.pacing.stated_budget import Sent, StatedBudget
-from batchwright.wire.rate_limits import RateKind, StatedLimit
+from batchwright.wire.rate_limits import RateKind, RefusalCause, StatedLimit
 
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
@@ -48,6 +49,8 @@ _MOST_SURGE = 2.0
 """Requests that may be sent for each answer, so that their number doubles in the time of an answer."""
 _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0
+_FAR_MORE = 4.0
+"""Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
 _SAME = 1.001
 _MEMORY = 0.98
 
@@ -121,6 +124,7 @@ class Pacer:
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[RateKind, StatedBudget] = {}
         self._found = FoundRate()
+        self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
         self._blocked_until = float("-inf")
         self._refused_at = float("-inf")
@@ -130,7 +134,7 @@ class Pacer:
         self._refused_under_way: deque[int] = deque(maxlen=_EPISODES)
         self._accepted_under_way = 0
         """Most requests that were under way when one was accepted since the last refusal."""
-        self._mean_tokens = 0.0
+        self._mean_tokens = self._mean_input = 0.0
         self._recent: deque[Attempt] = deque()
         self._ramped_at = float("-inf")
         self._surge = Pace()
@@ -156,7 +160,7 @@ class Pacer:
         self._ramp(now)
         if self.under_way >= self.concurrency:
             return float("inf")
-        wait = max(self._blocked_until - now, self._found.wait(now), 0.0)
+        wait = max(self._blocked_until - now, self._found.wait(now), self._rise.wait(now), 0.0)
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
@@ -171,9 +175,12 @@ class Pacer:
         self.under_way += 1
         self.sent += 1
         tokens = use.input_tokens + use.output_tokens
-        self._mean_tokens = tokens if self.sent == 1 else _MEMORY * self._mean_tokens + (1.0 - _MEMORY) * tokens
+        keep = 0.0 if self.sent == 1 else _MEMORY
+        self._mean_tokens = keep * self._mean_tokens + (1.0 - keep) * tokens
+        self._mean_input = keep * self._mean_input + (1.0 - keep) * use.input_tokens
         amount = 0.5 + 0.5 * tokens / max(self._mean_tokens, 1.0)
         self._found.begin(amount, now)
+        self._rise.begin(now)
         self._surge.take(1.0, self._surge_rate(now), now)
         attempt = Attempt(
             use,
@@ -212,6 +219,7 @@ class Pacer:
             window.settle(entry, used.of(window.told.kind), now)
         if attempt.at > self._refused_at:
             self._explained = 0
+            self._rise.accepted()
         self._accepted_under_way = max(self._accepted_under_way, attempt.under_way)
         tokens = used.output_tokens or used.input_tokens
         self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at)
@@ -222,12 +230,24 @@ class Pacer:
         self._observe(attempt, stated, now, refused=False)
 
     def refused(
-        self, attempt: Attempt, now: float, *, retry_after: float | None = None, stated: Sequence[StatedLimit] = ()
+        self,
+        attempt: Attempt,
+        now: float,
+        *,
+        retry_after: float | None = None,
+        stated: Sequence[StatedLimit] = (),
+        cause: RefusalCause | None = None,
+        named: Sequence[StatedLimit] = (),
     ) -> None:
-        """Learn that a request was refused for a limit, as status 429 says."""
+        """Learn that a request was refused for a limit, as status 429 says.
+
+        `cause`: what it says is to blame, if it says so; `named`: limits in its text, which are taken for a hint only,
+        since they name neither how they are counted nor, always, their window.
+        """
         self._end(attempt)
         self.refused_count += 1
         self._forgive(attempt, now)
+        self._rise.withdrawn(attempt.at)
         explained = self._observe(attempt, stated, now, refused=True)
         if explained is not None:
             self._found.withdrawn(attempt.amount)
@@ -242,7 +262,11 @@ class Pacer:
             self._found.withdrawn(attempt.amount)
             return
         self._refused_at = now
-        self._learn_refusal(attempt, now, retry_after)
+        if cause == "rise":
+            self._rise.refused(now, retry_after)
+            self._found.withdrawn(attempt.amount)
+            return
+        self._learn_refusal(attempt, now, retry_after, cause, named)
 
     def overloaded(self, attempt: Attempt, now: float, retry_after: float | None = None) -> None:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
@@ -274,7 +298,7 @@ class Pacer:
 
     def blocked(self, now: float) -> float:
         """Return the seconds for which no request may go, as refusals have shown."""
-        return max(0.0, self._blocked_until - now, self._found.until - now)
+        return max(0.0, self._blocked_until - now, self._found.until - now, self._rise.until - now)
 
     def withdraw(self, attempt: Attempt, now: float) -> None:
         """Take back a request that was let in, and was not sent after all."""
@@ -307,8 +331,20 @@ class Pacer:
             blocked_seconds=self.blocked(now),
         )
 
-    def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
+    def _learn_refusal(
+        self,
+        attempt: Attempt,
+        now: float,
+        retry_after: float | None,
+        cause: RefusalCause | None,
+        named: Sequence[StatedLimit],
+    ) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
+        if cause == "rate":
+            self._cap = None
+            self._refused_under_way.clear()
+            self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
+            return
         if self._cap is None and self._found.rate is None and attempt.under_way > 1:
             self._cap = ConcurrencyCap(attempt.under_way - 1)
             self._block(now + max(retry_after or 0.0, _PAUSE))
@@ -330,7 +366,7 @@ class Pacer:
             self._found = FoundRate()
             self._refused_under_way.clear()
         else:
-            self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
+            self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
 
@@ -398,6 +434,13 @@ class Pacer:
         self._recent.append(attempt)
         while self._recent[0].at < now - _RECENT:
             self._recent.popleft()
+
+    def _guess(self, named: Sequence[StatedLimit], now: float) -> float:
+        """Return the rate from which to begin: that of the text of a refusal, unless far more was accepted of late."""
+        mean = Use(self._mean_input, self._mean_tokens - self._mean_input)
+        rates = [each.limit / (each.window or MINUTE) / max(mean.of(each.kind), 1.0) for each in named]
+        recent = self._recent_rate(now)
+        return max(min(rates, default=0.0), recent / (_FAR_MORE if rates else 2.0))
 
     def _recent_rate(self, now: float) -> float:
         if not self._recent:

@@ -98,6 +98,8 @@ class StatedBudget:
         self._tellings = 0
         """Answers that told in which time a bucket would be filled: as a logarithm, its mean and mean deviation."""
         self._filled = self._spread = 0.0
+        self._untold: float | None = None
+        """What an answer told when it was not known yet whether the bucket may be full."""
         self._told_at = -math.inf
         self._longest_reset = 0.0
         self._slides = False
@@ -274,17 +276,29 @@ class StatedBudget:
                 self._slides = True
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
             self._ends = ends
-        if self._seen >= _NEARLY_FULL * stated.limit and missing >= _TELLING * stated.limit and stated.reset > 0.0:
+        if missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
-            if self._tellings == 0:
-                self._filled, self._spread = filled, 0.0
-            self._tellings += 1
-            weight = max(min(0.1, passed / (_LOOKED_BACK * self._longest_reset)), 1.0 / self._tellings)
-            self._spread += (abs(filled - self._filled) - self._spread) * weight
-            self._filled += (filled - self._filled) * weight
+            if self._seen >= _NEARLY_FULL * stated.limit:
+                weight = min(0.1, passed / (_LOOKED_BACK * self._longest_reset))
+                self._tell_filled(filled, weight)
+            else:
+                self._untold = filled
+        if self._untold is not None and self._seen >= _NEARLY_FULL * stated.limit:
+            # What was told before it was known that it may be full tells something now.
+            self._tell_filled(self._untold, 0.1)
+            self._untold = None
         if stated.window is None and not self._slides and self._tellings:
             longest = self._longest_reset if self.is_window else math.exp(self._filled)
             self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / max(longest, 1e-3))))
+
+    def _tell_filled(self, filled: float, weight: float) -> None:
+        """Learn from an answer the time, as a logarithm, in which a bucket would be filled."""
+        if self._tellings == 0:
+            self._filled, self._spread = filled, 0.0
+        self._tellings += 1
+        weight = max(weight, 1.0 / self._tellings)
+        self._spread += (abs(filled - self._filled) - self._spread) * weight
+        self._filled += (filled - self._filled) * weight
 
     def _learn_ratio(self, sent: Sent, remaining: int) -> None:
         if self._last is None or self.kind == "requests":

@@ -10,7 +10,8 @@ Read are, with names and units as their owners document them:
 - Anthropic's: `anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, the same for `tokens`, `input-tokens`
   and `output-tokens`; resets are times in RFC 3339;
 - the text of OpenAI's 429: "… on tokens per min (TPM): Limit 30000, Used 29000, Requested 1500. Please try again in
-  1s".
+  1s"; and what is to blame, as far as a refusal's code or text says it: a rate, the number of requests at once, or how
+  fast usage rises (OpenAI's `slow_down`, Anthropic's acceleration limits, Alibaba's `limit_burst_rate`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from typing import Literal, TypeAlias
 
 RateKind: TypeAlias = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 """What is counted; `tokens` are those of prompts and answers together."""
+
+RefusalCause: TypeAlias = Literal["rate", "concurrency", "rise"]
+"""Why a request is refused: too many in a time, too many at once, or usage that rises too fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ _UNITS = {
     **dict.fromkeys(("second", "seconds"), 1.0),
     **dict.fromkeys(("minute", "minutes"), 60.0),
 }
+_RISE_CODES = frozenset({"slow_down", "limit_burst_rate"})
+_CAUSES: tuple[tuple[RefusalCause, re.Pattern[str]], ...] = (
+    ("rise", re.compile(r"(?:increas|ris|grow)\w* too (?:quick|fast)|acceleration|sudden increase")),
+    ("concurrency", re.compile(r"concurren|simultaneous|under way|in[- ]flight|parallel requests")),
+    ("rate", re.compile(r"per[- ](?:second|sec\b|minute|min\b|hour|day)|\b[rtqi]p[smhd]\b")),
+)
 _READ = 2000
 """Characters of a message that are looked at."""
 
@@ -119,6 +129,14 @@ def limits_of_refusal(message: str) -> list[StatedLimit]:
             name = _KINDS[kind.lower().replace(" ", "-")]
             found.append(StatedLimit(name, most, remaining, window=_BODY_WINDOWS[unit.lower()]))
     return found
+
+
+def cause_of_refusal(code: object, message: str) -> RefusalCause | None:
+    """Return what the code and the message of a refusal blame; None where they do not say it."""
+    if isinstance(code, str) and code in _RISE_CODES:
+        return "rise"
+    text = message[:_READ].lower()
+    return next((cause for cause, pattern in _CAUSES if pattern.search(text)), None)
 
 
 def retry_after_of_refusal(message: str) -> float | None:
