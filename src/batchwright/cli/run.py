@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
 from batchwright.cli.run_views import (
     batches_left,
+    counted,
     failures_table,
     paid_so_far,
     progress_view,
@@ -31,6 +32,7 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
 from batchwright.inference.endpoint_keys import OWN_VARIABLE, EndpointKey, find_key
 from batchwright.models import DEFAULT_MODEL
+from batchwright.pricing.bounds import NO_ANSWER_BOUND
 from batchwright.wire.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ def run_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.jobs.job_run import RunInterrupted
+    from batchwright.jobs.job_run import BudgetSpent, RunInterrupted
     from batchwright.jobs.run import run, sampling_defaults
 
     if output is None and not dry_run:
@@ -250,6 +252,10 @@ def run_command(
         except RunInterrupted as interruption:
             _show_interruption(console, interruption, quiet)
             raise typer.Exit(stop.exit_status) from None
+        except BudgetSpent as end:
+            if not quiet:
+                _show(console, end.report)
+            raise
         except BrokenPipeError:
             raise  # whoever reads the output has had enough, as in `… | head`: click ends quietly
         except OSError as error:
@@ -261,9 +267,12 @@ def run_command(
                 console.print("Interrupted before anything was computed.", highlight=False)
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
-        (show_plan if dry_run else _show)(console, result)
-        if result.failures:
-            console.print(failures_table(result))
+        if dry_run:
+            show_plan(console, result)
+            if result.failures:
+                console.print(failures_table(result))
+        else:
+            _show(console, result)
     raise typer.Exit(SOME_FAILED if result.failed else 0)
 
 
@@ -342,6 +351,15 @@ def _show(console: Console, report: RunReport) -> None:
         console.print(
             f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
             "--served-model-name NAME (or '*'), and --overwrite.",
+            highlight=False,
+        )
+    if report.failures:
+        console.print(failures_table(report))
+    endless = sum(failure.count for failure in report.failures if failure.code == NO_ANSWER_BOUND)
+    if endless:
+        console.print(
+            f"{counted(endless, 'line')} without max_tokens: what they may cost has no bound, which a budget needs. "
+            "Give it in the lines, or run these as a job of their own with --max-tokens.",
             highlight=False,
         )
 

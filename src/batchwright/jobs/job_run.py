@@ -32,7 +32,7 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
+from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.pacer import PacerFigures
@@ -97,6 +97,14 @@ class RunInterrupted(KeyboardInterrupt):
         """File with the content of the input, if that is a stream; None otherwise."""
 
 
+class BudgetSpent(BudgetExhausted):
+    """The end of a run whose budget is spent. All finished lines are in the output."""
+
+    def __init__(self, message: str, report: RunReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 @dataclass
 class JobRun:
     """One run of a job, as `run` describes it."""
@@ -141,7 +149,8 @@ class JobRun:
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
             costs = self._cost_planner(job)
-            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add)
+            repeats = self._found_repeats(job)
+            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add, repeats)
             report = RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -149,6 +158,8 @@ class JobRun:
                 failed=job.total - planned.valid,
                 failures=list(planned.failures),
                 prompt_tokens=planned.prompt_tokens,
+                deduplicated=planned.identical,
+                saved_prompt_tokens=planned.saved_prompt_tokens,
                 first_requests=planned.first,
                 planned_cost=None if costs is None else costs.result(),
             )
@@ -180,8 +191,12 @@ class JobRun:
 
     def _work(self, job: Job) -> RunReport:
         before = self.clock.now()
+        if self._meter is not None and self._meter.limit is not None and not self._meter.waits_for_batches:
+            require_answer_bounds(job, self.spec.defaults)
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
+        if self.choice.backend is not None and self.dedupe:
+            self._show("reading", job)
         self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
         try:
@@ -191,7 +206,8 @@ class JobRun:
         except BudgetExhausted as error:
             if self._meter is None:
                 raise
-            raise exhausted(error, self._meter, self._report(job).done, job.total) from error
+            report = self._report(job)
+            raise BudgetSpent(exhausted(error, self._meter, report.done, job.total), report) from error
         return self._report(job)
 
     def _loaded(self, job: Job) -> LoadedModels:
@@ -213,7 +229,6 @@ class JobRun:
         """The lines that are asked once with others; None if each is asked."""
         if self.choice.backend is None or not self.dedupe:
             return None
-        self._show("reading", job)
         return find_repeats(job, self.spec.defaults, self.spec.model)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
