@@ -186,7 +186,7 @@ class EndpointInference(Route):
         if self._loop is None:
             return {}
         now = self._loop.time()
-        return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+        return {model: gate.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
 
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what counts against the limits that are told, by a name for address, key and model."""
@@ -229,7 +229,7 @@ class EndpointInference(Route):
         except EndpointError as error:
             if not waits or not is_outage(error):
                 if error.is_no_such_path and not waits:
-                    error.args = (f"{error} If it has no list of models, name the one to ask with --model",)
+                    error.args = (f"{error} Without a list of models, name the one to ask with --model",)
                 raise
             self._watch.suspect(error)
 

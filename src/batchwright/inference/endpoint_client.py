@@ -257,7 +257,7 @@ class EndpointClient:
         if isinstance(value, dict):
             return value
         shown = self._excerpt(content)
-        hint = f"; {self._where_apis_are()}" if shown.startswith(_WEB_PAGE) else ""
+        hint = f"; there is no API at this address{self._address_meant}" if shown.startswith(_WEB_PAGE) else ""
         raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown}{hint}")
 
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
@@ -276,13 +276,16 @@ class EndpointClient:
             f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=told, retry_after=after
         )
         if error.is_no_such_path:
-            error.args = (f"{error}; {self._where_apis_are()}",)
+            path = response.url.path.removeprefix(self._base.path.rstrip("/"))
+            error.args = (f"{error}; there is no {path} at this address{self._address_meant}",)
         return error
 
-    def _where_apis_are(self) -> str:
-        """Return what the address of an endpoint should be, for one at which there is something else."""
-        meant = "" if _VERSION.search(self.url) else f": is {self.url}/v1 meant?"
-        return f"the address of an API ends before /chat/completions, mostly with /v1{meant}"
+    @property
+    def _address_meant(self) -> str:
+        """What to add to the statement that something else is at an address."""
+        if _VERSION.search(self.url):
+            return ""
+        return f", which ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?"
 
     def _key_refused(self, status: int) -> EndpointError:
         # The answer's details about the key do not concern callers.

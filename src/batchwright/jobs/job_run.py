@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -35,6 +37,7 @@ from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.pacing.long_waits import LongWaits
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.planning.identical import Repeats
 from batchwright.planning.prefix_order import PrefixOrder
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -128,6 +132,7 @@ class JobRun:
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
         self._batches: BatchAccount | None = None
+        self._long_waits = LongWaits()
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             self._meter = None if self.terms is None else self.terms.meter(job)
@@ -356,6 +361,9 @@ class JobRun:
         return {"generated_tokens_per_second": generated / self._loop_seconds}
 
     def _show_loop(self, job: Job) -> None:
+        if self._loop is not None:
+            for text in self._long_waits.news(self._loop.pacing, self.clock.now(), datetime.now()):
+                _log.warning("%s. The run waits; it can be stopped, and the same command goes on", text)
         self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
