@@ -169,9 +169,7 @@ class _Place:
     api_key_file: Path | None
 
 
-def _with_provider(
-    place: _Place, work: Callable[[BatchProvider], Awaitable[_T]], *, asks_for_all: bool = False
-) -> _T:
+def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]], *, asks_for_all: bool = False) -> _T:
     """Do `work` with the provider. `asks_for_all`: it names no batch, of which the provider might not know."""
     try:
         from batchwright.inference.batches.opening import open_provider

@@ -253,8 +253,7 @@ def run_command(
             _show_interruption(console, interruption, quiet)
             raise typer.Exit(stop.exit_status) from None
         except BudgetSpent as end:
-            if not quiet:
-                _show(console, end.report)
+            _show(console, end.report, quiet=quiet)
             raise
         except BrokenPipeError:
             raise  # whoever reads the output has had enough, as in `… | head`: click ends quietly
@@ -267,12 +266,7 @@ def run_command(
                 console.print("Interrupted before anything was computed.", highlight=False)
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
-        if dry_run:
-            show_plan(console, result)
-            if result.failures:
-                console.print(failures_table(result))
-        else:
-            _show(console, result)
+        (show_plan if dry_run else _show)(console, result)
     raise typer.Exit(SOME_FAILED if result.failed else 0)
 
 
@@ -340,7 +334,9 @@ def _terminable() -> Iterator[_Stop]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(console: Console, report: RunReport) -> None:
+def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
+    if quiet:
+        return
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
     console.print(report_table(report))

@@ -293,6 +293,8 @@ def show_plan(console: Console, report: RunReport) -> None:
         console.print(Text(json.dumps(dict(request.body), ensure_ascii=False)))
         if request.text is not None:
             console.print(Text(request.text.rstrip("\n"), style="dim"))
+    if report.failures:
+        console.print(failures_table(report))
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,7 +11,6 @@ from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
-
 _HOST = re.compile(r"[\w.-]+(:\d{1,5})?(/[\w./-]*)?", re.ASCII)
 """An address without its scheme, and without a place for secrets."""
 

@@ -82,11 +82,13 @@ class RoutedInference(_Renaming):
         return next((reason for route in self.routes if (reason := why_not_ready(route))), None)
 
     def pacing(self) -> Mapping[str, PacerFigures]:
-        """Return what routes found of the limits of endpoints elsewhere, by model, after their number if several did."""
+        """Return what routes found of the limits of endpoints elsewhere, by model; numbered if several did."""
         found = [figures for route in self.routes if (figures := pacing_of(route))]
         if len(found) == 1:
             return found[0]
-        return {f"{number} {name}".rstrip(): each for number, part in enumerate(found, 1) for name, each in part.items()}
+        return {
+            f"{number} {name}".rstrip(): each for number, part in enumerate(found, 1) for name, each in part.items()
+        }
 
     def send_no_more(self) -> None:
         """Give batch calls that no route has sent anywhere yet back to their owners."""

@@ -22,7 +22,6 @@ from batchwright.pricing.usage import TokensUsed
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, filled, with_defaults
 
-
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
 
@@ -188,9 +187,8 @@ def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]
             break
     if endless:
         raise InputError(
-            f"budget: the lines have no max_tokens, so what their answers may cost has no bound (this was found in "
-            f"{'all' if endless < _LOOKED_AT else 'the first'} {endless:,}): give it for all with --max-tokens, such as "
-            "--max-tokens 500"
+            f"budget: none of the {'' if endless < _LOOKED_AT else 'first '}{endless:,} lines has max_tokens, so what "
+            "their answers may cost has no bound: give it for all with --max-tokens, such as --max-tokens 500"
         )
 
 

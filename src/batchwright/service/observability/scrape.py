@@ -276,7 +276,7 @@ _ENDPOINT_GAUGES = {
 
 def _endpoints(endpoints: Iterable[tuple[str, str, PacerFigures]]) -> Iterator[Metric]:
     labels = ("endpoint", "model")
-    families = {
+    families: dict[str, _ValueFamily] = {
         **{name: counter(*told, *labels) for name, told in _ENDPOINT_COUNTERS.items()},
         **{name: gauge(*told, *labels) for name, told in _ENDPOINT_GAUGES.items()},
     }
