@@ -43,6 +43,8 @@ _BUFFERED_BYTES = 64 * 1024
 _SHOWN = 300
 _READ_OF_PAGES = 4096
 _PAGE = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
+_SHOWN_OF_PAGES = 80
+_TAG = re.compile(r"<[^>]*>")
 _TITLE = re.compile(r"<title[^>]*>(.+?)</title>", re.IGNORECASE | re.DOTALL)
 _WEB_PAGE = "a web page"
 _VERSION = re.compile(r"/v\d")
@@ -297,7 +299,8 @@ class EndpointClient:
         if not _PAGE.match(text):
             return text[:_SHOWN]
         title = _TITLE.search(text)
-        return _WEB_PAGE + (f" ({' '.join(title[1].split())[:_SHOWN]!r})" if title else "")
+        said = " ".join((title[1] if title else _TAG.sub(" ", text)).split())
+        return f"{_WEB_PAGE} ({said[:_SHOWN_OF_PAGES]!r})" if said else _WEB_PAGE
 
     def _stated(self, response: aiohttp.ClientResponse) -> list[StatedLimit]:
         named = {name.lower(): text for name, text in response.headers.items() if "ratelimit-" in name.lower()}
@@ -347,6 +350,8 @@ def why_silent(error: Exception) -> str:
     """Return why there was no answer, and what to look at where no connection came about."""
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return f"the proxy that the environment names does not answer ({error})"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection came about in time (ConnectionTimeoutError); check the address"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"there is no host {error.host}; check the address"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
