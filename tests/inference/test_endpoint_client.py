@@ -271,4 +271,4 @@ async def test_what_is_at_a_wrong_address_is_told(reply: Reply, told: str) -> No
         url = server.url.removesuffix("/v1")
         with pytest.raises(EndpointError) as caught:
             await post(url)
-        assert ("no such model" in told) != str(caught.value).endswith(f": is {url}/v1 meant?")
+        assert ("no such model" in told) != str(caught.value).endswith(f": is {url}/v1 meant?)")

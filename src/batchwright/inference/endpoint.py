@@ -229,7 +229,7 @@ class EndpointInference(Route):
         except EndpointError as error:
             if not waits or not is_outage(error):
                 if error.is_no_such_path and not waits:
-                    error.args = (f"{error} Without a list of models, name the one to ask with --model",)
+                    error.args = (f"{error}; without a list of models, name the one to ask with --model",)
                 raise
             self._watch.suspect(error)
 

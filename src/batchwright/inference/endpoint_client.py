@@ -287,7 +287,7 @@ class EndpointClient:
         """What to add to the statement that something else is at an address."""
         if _VERSION.search(self.url):
             return ""
-        return f", which ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?"
+        return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
 
     def _key_refused(self, status: int) -> EndpointError:
         # The answer's details about the key do not concern callers.
