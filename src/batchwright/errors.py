@@ -262,10 +262,11 @@ class EndpointError(BatchwrightError):
     """An endpoint elsewhere answered with an error, or not at all.
 
     `status` is that of its answer, None when there was none; `body` its error object, if it sent one; `retry_after` the
-    seconds after which it wants to be asked again, if it said so.
+    seconds after which it wants to be asked again, if it said so. `is_wrong_address`: nothing of its API is there.
     """
 
     code = "endpoint_error"
+    is_wrong_address = False
 
     def __init__(
         self,
@@ -287,6 +288,13 @@ class EndpointError(BatchwrightError):
         if self.status == _PAYMENT_REQUIRED or {told.get("code"), told.get("type")} & _OUT_OF_QUOTA:
             return True
         return self.status in (400, 403, 429) and "credit balance is too low" in str(told.get("message"))
+
+    @property
+    def is_no_such_path(self) -> bool:
+        """Whether there is nothing at the address that was asked, as a web server says it, not an API."""
+        if self.status not in (404, 405):
+            return False
+        return not self.body or str(self.body.get("message")).lower() in ("not found", "method not allowed")
 
     @property
     def may_pass(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.inference.batch_provider import Batch, BatchServer, provider
+from tests.jobs.test_backend import serving
 from typer.testing import CliRunner, Result
 
 from batchwright.cli.batches import app
@@ -52,3 +53,11 @@ def test_where_the_key_comes_from(server: BatchServer, monkeypatch: pytest.Monke
     ]
     file.chmod(0o644)
     assert "other users may read it" in command(server, "list", "--api-key-file", str(file)).output
+
+
+def test_an_endpoint_without_batches_is_told() -> None:
+    with serving() as endpoint:
+        endpoint.has_nothing = True
+        for arguments in (["list"], ["show", "batch_1"]):
+            result = CliRunner().invoke(app, [*arguments, "--backend", endpoint.url])
+            assert str(result.exception).startswith(f"{endpoint.url} has no batch API (it answered 404)")

@@ -25,12 +25,16 @@ TOLD = LimitFigures("requests", 500.0, 60.0, 1.0, False)
     ("changes", "line"),
     [
         ({}, "12 of 64 at once"),
-        ({"found_concurrency": True, "concurrency": 8}, "found 8 at once"),
+        ({"found_concurrency": True, "concurrency": 16}, "12 of 16 at once (found)"),
         ({"found_per_minute": 1234.4}, "found 1,234 requests/min, 12 of 64 at once"),
         ({"limits": [TOLD, STATED]}, "told 500 requests/min, stated 30,000 tokens/min, 12 of 64 at once"),
         ({"blocked_seconds": 90.2}, "12 of 64 at once, refused for 90 s more"),
         ({"blocked_seconds": 1.5}, "12 of 64 at once"),
-        ({"refused": 1500}, "12 of 64 at once; 1,500 refused"),
+        ({"refused": 1500}, "12 of 64 at once, 1,500 refused"),
+        (
+            {"limits": [INPUT_A_DAY], "next_in": 30_000.0, "waits_for": INPUT_A_DAY},
+            "stated 30,000 input tokens/day, 12 of 64 at once, 30,000 input tokens/day used up for 8.3 h more",
+        ),
         ({"limits": [INPUT_A_DAY]}, "stated 30,000 input tokens/day, 12 of 64 at once"),
         ({"limits": [OUTPUT]}, "stated 30,000 output tokens/10 s, 12 of 64 at once"),
     ],
@@ -53,7 +57,7 @@ def test_the_report_of_several_names_each() -> None:
         FIGURES, sent=1000, refused=5, found_concurrency=True, concurrency=8, limits=[STATED], blocked_seconds=9.0
     )
     assert pacing_line({"a": FIGURES, "b": other}) == (
-        "12 of 64 at once; stated 30,000 tokens/min, found 8 at once, refused for 9 s more; 5 refused"
+        "a: 12 of 64 at once; b: stated 30,000 tokens/min, 12 of 8 at once (found), refused for 9 s more, 5 refused"
     )
     assert pacing_rows({"a": FIGURES, "b": other}) == [
         ("endpoint (a)", "2,000 requests sent"),
@@ -69,5 +73,5 @@ def test_what_a_real_pacer_has_found() -> None:
     stated = [StatedLimit("tokens", 1000, 990, 0.6, 60.0)]
     pacer.refused(attempt, 1.0, retry_after=30.0, stated=stated)
     assert pacing_line({"": pacer.figures(1.0)}) == (
-        "told 600 requests/min, stated 1,000 tokens/min, 0 of 16 at once, refused for 30 s more; 1 refused"
+        "told 600 requests/min, stated 1,000 tokens/min, 0 of 16 at once, refused for 30 s more, 1 refused"
     )

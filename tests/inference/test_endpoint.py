@@ -202,7 +202,11 @@ async def test_online_somebody_waits_so_there_are_few_tries(pauses: list[float])
         (Reply(400, b'{"detail": "bad thing"}'), 400, "bad thing"),
         (Reply(400, b'{"object": "error", "message": "old form"}'), 400, "old form"),
         (Reply(400, b'{"error": "plain"}'), 400, "plain"),
-        (Reply(400, b"<html>no</html>"), 400, "<html>no</html>"),
+        (refusal(200, "not that", code="content_policy_violation"), 400, "not that"),
+        (refusal(200, "pay first", code="insufficient_quota"), 429, "pay first"),
+        (refusal(200, "Incorrect API key provided: sk-s...123", code="invalid_api_key"), 401, "accept the API key"),
+        (Reply(200, b'{"error": {"message": "no such model", "code": 404}}'), 404, "no such model"),
+        (Reply(400, b"<html>no</html>"), 400, "a web page ('no')"),
         (Reply(404, b""), 404, "answered 404"),
         (Reply(302, b"", {"location": "http://127.0.0.1:1/"}), 302, "answered 302"),
     ],
@@ -222,6 +226,15 @@ async def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
     assert not pauses
 
 
+@pytest.mark.parametrize("code", ["503", "429", "server_error", "rate_limit_exceeded"])
+@in_real_time
+async def test_an_error_in_place_of_an_answer_that_may_pass_is_tried_again(code: str, pauses: list[float]) -> None:
+    async with connected(*[refusal(200, "busy", code=code)] * 3) as (server, endpoint):
+        assert (await endpoint.answer(call("batch")))["choices"]
+        assert len(server.requests) == 4
+        assert sum(each.refused for each in endpoint.pacing().values()) == 3 * code.startswith(("429", "rate"))
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -231,6 +244,7 @@ async def test_what_does_not_pass_is_an_error_that_names_the_endpoint(
         (b"[]", "something else than a JSON object"),
         (b"{}", "without choices"),
         (b'{"choices": 5}', "without choices"),
+        (b'{"error": {"message": "something else"}}', "with an error: something else"),
     ],
 )
 @pytest.mark.parametrize("traffic", ["online", "batch"])

@@ -219,3 +219,56 @@ async def test_an_encrypted_request_passes_the_proxy_in_a_tunnel(
         assert base64.b64encode(b"me:hunter2").decode().lower() in head
         assert "proxy-authorization" not in server.requests[0].headers
         proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://127.0.0.1:1/v1", "no connection to 127.0.0.1:1: nothing listens there; check the address"),
+        ("http://nohost.invalid/v1", "there is no host nohost.invalid; check the address"),
+    ],
+)
+@in_real_time
+async def test_why_there_is_no_connection(url: str, told: str) -> None:
+    with pytest.raises(EndpointUnreachable) as caught:
+        await post(url)
+    assert str(caught.value).startswith(f"{url} gave no answer: {told}")
+    assert not caught.value.sent
+
+
+@in_real_time
+async def test_a_server_without_tls_is_told() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 What?\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        with pytest.raises(EndpointUnreachable, match=r"speaks no TLS, or another; .* begins with http://"):
+            await post(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+
+
+PAGE = b"<!DOCTYPE html>\n<html><head><title>Not\n here</title></head></html>"
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (Reply(404, PAGE), "answered 404: a web page ('Not here'); there is no /chat/completions at this address"),
+        (Reply(404, b'{"detail": "Not Found"}'), "answered 404: Not Found; there is no /chat/completions"),
+        (Reply(405, b""), "answered 405; there is no /chat/completions"),
+        (Reply(200, PAGE), "a JSON object: a web page ('Not here'); there is no API at this address"),
+        (Reply(404, b'{"error": {"message": "no such model"}}'), "answered 404: no such model"),
+    ],
+)
+@in_real_time
+async def test_what_is_at_a_wrong_address_is_told(reply: Reply, told: str) -> None:
+    async with ScriptedServer(reply, reply) as server:
+        with pytest.raises(EndpointError) as caught:
+            await post(server.url)
+        assert told in str(caught.value)
+        assert "meant" not in str(caught.value)
+        url = server.url.removesuffix("/v1")
+        with pytest.raises(EndpointError) as caught:
+            await post(url)
+        assert ("no such model" in told) != str(caught.value).endswith(f": is {url}/v1 meant?)")

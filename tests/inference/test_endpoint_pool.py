@@ -15,8 +15,10 @@ from batchwright.errors import EndpointDown, EndpointError, InvalidRequest, Mode
 from batchwright.inference.calls import closing
 from batchwright.inference.endpoint import EndpointInference
 from batchwright.inference.endpoint_pool import EndpointPool
-from batchwright.inference.inference import Call
+from batchwright.inference.inference import Call, pacing_of, send_no_more
+from batchwright.inference.routing import RoutedInference, StandIn
 from batchwright.pacing.limits import told_limits
+from batchwright.service.observability.figures import endpoint_figures
 
 from .running import in_real_time, until
 from .scripted import CHAT, Reply, Request, Script, ScriptedServer, events, refusal
@@ -218,3 +220,22 @@ async def test_when_no_more_is_sent_calls_come_back_from_all() -> None:
         assert sum(isinstance(each, dict) for each in outcomes) == sent
         assert sum(isinstance(each, EndpointDown) for each in outcomes) == 40 - sent > 0
         assert sum(member._held.total() for member in members) == 0
+
+
+@in_real_time
+async def test_what_routes_found_is_told_together() -> None:
+    async with pool_of([], [], models=[["a"], ["b"]]) as (_, _, members):
+        routed = RoutedInference(members)
+        assert pacing_of(routed) == {}
+        await routed.answer(call(model="a"))
+        assert [*pacing_of(routed)] == ["a"]
+        await routed.answer(call(model="b"))
+        assert [*pacing_of(routed)] == ["1 a", "2 b"]
+        assert [*pacing_of(StandIn(routed, ["c"]))] == ["1 a", "2 b"]
+        assert [(address, model) for address, model, _ in endpoint_figures(routed)] == [
+            (members[0].address, "a"),
+            (members[1].address, "b"),
+        ]
+        send_no_more(routed)
+        with pytest.raises(EndpointDown):
+            await routed.answer(call(model="b"))

@@ -28,6 +28,9 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.faults: Callable[[str], int | None] = lambda prompt: None
+        self.headers: dict[str, str] = {}
+        """Further headers of answers."""
+        self.has_nothing = False
 
     @property
     def url(self) -> str:
@@ -56,9 +59,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"id": "x", "object": "text_completion", "model": "m", "choices": [choice], "usage": usage})
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
+        if self.server.has_nothing:
+            status, body = 404, {"detail": "Not Found"}
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("retry-after-ms", "1")
+        for name, value in self.server.headers.items():
+            self.send_header(name, value)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -254,13 +261,24 @@ def test_what_is_no_endpoint_is_told_before_anything_is_written(tmp_path: Path) 
     for model in (None, "m"):
         with pytest.raises(EndpointError, match="gave no answer"):
             run(source, tmp_path / "out.jsonl", backend=url, model=model)
-    with pytest.raises(InputError, match="http"):
+    with pytest.raises(InputError, match=r"^backend must be the http:// .* is http://nowhere/v1 meant\?$"):
         run(source, tmp_path / "out.jsonl", backend="nowhere")
+    with pytest.raises(InputError, match=r"^also must be .* such as https://host/v1$"):
+        run(source, tmp_path / "out.jsonl", backend=url, also=[("ftp://nowhere", None)])
     with pytest.raises(InputError, match="dtype='float32' with backend"):
         run(source, tmp_path / "out.jsonl", backend=url, dtype="float32")
     with pytest.raises(InputError, match="embedding_model='minilm' with backend"):
         run(source, tmp_path / "out.jsonl", backend=url, embedding_model="minilm")
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_address_at_which_there_is_nothing_ends_the_run(tmp_path: Path, endpoint: Endpoint) -> None:
+    source = lines(tmp_path / "in.jsonl", *({"prompt": name} for name in ("a", "b")))
+    endpoint.has_nothing = True
+    with pytest.raises(EndpointError, match=r"there is no /models at .* name the one to ask with --model"):
+        run(source, tmp_path / "out.jsonl", backend=endpoint.url)
+    with pytest.raises(RunFailed, match="answered 404: Not Found; there is no /completions at this address"):
+        run(source, tmp_path / "out.jsonl", backend=endpoint.url, model="m", backend_concurrency=1)
 
 
 def test_retries_leave_no_trace_among_the_results(tmp_path: Path, endpoint: Endpoint) -> None:

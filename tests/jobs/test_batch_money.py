@@ -145,6 +145,19 @@ def test_a_spent_budget_ends_a_run_when_its_batches_have_ended(
     assert set(server.paid.values()) == {1}
 
 
+def test_batches_that_the_budget_keeps_small_are_told_once(
+    tmp_path: Path, server: BatchServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = source(tmp_path, *many(30), max_tokens=MOST)
+    report = paid(path, server, budget="0.4")
+    assert report.succeeded == 30
+    assert len(server.batches) > 1
+    (told,) = [record.getMessage() for record in caplog.records if "batches" in record.getMessage()]
+    most = max(len(batch.lines) for batch in server.batches.values())
+    assert told.startswith(f"$0.40 left of the budget lets {most} lines into batches at a time: what a line may cost")
+    assert "A larger --budget, or a lower --max-tokens" in told
+
+
 def test_lines_in_batches_are_taken_up_though_there_is_no_money_for_those_before(
     tmp_path: Path, server: BatchServer
 ) -> None:

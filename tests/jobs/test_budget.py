@@ -164,6 +164,10 @@ def test_the_command_says_what_is_spent_and_how_to_go_on(tmp_path: Path) -> None
         done = subprocess.run(command(source, output, endpoint.url, "0.50"), capture_output=True, text=True)
         assert done.returncode == 1
         assert "error: the budget of $0.50 is spent: $0.4" in done.stderr
+        assert "\nStopped: " in done.stderr
+        assert " in all runs, of $0.50" in done.stderr
+        quiet = subprocess.run([*command(source, output, endpoint.url, "0.50"), "-q"], capture_output=True, text=True)
+        assert quiet.stderr.startswith("error: the budget of $0.50 is spent")
         done = subprocess.run(command(source, output, endpoint.url, "9"), capture_output=True, text=True)
         assert done.returncode == 0
         assert f"in this run, ${endpoint.ledger:.2f} in all runs, of $9.00" in done.stderr
@@ -193,10 +197,31 @@ def test_what_cannot_be_priced_is_refused_under_a_budget_only(tmp_path: Path) ->
         source.write_text("".join(json.dumps(line) + "\n" for line in lines))
         report = run(source, output, backend=endpoint.url, model="paid", budget=1, price=PRICE, overwrite=True)
         results = by_id(output)
-        assert results["endless"]["error"]["param"] == "max_tokens"
+        error = results["endless"]["error"]
+        assert (error["code"], error["param"]) == ("max_tokens_missing", "max_tokens")
         assert "image_url" in results["image"]["error"]["message"]
         assert results["fine"]["error"] is None
         assert (report.succeeded, report.failed, sum(codes(report).values())) == (1, 2, 2)
+
+
+def test_lines_without_a_limit_are_told_before_anything_is_sent(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    endless = json.dumps({"messages": [{"role": "user", "content": "Go on"}]}) + "\n"
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "budget": 100}
+        for number, told in ((3, "none of the 3 lines has"), (120, "none of the first 100 lines has")):
+            source.write_text(endless * number)
+            with pytest.raises(InputError, match=f"{told} max_tokens, .*: give it for all with --max-tokens"):
+                run(source, output, **options)
+        assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+        assert run(source, output, defaults={"max_tokens": 5}, **options).succeeded == 120
+        # Where only some lack it, they fail by themselves.
+        write_lines(source, 3)
+        source.write_text(endless + source.read_text())
+        some = command(source, tmp_path / "some.jsonl", endpoint.url, "9")
+        done = subprocess.run(some, capture_output=True, text=True)
+    assert (done.returncode, endpoint.charged) == (3, 123)
+    assert "1 line without max_tokens: what they may cost has no bound" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -247,6 +272,31 @@ def test_a_dry_run_tells_the_price(tmp_path: Path) -> None:
     assert planned.live.expected == pytest.approx(float(endpoint.ledger), rel=0.5)
     shown = subprocess.run([*command(source, output, endpoint.url, "4"), "--dry-run"], capture_output=True, text=True)
     assert "Price as a batch: about $" in shown.stderr
+
+
+def test_a_dry_run_prices_identical_lines_once(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
+    lines = source.read_text()
+    source.write_text(lines + "".join(line.replace('"q', '"again-') + "\n" for line in lines.splitlines()[:3]))
+    with serving(PaidEndpoint()) as endpoint:
+        options: dict[str, Any] = {"backend": endpoint.url, "model": "paid", "price": PRICE, "dry_run": True}
+        each = run(source, output, **options)
+        once = run(source, output, defaults={"temperature": 0}, **options)
+        shown = subprocess.run(
+            [*command(source, output, endpoint.url, "4"), "--dry-run", "--temperature", "0"],
+            capture_output=True,
+            text=True,
+        )
+        assert run(source, output, defaults={"temperature": 0}, dedupe=False, **options).deduplicated == 0
+    assert each.planned_cost is not None
+    assert once.planned_cost is not None
+    assert (each.deduplicated, once.deduplicated) == (0, 3)
+    assert (each.planned_cost.lines, once.planned_cost.lines) == (7, 4)
+    assert each.prompt_tokens == once.prompt_tokens + once.saved_prompt_tokens
+    assert "7 lines, 0 of them would fail, 3 are identical to others and asked with them" in " ".join(
+        shown.stderr.split()
+    )
+    assert "for the" not in shown.stderr.split("Price live")[1].split(":")[0]
 
 
 def test_overwriting_starts_counting_again(tmp_path: Path) -> None:

@@ -133,3 +133,24 @@ def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(
         assert 4 <= len(other.asked) <= 3 + 4
         assert len(endpoint.asked) == 37
         assert [*report.pacing] == [f"1 {endpoint.url} far", f"2 {other.url} far"]
+
+
+def test_a_limit_for_which_requests_wait_long_is_told_once(
+    source: Path, tmp_path: Path, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.headers = {
+        "x-ratelimit-limit-requests-day": "100",
+        "x-ratelimit-remaining-requests-day": "0",
+        "x-ratelimit-reset-requests-day": "24h",
+    }
+    seen: list[RunProgress] = []
+
+    def progress(now: RunProgress) -> None:
+        seen.append(now)
+        if sum(figures.waiting and figures.next_in > 600 for each in seen for figures in each.pacing.values()) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunInterrupted):
+        run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
+    (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
+    assert "in 14 min: the stated 100 requests/day are used up. The run waits" in told

@@ -65,6 +65,25 @@ def test_prices_that_cannot_be_read(text: str, told: str) -> None:
         told_prices(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("openai/gpt-99", "openai/gpt-"),
+        ("openia/gpt-4o", "openai/gpt-4o"),
+        ("gpt-4o", "openai/gpt-4o"),
+        ("anthropic/claude-sonnet", "anthropic/claude-sonnet-"),
+    ],
+)
+def test_a_name_without_prices_is_told_with_near_ones(name: str, near: str) -> None:
+    with pytest.raises(InputError, match=rf"^price='{name}': no PROVIDER/MODEL .*near: .*{near}.*--prices FILE$"):
+        PriceBook(at=AT, told=name)
+
+
+def test_a_name_that_is_like_no_other() -> None:
+    with pytest.raises(InputError, match=r"^price='§': no PROVIDER/MODEL of published prices; give what it costs"):
+        PriceBook(at=AT, told="§")
+
+
 def test_files_of_prices() -> None:
     toml = b'["gpt-4o"]\ninput = 2.50\ncached = 1.25\noutput = 10.00\n[small]\ninput = 1\noutput = 0\nbatch = 1\n'
     read = price_table(toml, "prices.toml")

@@ -19,6 +19,7 @@ from tests.server.conftest import Service, with_service
 
 from batchwright.engine.engine_stats import EngineStats
 from batchwright.errors import EndpointError, MissingExtra
+from batchwright.pacing.pacer import LimitFigures, PacerFigures
 from batchwright.server.dashboard.dashboard_state import DashboardState
 from batchwright.service.observability.logs import configure_logging, logger
 from batchwright.service.observability.scrape import engine_families
@@ -47,8 +48,45 @@ async def _shown(service: Service) -> dict[str, tuple[str, set[str]]]:
     return shown
 
 
+def asked_elsewhere(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
+    """Have the model be one of an endpoint elsewhere."""
+    stated, told = (LimitFigures("requests", limit, 60.0, 40.0, limit == 600.0) for limit in (600.0, 900.0))
+    figures = PacerFigures(
+        sent=70, refused=3, under_way=5, concurrency=64, found_concurrency=False, found_per_minute=480.0,
+        limits=[stated, told], blocked_seconds=0.0, waiting=2, next_in=0.5, waits_for=stated,
+    )  # fmt: skip
+    monkeypatch.setattr(service.stub, "address", "http://far/v1", raising=False)
+    monkeypatch.setattr(service.stub, "pacing", lambda: {"m": figures}, raising=False)
+    monkeypatch.setattr(service.stub, "send_no_more", lambda: None, raising=False)
+
+
+@with_service()
+async def test_what_is_found_of_an_endpoint_is_shown(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "batchwright_endpoint_requests_total{" not in (await service.http.get("/metrics")).text
+    asked_elsewhere(monkeypatch, service)
+    text = (await service.http.get("/metrics")).text
+    of_endpoint = 'endpoint="http://far/v1",model="m"'
+    for told in (
+        f"requests_total{{{of_endpoint}}} 70.0",
+        f"refusals_total{{{of_endpoint}}} 3.0",
+        f"requests_under_way{{{of_endpoint}}} 5.0",
+        f"requests_waiting{{{of_endpoint}}} 2.0",
+        f"most_under_way{{{of_endpoint}}} 64.0",
+        f"wait_seconds{{{of_endpoint}}} 0.5",
+    ):
+        assert f"\nbatchwright_endpoint_{told}\n" in text
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    limits = {each.labels["source"]: each for each in families["batchwright_endpoint_limit"].samples}
+    assert {source: each.value for source, each in limits.items()} == {"stated": 600, "told": 900, "found": 480}
+    assert {(each.labels["kind"], each.labels["window_seconds"]) for each in limits.values()} == {("requests", "60")}
+    assert [each.value for each in families["batchwright_endpoint_limit_left"].samples] == [40, 40]
+
+
 @with_service(slo={"any": SloClass(ttft_ms=1.0)})
-async def test_the_page_tells_of_every_metric_and_of_no_other(service: Service) -> None:
+async def test_the_page_tells_of_every_metric_and_of_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_elsewhere(monkeypatch, service)
     await service.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-SLO-Class": "any"})
     shown = await _shown(service)
     # The stub dispatches nothing.

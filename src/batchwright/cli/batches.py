@@ -15,7 +15,8 @@ import typer
 
 from batchwright.cli.run_views import duration
 from batchwright.cli.tables import print_table, when
-from batchwright.errors import BatchwrightError, MissingExtra, RunFailed
+from batchwright.errors import BatchwrightError, EndpointError, MissingExtra, RunFailed
+from batchwright.inference.batches.provider import NO_SUCH_API
 from batchwright.inference.endpoint_keys import find_key
 from batchwright.wire.dialects import dialect_for
 
@@ -65,7 +66,9 @@ def list_batches(
 ) -> None:
     """Show batches, the newest first."""
     batches = _with_provider(
-        _Place(backend, dialect, api_key_env, api_key_file), lambda provider: provider.newest(limit)
+        _Place(backend, dialect, api_key_env, api_key_file),
+        lambda provider: provider.newest(limit),
+        asks_for_all=True,
     )
     if as_json:
         _print_json(batches)
@@ -166,7 +169,8 @@ class _Place:
     api_key_file: Path | None
 
 
-def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]]) -> _T:
+def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]], *, asks_for_all: bool = False) -> _T:
+    """Do `work` with the provider. `asks_for_all`: it names no batch, of which the provider might not know."""
     try:
         from batchwright.inference.batches.opening import open_provider
     except ModuleNotFoundError as error:
@@ -182,6 +186,13 @@ def _with_provider(place: _Place, work: Callable[[BatchProvider], Awaitable[_T]]
         provider = open_provider(place.backend, key, dialect=dialect)
         try:
             return await work(provider)
+        except EndpointError as error:
+            if error.status in NO_SUCH_API and (asks_for_all or error.is_no_such_path):
+                raise RunFailed(
+                    f"{place.backend} has no batch API (it answered {error.status}), so no batches lie there: "
+                    "`batchwright run` has lines computed as requests, unless told otherwise"
+                ) from error
+            raise
         finally:
             await provider.close()
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from batchwright.pacing.long_waits import limit_text, span
+
 if TYPE_CHECKING:
     from batchwright.pacing.pacer import LimitFigures, PacerFigures
 
-_WINDOWS = {1.0: "s", 60.0: "min", 3600.0: "h", 86400.0: "day"}
-_KINDS = {"requests": "requests", "tokens": "tokens", "input_tokens": "input tokens", "output_tokens": "output tokens"}
 _WORTH_SAYING = 2.0
 """Seconds for which an endpoint must want no requests for that to be shown."""
+_LONG_WAIT = 30.0
+"""Seconds for which a request must wait for a limit for that to be shown."""
 
 
 def pacing_line(pacing: Mapping[str, PacerFigures]) -> str | None:
     """Return what bounds a run now, in a few words; None where nothing is known."""
     if not pacing:
         return None
-    parts = [", ".join(_bounds(figures)) for figures in pacing.values()]
-    refused = sum(figures.refused for figures in pacing.values())
-    if refused:
-        parts.append(f"{refused:,} refused")
-    return "; ".join(part for part in parts if part) or None
+    parts = []
+    for name, figures in pacing.items():
+        named = f"{name}: " if len(pacing) > 1 and name else ""
+        refused = [f"{figures.refused:,} refused"] if figures.refused else []
+        parts.append(named + ", ".join([*_bounds(figures), *refused]))
+    return "; ".join(parts)
 
 
 def pacing_rows(pacing: Mapping[str, PacerFigures]) -> list[tuple[str, str]]:
@@ -43,17 +46,16 @@ def _bounds(figures: PacerFigures, *, at_the_end: bool = False) -> list[str]:
     found = [_limit(each) for each in figures.limits]
     if figures.found_per_minute is not None:
         found.append(f"found {figures.found_per_minute:,.0f} requests/min")
-    if figures.found_concurrency:
-        found.append(f"found {figures.concurrency:,} at once")
-    elif at_the_end:
-        found.append(f"up to {figures.concurrency:,} at once")
-    else:
-        found.append(f"{figures.under_way:,} of {figures.concurrency:,} at once")
-    if figures.blocked_seconds > _WORTH_SAYING and not at_the_end:
-        found.append(f"refused for {figures.blocked_seconds:,.0f} s more")
+    if at_the_end:
+        found.append(f"{'found' if figures.found_concurrency else 'up to'} {figures.concurrency:,} at once")
+        return found
+    found.append(f"{figures.under_way:,} of {figures.concurrency:,} at once{' (found)' * figures.found_concurrency}")
+    if figures.waits_for is not None and figures.next_in > _LONG_WAIT:
+        found.append(f"{limit_text(figures.waits_for)} used up for {span(figures.next_in)} more")
+    elif figures.blocked_seconds > _WORTH_SAYING:
+        found.append(f"refused for {span(figures.blocked_seconds)} more")
     return found
 
 
 def _limit(limit: LimitFigures) -> str:
-    window = _WINDOWS.get(limit.window, f"{limit.window:g} s")
-    return f"{'stated' if limit.is_stated else 'told'} {limit.limit:,.0f} {_KINDS[limit.kind]}/{window}"
+    return f"{'stated' if limit.is_stated else 'told'} {limit_text(limit)}"

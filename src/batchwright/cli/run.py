@@ -20,6 +20,7 @@ from typer.core import TyperCommand
 from batchwright.cli.flags import refuse_key_flag, with_engine_flags, with_sampling_flags
 from batchwright.cli.run_views import (
     batches_left,
+    counted,
     failures_table,
     paid_so_far,
     progress_view,
@@ -31,6 +32,7 @@ from batchwright.engine_config import EngineConfig
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, RunFailed
 from batchwright.inference.endpoint_keys import OWN_VARIABLE, EndpointKey, find_key
 from batchwright.models import DEFAULT_MODEL
+from batchwright.pricing.bounds import NO_ANSWER_BOUND
 from batchwright.wire.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ def run_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.jobs.job_run import RunInterrupted
+    from batchwright.jobs.job_run import BudgetSpent, RunInterrupted
     from batchwright.jobs.run import run, sampling_defaults
 
     if output is None and not dry_run:
@@ -250,6 +252,9 @@ def run_command(
         except RunInterrupted as interruption:
             _show_interruption(console, interruption, quiet)
             raise typer.Exit(stop.exit_status) from None
+        except BudgetSpent as end:
+            _show(console, end.report, quiet=quiet)
+            raise
         except BrokenPipeError:
             raise  # whoever reads the output has had enough, as in `… | head`: click ends quietly
         except OSError as error:
@@ -262,8 +267,6 @@ def run_command(
             raise typer.Exit(stop.exit_status) from None
     if not quiet:
         (show_plan if dry_run else _show)(console, result)
-        if result.failures:
-            console.print(failures_table(result))
     raise typer.Exit(SOME_FAILED if result.failed else 0)
 
 
@@ -331,7 +334,9 @@ def _terminable() -> Iterator[_Stop]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _show(console: Console, report: RunReport) -> None:
+def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:
+    if quiet:
+        return
     if report.resumed == report.total and report.total:
         console.print(f"{report.output} is complete: there was nothing left to do.", highlight=False)
     console.print(report_table(report))
@@ -342,6 +347,15 @@ def _show(console: Console, report: RunReport) -> None:
         console.print(
             f"{not_found[0]:,} of them name a model that is not here: to have them answered nevertheless, add "
             "--served-model-name NAME (or '*'), and --overwrite.",
+            highlight=False,
+        )
+    if report.failures:
+        console.print(failures_table(report))
+    endless = sum(failure.count for failure in report.failures if failure.code == NO_ANSWER_BOUND)
+    if endless:
+        console.print(
+            f"{counted(endless, 'line')} without max_tokens: what they may cost has no bound, which a budget needs. "
+            "Give it in the lines, or run these as a job of their own with --max-tokens.",
             highlight=False,
         )
 

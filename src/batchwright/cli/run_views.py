@@ -193,7 +193,7 @@ class TerminalProgress:
 
 def report_table(report: RunReport) -> Table:
     """Return what a run did, one figure per line; those of the engine only if it computed something."""
-    end = "Interrupted" if report.interrupted else "Done"
+    end = "Interrupted" if report.interrupted else "Done" if report.done == report.total else "Stopped"
     lines = f"{report.done:,} of {counted(report.total, 'line')}"
     title = f"{end}: {lines}, {report.failed:,} failed, {report.resumed:,} by earlier runs"
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -276,13 +276,14 @@ def failures_table(report: RunReport) -> Table:
 def show_plan(console: Console, report: RunReport) -> None:
     """Print what a dry run found."""
     about = "" if any(request.text is not None for request in report.first_requests) else "about "
+    identical = f", {report.deduplicated:,} are identical to others and asked with them" if report.deduplicated else ""
     console.print(
-        f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail; "
+        f"Dry run: {counted(report.total, 'line')}, {report.failed:,} of them would fail{identical}; "
         f"{about}{counted(report.prompt_tokens, 'prompt token')}. Nothing was computed.",
         highlight=False,
     )
     if report.planned_cost is not None:
-        for text in _planned_cost(report.planned_cost, report.total - report.failed):
+        for text in _planned_cost(report.planned_cost, report.total - report.failed - report.deduplicated):
             console.print(text, highlight=False)
     for request in report.first_requests:
         name = f"line {request.line:,} ({request.custom_id})"
@@ -292,6 +293,8 @@ def show_plan(console: Console, report: RunReport) -> None:
         console.print(Text(json.dumps(dict(request.body), ensure_ascii=False)))
         if request.text is not None:
             console.print(Text(request.text.rstrip("\n"), style="dim"))
+    if report.failures:
+        console.print(failures_table(report))
 
 
 def counted(number: int, noun: str) -> str:

@@ -125,6 +125,8 @@ class EndpointInference(Route):
         self._theirs = dict(models or {})
         self._asks_for_models = False
         """Whether the models are taken from the endpoint's list."""
+        self._has_no_list = False
+        """Whether there is nothing where the list of models should be."""
         self._max_waiting = max_waiting
         self._retries = retries
         self._held = InFlight()
@@ -184,7 +186,7 @@ class EndpointInference(Route):
         if self._loop is None:
             return {}
         now = self._loop.time()
-        return {model: gate.pacer.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+        return {model: gate.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
 
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what counts against the limits that are told, by a name for address, key and model."""
@@ -226,6 +228,8 @@ class EndpointInference(Route):
             await self._watch.look()
         except EndpointError as error:
             if not waits or not is_outage(error):
+                if error.is_no_such_path and not waits:
+                    error.args = (f"{error}; without a list of models, name the one to ask with --model",)
                 raise
             self._watch.suspect(error)
 
@@ -238,6 +242,7 @@ class EndpointInference(Route):
         except EndpointError as error:
             if is_outage(error) or not self._theirs:
                 raise
+            self._has_no_list = error.is_no_such_path
             return  # it answers, though it has no list of models
         if self._asks_for_models:
             entries = listed if isinstance(listed, list) else []
@@ -406,6 +411,7 @@ class EndpointInference(Route):
             turn.failed(error)
             if is_outage(error):
                 self._watch.suspect()
+            error.is_wrong_address = self._has_no_list and error.is_no_such_path
             raise
         except (BudgetExhausted, InvalidRequest, EngineClosed):
             turn.withdraw()  # raised before anything is sent

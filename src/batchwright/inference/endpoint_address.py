@@ -5,10 +5,14 @@ No message ever contains a password from either.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
+
+_HOST = re.compile(r"[\w.-]+(:\d{1,5})?(/[\w./-]*)?", re.ASCII)
+"""An address without its scheme, and without a place for secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,10 @@ class Proxy:
 
 
 def endpoint_url(text: str, *, key: str = "api_key") -> URL:
-    """Parse the URL of an endpoint. Raises ValueError without repeating `text`; `key` names the setting for its key."""
+    """Parse the URL of an endpoint. `key` names the setting for its key.
+
+    Raises ValueError, without repeating a `text` that may contain a secret.
+    """
     try:
         url = URL(text)
         credentials = url.raw_user is not None or url.raw_password is not None
@@ -34,7 +41,8 @@ def endpoint_url(text: str, *, key: str = "api_key") -> URL:
     if credentials:
         raise ValueError(f"contains a user name or a password: leave them out and give the key as {key}")
     if not usable:
-        raise ValueError("must be the http:// or https:// address of an endpoint, such as https://host/v1")
+        meant = f": is http://{text}{'' if '/' in text else '/v1'} meant?" if _HOST.fullmatch(text) else ""
+        raise ValueError(f"must be the http:// or https:// address of an endpoint, such as https://host/v1{meant}")
     return url
 
 

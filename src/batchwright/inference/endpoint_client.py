@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -40,9 +41,19 @@ _STALE_SECONDS = 1.0
 _BUFFERED_BYTES = 64 * 1024
 """Largest body that is sent at once, whether or not the endpoint reads it."""
 _SHOWN = 300
+_READ_OF_PAGES = 4096
+_PAGE = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
+_SHOWN_OF_PAGES = 80
+_TAG = re.compile(r"<[^>]*>")
+_TITLE = re.compile(r"<title[^>]*>(.+?)</title>", re.IGNORECASE | re.DOTALL)
+_WEB_PAGE = "a web page"
+_VERSION = re.compile(r"/v\d")
+_KEY_REFUSED = frozenset({401, 403})
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 """Errors of a request of which not a byte was sent."""
 _DONE = b"[DONE]"
+_CONTENTS = frozenset({"choices", "content", "data", "output", "usage"})
+"""Fields of answers that were computed, whatever else they say."""
 
 Heard: TypeAlias = Callable[[Sequence[StatedLimit]], None]
 """Called with the rate limits that the head of an answer states, of a refusal too, as soon as it has arrived."""
@@ -105,6 +116,7 @@ class EndpointClient:
         """Get `path`, or post `body`, which is JSON, to it. Returns the JSON object of the answer."""
         async with self._answer("GET" if body is None else "POST", path, body, heard) as response:
             answer = self._object(await self._whole(response))
+        self._require_no_error(answer)
         return self._dialect.answer(answer, int(self._unix_time()))
 
     async def stream(self, path: str, body: bytes, heard: Heard | None = None) -> AsyncGenerator[dict[str, Any]]:
@@ -182,7 +194,7 @@ class EndpointClient:
                     raise self._refusal(response, await self._whole(response))
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
+            what = self._blotted(why_silent(error))
             sent, timed_out = not isinstance(error, _UNSENT), isinstance(error, TimeoutError)
             raise EndpointUnreachable(f"{self.url} gave no answer: {what}", sent=sent, timed_out=timed_out) from None
 
@@ -246,29 +258,66 @@ class EndpointClient:
             value = None
         if isinstance(value, dict):
             return value
-        shown = self._blotted(content[:_SHOWN].decode(errors="replace"))
-        raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown!r}")
+        shown = self._excerpt(content)
+        hint = f"; there is no API at this address{self._address_meant}" if shown.startswith(_WEB_PAGE) else ""
+        raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown}{hint}")
 
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
-        if status in (401, 403):
-            # The answer's details about the key do not concern callers.
-            return EndpointError(f"{self.url} answered {status}: {self._key.refusal}", status=status)
+        if status in _KEY_REFUSED:
+            return self._key_refused(status)
         try:
             told = self._told(self._object(content))
         except EndpointError:
             told = None
-        what = _message(told) if told else self._blotted(content[:_SHOWN].decode(errors="replace")).strip()
+        what = _message(told) if told else self._excerpt(content)
         after = self._retry_after(response.headers)
         if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
             after = retry_after_of_refusal(what)
-        return EndpointError(
+        error = EndpointError(
             f"{self.url} answered {status}: {what[:_SHOWN]}".rstrip(": "), status=status, body=told, retry_after=after
         )
+        if error.is_no_such_path:
+            path = response.url.path.removeprefix(self._base.path.rstrip("/"))
+            error.args = (f"{error}; there is no {path} at this address{self._address_meant}",)
+        return error
+
+    @property
+    def _address_meant(self) -> str:
+        """What to add to the statement that something else is at an address."""
+        if _VERSION.search(self.url):
+            return ""
+        return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
+
+    def _key_refused(self, status: int) -> EndpointError:
+        # The answer's details about the key do not concern callers.
+        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}", status=status)
+
+    def _excerpt(self, content: bytes) -> str:
+        """Return what is shown of an answer that is no JSON object."""
+        text = self._blotted(content[:_READ_OF_PAGES].decode(errors="replace")).strip()
+        if not _PAGE.match(text):
+            return text[:_SHOWN]
+        title = _TITLE.search(text)
+        said = " ".join((title[1] if title else _TAG.sub(" ", text)).split())
+        return f"{_WEB_PAGE} ({said[:_SHOWN_OF_PAGES]!r})" if said else _WEB_PAGE
 
     def _stated(self, response: aiohttp.ClientResponse) -> list[StatedLimit]:
         named = {name.lower(): text for name, text in response.headers.items() if "ratelimit-" in name.lower()}
         return limits_of_headers(named, self._unix_time()) if named else []
+
+    def _require_no_error(self, answer: Mapping[str, Any]) -> None:
+        """Raise `EndpointError` for an error object that came with the status 200 and with nothing else to be paid."""
+        if not answer.get("error") or _CONTENTS & answer.keys():
+            return
+        told = self._told(answer)
+        status = None if told is None else self._dialect.error_status(told)
+        if status in _KEY_REFUSED:
+            raise self._key_refused(status)
+        kind = AnswerBroken if status is None else EndpointError  # one of which nothing is known may pass
+        message = _message(told)
+        after = retry_after_of_refusal(message) if status == HTTPStatus.TOO_MANY_REQUESTS else None
+        raise kind(f"{self.url} answered with an error: {message}", status=status, body=told, retry_after=after)
 
     def _told(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
         told = _error_object(answer)
@@ -295,6 +344,26 @@ async def _note_kept(
     session: aiohttp.ClientSession, context: SimpleNamespace, told: aiohttp.TraceConnectionReuseconnParams
 ) -> None:
     context.trace_request_ctx.over_kept = True
+
+
+def why_silent(error: Exception) -> str:
+    """Return why there was no answer, and what to look at where no connection came about."""
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        return f"the proxy that the environment names does not answer ({error})"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection came about in time (ConnectionTimeoutError); check the address"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"there is no host {error.host}; check the address"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"the certificate of {error.host} is not accepted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return f"{error.host}:{error.port} speaks no TLS, or another; if it has none, its address begins with http://"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        why = error.strerror if (error.os_error.errno or 0) > 0 else str(error.os_error)
+        if isinstance(error.os_error, ConnectionRefusedError):
+            why = "nothing listens there"
+        return f"no connection to {error.host}:{error.port}: {why}; check the address, and that the server is up"
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _error_object(answer: Mapping[str, Any]) -> dict[str, object] | None:

@@ -12,7 +12,7 @@ from typing import Any
 from batchwright.errors import EndpointError, EndpointUnreachable
 from batchwright.limiting.turns import Turns
 from batchwright.pacing.limits import Use
-from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.pacer import Attempt, Pacer, PacerFigures
 from batchwright.request import Traffic
 from batchwright.wire.rate_limits import StatedLimit, cause_of_refusal, limits_of_refusal
 
@@ -165,6 +165,12 @@ class Gate:
     def waiting(self) -> int:
         """Number of calls that wait, at most."""
         return sum(len(owner.waiting) for owner in self._owners.values())
+
+    def figures(self, now: float) -> PacerFigures:
+        """Return what the pacer has found, and for how long the next call has to wait for a limit."""
+        turns = next((turns for turns in self._turns.values() if len(turns)), None)
+        use = None if turns is None else turns.first().waiting[0][3]
+        return self.pacer.figures_with(self.waiting, use, now)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Raise `error` in all batch calls that wait."""

@@ -90,14 +90,19 @@ async def metered_chunks(
     """Yield the chunks of one try, `send`, for which money is reserved before. The last `usage` is what it cost."""
     reservation = await meter.reserve(call, body, size)
     last: dict[str, Any] | None = None
+    has_begun = False
     try:
         async with aclosing(send()) as chunks:
             async for chunk in chunks:
+                has_begun = True
                 if chunk.get("usage"):
                     last = chunk
                 yield chunk
     except BaseException as error:
-        give_up(reservation, error)
+        if has_begun:
+            reservation.keep()
+        else:
+            give_up(reservation, error)
         raise
     reservation.settle(call.endpoint, last or {})
 

@@ -81,6 +81,20 @@ class RoutedInference(_Renaming):
         """Reason why a route can compute no call now; None when all can."""
         return next((reason for route in self.routes if (reason := why_not_ready(route))), None)
 
+    def pacing(self) -> Mapping[str, PacerFigures]:
+        """Return what routes found of the limits of endpoints elsewhere, by model; numbered if several did."""
+        found = [figures for route in self.routes if (figures := pacing_of(route))]
+        if len(found) == 1:
+            return found[0]
+        return {
+            f"{number} {name}".rstrip(): each for number, part in enumerate(found, 1) for name, each in part.items()
+        }
+
+    def send_no_more(self) -> None:
+        """Give batch calls that no route has sent anywhere yet back to their owners."""
+        for route in self.routes:
+            send_no_more(route)
+
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what this process used lately of each limit that a route shares with other processes."""
         return {name: used for route in self.routes for name, used in shared_use(route).items()}

@@ -11,6 +11,7 @@ from batchwright.jobs.failures import Failures
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine
 from batchwright.lines.batch_line import line_error
+from batchwright.planning.identical import Repeats
 from batchwright.request import Prompt
 
 _SHOWN = 3
@@ -38,7 +39,11 @@ class Plan:
 
     valid: int
     failures: Failures
+    identical: int
+    """Valid lines that need not be asked, since they ask the same as earlier ones."""
     prompt_tokens: int
+    """Without those of the lines that need not be asked, which are `saved_prompt_tokens`."""
+    saved_prompt_tokens: int
     longest: int
     """Tokens of the longest prompt."""
     first: list[PlannedRequest]
@@ -49,15 +54,18 @@ def plan(
     tokenizer: Any | None,
     check: Callable[[str, Mapping[str, Any]], Sequence[Prompt]],
     add_cost: Callable[[str, Mapping[str, Any], int], None] | None = None,
+    repeats: Repeats | None = None,
 ) -> Plan:
     """Check all lines of `job`, and count their prompt tokens with `tokenizer`; without one these are estimates.
 
     `check` returns the prompts of a body for an endpoint, and raises `InvalidRequest` if it cannot be computed.
-    `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line.
+    `add_cost` is called with the endpoint, the body and the prompt tokens of each valid line that is asked: of those
+    that ask the same, by `repeats`, the first.
     """
     failures = Failures()
     first: list[PlannedRequest] = []
-    valid = tokens = longest = 0
+    valid = identical = tokens = saved = longest = 0
+    asked: set[int] = set()
     for record in job.source.records():
         line = job.parser.parse(record)
         custom_id, duplicate = job.ids.assign(line.number, line.custom_id)
@@ -70,8 +78,15 @@ def plan(
                 error = raised
             else:
                 valid += 1
-                tokens += sum(counts)
                 longest = max(longest, *counts, 0)
+                group = None if repeats is None else repeats.group_of(line.number)
+                if group in asked:
+                    identical += 1
+                    saved += sum(counts)
+                    continue
+                if group is not None:
+                    asked.add(group)
+                tokens += sum(counts)
                 if add_cost is not None:
                     add_cost(line.endpoint, line.body, sum(counts))
                 if len(first) < _SHOWN:
@@ -79,7 +94,7 @@ def plan(
                     first.append(PlannedRequest(line.number, custom_id, line.endpoint, line.body, sum(counts), text))
         if error is not None:
             failures.add(line.number, custom_id, line_error(error))
-    return Plan(valid, failures, tokens, longest, first)
+    return Plan(valid, failures, identical, tokens, saved, longest, first)
 
 
 def _count(prompt: Prompt, tokenizer: Any | None) -> int:

@@ -51,6 +51,7 @@ class JobMeter(Meter):
         self._inherited = dict(journal.inherited)
         inherited = sum(each.amount for each in self._inherited.values())
         self._limit = SpendingLimit(limit, self.before.spent, self.before.kept, inherited=inherited)
+        self._told_of_small_batches = False
         self._waiting: deque[tuple[Picodollars, asyncio.Future[None]]] = deque()
         self._costs: dict[str, Picodollars] | None = {} if tells_costs else None
 
@@ -102,6 +103,8 @@ class JobMeter(Meter):
             return FreeReservation()
         amount, bounded = self._most(call, body, size, prices, batch)
         if self._waiting or self._limit.judge(amount) != "fits":
+            if batch:
+                self._tell_small_batches(amount)
             await self._turn(amount)
         else:
             self._limit.reserve(amount)
@@ -146,6 +149,21 @@ class JobMeter(Meter):
             raise
         # Without a budget nothing keeps a request from naming a limit that is no number of tokens.
         return (amount, True) if self._limit.limit is not None or amount < _MOST else (0, False)
+
+    def _tell_small_batches(self, amount: Picodollars) -> None:
+        """Say once, if it is so, that a line waits for a batch until the results of others free money."""
+        if self._told_of_small_batches or self._limit.limit is None or self._limit.judge(amount) != "wait":
+            return
+        self._told_of_small_batches = True
+        lines = len(self._journal.open)
+        _log.warning(
+            "%s left of the budget lets %s line%s into batches at a time: what a line may cost, up to %s, is reserved "
+            "until its result is there. A larger --budget, or a lower --max-tokens, makes larger batches",
+            shown_dollars(max(0, self._limit.limit - self._limit.committed + self._limit.reserved)),
+            f"{lines:,}",
+            "" if lines == 1 else "s",
+            shown_dollars(amount),
+        )
 
     async def _turn(self, amount: Picodollars) -> None:
         """Reserve `amount` as soon as it fits, after those that wait already. Raises `BudgetExhausted`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -32,9 +34,10 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import STREAM, JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
+from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
+from batchwright.pacing.long_waits import LongWaits
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.planning.identical import Repeats
 from batchwright.planning.prefix_order import PrefixOrder
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine import Engine
     from batchwright.engine.engine_stats import EngineStats
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Phase: TypeAlias = Literal["reading", "loading", "connecting", "running", "stopping", "finishing"]
@@ -97,6 +101,14 @@ class RunInterrupted(KeyboardInterrupt):
         """File with the content of the input, if that is a stream; None otherwise."""
 
 
+class BudgetSpent(BudgetExhausted):
+    """The end of a run whose budget is spent. All finished lines are in the output."""
+
+    def __init__(self, message: str, report: RunReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 @dataclass
 class JobRun:
     """One run of a job, as `run` describes it."""
@@ -120,6 +132,7 @@ class JobRun:
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
         self._batches: BatchAccount | None = None
+        self._long_waits = LongWaits()
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
             self._meter = None if self.terms is None else self.terms.meter(job)
@@ -141,7 +154,8 @@ class JobRun:
         spec = replace(self.spec, output=STREAM, columns=TableColumns(), ordered=False, retry_failed=None)
         with Job(spec, self.clock) as job:
             costs = self._cost_planner(job)
-            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add)
+            repeats = self._found_repeats(job)
+            planned = plan(job, self._tokenizer(), self._check, None if costs is None else costs.add, repeats)
             report = RunReport(
                 output=self.spec.output,
                 model=self.spec.model or self.spec.embedding_model or self.spec.backend or "",
@@ -149,6 +163,8 @@ class JobRun:
                 failed=job.total - planned.valid,
                 failures=list(planned.failures),
                 prompt_tokens=planned.prompt_tokens,
+                deduplicated=planned.identical,
+                saved_prompt_tokens=planned.saved_prompt_tokens,
                 first_requests=planned.first,
                 planned_cost=None if costs is None else costs.result(),
             )
@@ -180,8 +196,12 @@ class JobRun:
 
     def _work(self, job: Job) -> RunReport:
         before = self.clock.now()
+        if self._meter is not None and self._meter.limit is not None and not self._meter.waits_for_batches:
+            require_answer_bounds(job, self.spec.defaults)
         # Before `begin`: a model that cannot be loaded leaves the output as it was.
         loaded = self._loaded(job)
+        if self.choice.backend is not None and self.dedupe:
+            self._show("reading", job)
         self._repeats = self._found_repeats(job)
         self._load_seconds = self.clock.now() - before
         try:
@@ -191,7 +211,8 @@ class JobRun:
         except BudgetExhausted as error:
             if self._meter is None:
                 raise
-            raise exhausted(error, self._meter, self._report(job).done, job.total) from error
+            report = self._report(job)
+            raise BudgetSpent(exhausted(error, self._meter, report.done, job.total), report) from error
         return self._report(job)
 
     def _loaded(self, job: Job) -> LoadedModels:
@@ -213,7 +234,6 @@ class JobRun:
         """The lines that are asked once with others; None if each is asked."""
         if self.choice.backend is None or not self.dedupe:
             return None
-        self._show("reading", job)
         return find_repeats(job, self.spec.defaults, self.spec.model)
 
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
@@ -341,6 +361,9 @@ class JobRun:
         return {"generated_tokens_per_second": generated / self._loop_seconds}
 
     def _show_loop(self, job: Job) -> None:
+        if self._loop is not None:
+            for text in self._long_waits.news(self._loop.pacing, self.clock.now(), datetime.now()):
+                _log.warning("%s. The run waits; it can be stopped, and the same command goes on", text)
         self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:

@@ -84,7 +84,20 @@ class ModelChoice:
             name, value = next(iter(chosen.items()))
             raise InputError(f"{name}={value!r} with backend={self.backend!r}: it is for models in this process")
 
+        self._check_addresses()
         self._check_batches()
+
+    def _check_addresses(self) -> None:
+        try:
+            from batchwright.inference.endpoint_address import endpoint_url
+        except ModuleNotFoundError:
+            return  # which is told when the endpoint is opened
+        for name, address in [("backend", self.backend), *(("also", each) for each, _ in self.others)]:
+            try:
+                if address is not None:
+                    endpoint_url(address)
+            except ValueError as error:
+                raise InputError(f"{name} {error}") from None
 
     def _check_batches(self) -> None:
         if self.via not in ("live", "batch", "auto"):

@@ -393,6 +393,8 @@ class JobLoop:
             return RunFailed(
                 f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
             )
+        if isinstance(outcome, EndpointError) and outcome.is_wrong_address and not self.tally.succeeded:
+            return RunFailed(str(outcome))
         return None
 
     def _succeed(self, line: _Line, answer: dict[str, Any]) -> None:

@@ -13,13 +13,17 @@ import msgspec
 from batchwright.errors import BudgetExhausted, InputError, InvalidRequest, shown
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
+from batchwright.jobs.lines import Line
 from batchwright.jobs.spend_journal import SpendJournal
-from batchwright.pricing.bounds import most_cost
+from batchwright.pricing.bounds import NO_ANSWER_BOUND, most_cost, most_output
 from batchwright.pricing.price_sources import PriceBook, price_table
 from batchwright.pricing.rates import Picodollars, in_dollars, picodollars, shown_dollars
 from batchwright.pricing.usage import TokensUsed
 from batchwright.request import SamplingParams
-from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, with_defaults
+from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, filled, with_defaults
+
+_LOOKED_AT = 100
+"""Lines without a bound after which all are taken to have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +168,38 @@ class SpendingTerms:
         )
 
 
-def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) -> BudgetExhausted:
-    """The error with which a run ends whose budget is spent."""
+def require_answer_bounds(job: Job, defaults: SamplingParams | Mapping[str, Any]) -> None:
+    """Raise `InputError` if none of the first lines of `job` that are left says how long its answer may be."""
+    endless = 0
+    for record in job.source.records():
+        if record.number in job.finished or not isinstance(line := job.parser.parse(record), Line):
+            continue
+        if line.endpoint == EMBEDDINGS_URL:
+            return
+        try:
+            most_output(filled(line.endpoint, line.body, defaults))
+            return
+        except InvalidRequest as error:
+            if error.code != NO_ANSWER_BOUND:
+                return
+        endless += 1
+        if endless == _LOOKED_AT:
+            break
+    if endless:
+        raise InputError(
+            f"budget: none of the {'' if endless < _LOOKED_AT else 'first '}{endless:,} lines has max_tokens, so what "
+            "their answers may cost has no bound: give it for all with --max-tokens, such as --max-tokens 500"
+        )
+
+
+def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) -> str:
+    """The message with which a run ends whose budget is spent."""
     assert meter.limit is not None
     totals = meter.totals
     lost = (
         f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose answers were lost" if totals.lost else ""
     )
-    return BudgetExhausted(
+    return (
         f"the budget of {shown_dollars(meter.limit)} is spent: {shown_dollars(totals.spent)} for {done:,} of {total:,} "
         f"lines{lost}; {error}. Finished lines are kept: the same command with a larger --budget goes on"
     )

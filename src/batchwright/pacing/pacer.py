@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
@@ -104,6 +104,12 @@ class PacerFigures:
     limits: Sequence[LimitFigures]
     blocked_seconds: float
     """Time for which the endpoint wants no request."""
+    waiting: int = 0
+    """Requests that wait for their turn."""
+    next_in: float = 0.0
+    """Seconds until the next of them may go, by limits that are stated or told and by refusals."""
+    waits_for: LimitFigures | None = None
+    """The limit for which it waits; None where it is none of `limits`."""
 
 
 class Pacer:
@@ -309,6 +315,18 @@ class Pacer:
             window.settle(entry, 0.0, now)
         for kind, sent in attempt.stated.items():
             self._stated[kind].end(sent, 0.0)
+
+    def figures_with(self, waiting: int, use: Use | None, now: float) -> PacerFigures:
+        """Return what is known at `now` while requests are waiting, the next of which is expected to use `use`."""
+        figures = self.figures(now)
+        if use is None:
+            return figures
+        waits = [0.0 if self._is_stated(each.told) else each.wait(use, now) for each in self._told]
+        waits += [each.wait(use, now) for each in self._stated.values()]
+        seconds, limit = max(zip(waits, figures.limits, strict=True), key=lambda each: each[0], default=(0.0, None))
+        if seconds <= figures.blocked_seconds:
+            seconds, limit = figures.blocked_seconds, None
+        return replace(figures, waiting=waiting, next_in=seconds, waits_for=limit)
 
     def figures(self, now: float) -> PacerFigures:
         """Return what is known at `now`."""

@@ -15,6 +15,8 @@ from batchwright.pricing.rates import ModelPrices, Picodollars, Rates
 from batchwright.pricing.usage import is_usual_tier
 from batchwright.wire.requests import EMBEDDINGS_URL
 
+NO_ANSWER_BOUND = "max_tokens_missing"
+"""Code of the error of a request that does not say how long its answer may be."""
 _TEMPLATE_TOKENS = 256
 """Tokens that a template adds to a prompt beyond those that the JSON around it makes up for, such as its own system
 message: those of Qwen, Llama and gpt-oss have less than 100."""
@@ -63,6 +65,7 @@ def most_output(body: Mapping[str, Any]) -> int:
             "max_tokens is missing, so what the answer may cost has no bound: under a budget every request needs one; "
             "give it in the line, or for all lines with --max-tokens",
             param="max_tokens",
+            code=NO_ANSWER_BOUND,
         )
     for limit in given:
         if type(limit) is not int or limit < 0:

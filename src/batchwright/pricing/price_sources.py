@@ -79,16 +79,23 @@ class PriceBook:
         return self._known[model]
 
     def _named(self, name: str) -> ModelPrices:
-        from batchwright.pricing.published import published_prices
+        from batchwright.pricing.published import near_names, published_prices
 
         provider, slash, model = name.partition("/")
         found = published_prices(model, at=self._at, provider=provider) if slash else None
-        if found is None:
+        if found is not None:
+            return found
+        near = near_names(name)
+        if near is None:
             raise InputError(
-                f"price={shown(name)}: must be prices such as {_EXAMPLE}, in dollars per million tokens, or the "
-                "PROVIDER/MODEL of published prices (pip install 'batchwright[remote]'), such as openai/gpt-4o-mini"
+                f"price={shown(name)}: published prices come with pip install 'batchwright[remote]'; without them, "
+                f"give {_EXAMPLE}, in dollars per million tokens"
             )
-        return found
+        closest = f" (near: {', '.join(near)})" if near else ""
+        raise InputError(
+            f"price={shown(name)}: no PROVIDER/MODEL of published prices{closest}; give what it costs in dollars per "
+            f"million tokens, {_EXAMPLE}, or --prices FILE"
+        )
 
 
 def told_prices(text: str) -> ModelPrices:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
+from difflib import get_close_matches
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ _FIELDS = {
 }
 _BY_OTHER_UNITS = frozenset({"input_mchars", "input_text_messages_kcount"})
 """Prices that the number of tokens does not tell."""
+_NEAR = 3
+"""Names that are shown for one that is not known."""
 _BATCH = {"processing": "batch"}
 
 
@@ -56,6 +59,28 @@ def published_prices(
             if rates is not None:
                 tiers[tier] = rates
     return ModelPrices(live, batch, tiers)
+
+
+def near_names(name: str) -> list[str] | None:
+    """Return the `PROVIDER/MODEL` names with published prices that are most like a name.
+
+    None if `genai-prices` is not installed.
+    """
+    try:
+        from genai_prices.data_snapshot import get_snapshot
+    except ModuleNotFoundError:
+        return None
+    asked = name.lower()
+    whole = [f"{provider.id}/{model.id}" for provider in get_snapshot().providers for model in provider.models]
+    if "/" not in asked:
+        # A model without its provider, whose makers mostly come before those who sell it as well.
+        same = [each for each in whole if each.partition("/")[2] == asked]
+        if same:
+            return same[:_NEAR]
+        models = dict.fromkeys(each.partition("/")[2] for each in whole)
+        close = get_close_matches(asked, models, _NEAR)
+        return [next(each for each in whole if each.partition("/")[2] == model) for model in close]
+    return get_close_matches(asked, whole, _NEAR)
 
 
 def is_provider(address: str) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.wire.anthropic_answers import MessageChunks, openai_body, openai_error, status_of_error
 from batchwright.wire.anthropic_requests import messages_body
+from batchwright.wire.error_bodies import status_of_kind
 from batchwright.wire.requests import CHAT_URL, COMPLETION_URL, EMBEDDINGS_URL, RESPONSES_URL
 
 Body: TypeAlias = dict[str, Any]
@@ -60,9 +61,9 @@ class Dialect(Protocol):
         """Return the error object of an answer in OpenAI's form: `message`, `type`, `param`, `code`."""
 
     def error_status(self, error: Mapping[str, object]) -> int | None:
-        """Return the HTTP status of an error object, given as `error` returns it, that came within a stream.
+        """Return the HTTP status of an error object, given as `error` returns it, that came with the status 200.
 
-        None: not known.
+        That is within a stream, or in place of an answer. None: not known.
         """
 
 
@@ -101,7 +102,7 @@ class OpenAIDialect:
         return dict(error)
 
     def error_status(self, error: Mapping[str, object]) -> int | None:
-        return None
+        return status_of_kind(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ The official client chooses its exception by the status: 400 `BadRequestError`, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from batchwright.errors import (
@@ -57,6 +58,33 @@ _FOR_THE_OPERATOR = (DownloadError, MissingExtra, ModelCacheError, RunFailed)
 _NO_DETAILS = "an error inside the service; its log has the details"
 _LEAST_WAIT = 1
 _LONGEST_WAIT = 600
+
+
+_KINDS = {
+    **dict.fromkeys(("invalid_request_error", "content_policy_violation", "context_length_exceeded"), 400),
+    **dict.fromkeys(("authentication_error", "invalid_api_key"), 401),
+    "permission_error": 403,
+    **dict.fromkeys(("not_found_error", "model_not_found"), 404),
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota", "requests", "tokens"), 429),
+    **dict.fromkeys(("server_error", "internal_server_error", "internal_error", "api_error"), 500),
+    **dict.fromkeys(("service_unavailable", "service_unavailable_error"), 503),
+    "overloaded_error": 529,
+}
+"""Statuses with which errors of these codes and types are answered."""
+
+
+def status_of_kind(error: Mapping[str, object]) -> int | None:
+    """Return the status of an error object in OpenAI's form that came without one; None if that is not known.
+
+    Its code may be the status itself, as where a router passes on what another endpoint answered.
+    """
+    for kind in (error.get("code"), error.get("status"), error.get("type")):
+        text = str(kind)
+        if text.isascii() and text.isdigit() and 400 <= int(text[:4]) < 600:
+            return int(text)
+        if text in _KINDS:
+            return _KINDS[text]
+    return None
 
 
 def status_of(error: BaseException) -> int:

@@ -21,7 +21,7 @@ from batchwright.inference.batches.earlier_lines import EarlierLines
 from batchwright.inference.batches.held import HeldLine, OpenBatch
 from batchwright.inference.batches.journal import BatchEntry, Journal
 from batchwright.inference.batches.outcomes import Outcomes
-from batchwright.inference.batches.provider import BatchProvider
+from batchwright.inference.batches.provider import NO_SUCH_API, BatchProvider
 from batchwright.inference.batches.queue_room import QueueRoom
 from batchwright.inference.batches.results_file import custom_ids, results_in
 from batchwright.inference.batches.submitter import Refused, Submitter, concerns_all
@@ -47,7 +47,6 @@ _LONGEST_WAIT = 600.0
 """Most seconds that a provider's `retry-after` is followed."""
 _GRACE = 5.0
 """Seconds that a request to submit a batch is given to be answered when the run is stopped."""
-_NO_SUCH_API = frozenset({404, 405, 501})
 
 
 class BatchDesk:
@@ -360,7 +359,7 @@ class BatchDesk:
 
     def _require_api(self, error: EndpointError) -> None:
         """Raise `RunFailed` if there seem to be no batches at this endpoint."""
-        if error.status in _NO_SUCH_API and not self.account.submitted:
+        if error.status in NO_SUCH_API and not self.account.submitted:
             raise RunFailed(
                 f"{error}: it seems to have no batch API; have its lines computed with --via live"
             ) from error

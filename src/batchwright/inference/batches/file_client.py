@@ -15,7 +15,7 @@ from yarl import URL
 
 from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import EndpointError, EndpointUnreachable
-from batchwright.inference.endpoint_client import EndpointClient
+from batchwright.inference.endpoint_client import EndpointClient, why_silent
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.wire.dialects import OPENAI, Dialect
 
@@ -102,15 +102,14 @@ class FileClient(EndpointClient):
                     raise self._refusal(response, await self._whole(response))
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = self._blotted(f"{type(error).__name__}: {error}".rstrip(": "))
+            what = self._blotted(why_silent(error))
             raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
 
     def _value(self, content: bytes) -> Any:
         try:
             return msgspec.json.decode(self._blotted(content.decode()))
         except (ValueError, RecursionError):
-            shown = self._blotted(content[:300].decode(errors="replace"))
-            raise EndpointError(f"{self.url} answers with something else than JSON: {shown!r}") from None
+            raise EndpointError(f"{self.url} answers with something else than JSON: {self._excerpt(content)}") from None
 
 
 def _put(made: Path, path: Path) -> None:

@@ -15,6 +15,8 @@ from batchwright.submitting.endings import Ending, Problem
 _FEW = 3
 """Batches up to which each is asked for by itself, without the list."""
 _GONE = 404
+NO_SUCH_API = frozenset({404, 405, 501})
+"""Statuses with which an endpoint answers that has no batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchwright.histograms import Histogram, Recent
+from batchwright.inference.inference import pacing_of
 from batchwright.priority_levels import PriorityLevels
 
 if TYPE_CHECKING:
     from batchwright.batcher.batcher_stats import BatcherStats
     from batchwright.engine.engine_stats import EngineStats
     from batchwright.inference.inference import Inference
+    from batchwright.pacing.pacer import PacerFigures
 
 
 @dataclass(slots=True)
@@ -97,6 +99,14 @@ def dispatch_reasons(inference: Inference) -> Mapping[str, int]:
     for stats in batcher_stats(inference):
         reasons.update(stats.reasons)
     return reasons
+
+
+def endpoint_figures(inference: Inference) -> Iterator[tuple[str, str, PacerFigures]]:
+    """Yield the address and the model of each endpoint elsewhere that was asked, with what was found of its limits."""
+    for part in _parts(inference):
+        if hasattr(part, "address"):
+            for model, figures in pacing_of(part).items():
+                yield part.address, model, figures
 
 
 def _parts(inference: Inference) -> Iterator[Any]:

@@ -5,7 +5,7 @@ docs/metrics.md says what each of them means; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
@@ -22,6 +22,7 @@ from batchwright.service.observability.figures import (
     ConnectionFigures,
     HttpFigures,
     dispatch_reasons,
+    endpoint_figures,
     engine_stats,
 )
 from batchwright.service.observability.slo_classes import TARGETS, VERDICTS, SloFigures
@@ -32,6 +33,7 @@ from batchwright.version import __version__
 
 if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
+    from batchwright.pacing.pacer import PacerFigures
     from batchwright.service.composition import Services
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -176,6 +178,7 @@ class _Families:
             yield from engine_families(engine)
         reasons = counter("dispatches", "Batches of embeddings by why they were dispatched when they were.", "reason")
         yield labelled(reasons, dict(sorted(dispatch_reasons(services.inference.inner).items())))
+        yield from _endpoints(endpoint_figures(services.inference.inner))
         yield from _quotas(services, self._scrape.kept_quotas)
         yield from _worker(services.worker.stats, services.worker.in_flight)
         yield from _store(services.store_figures, self._scrape.counts)
@@ -257,6 +260,40 @@ def _slos(classes: Mapping[str, SloFigures]) -> Iterator[Metric]:
                 targets.add_metric([name, label], limit / 1e3)
                 misses.add_metric([name, label], figures.misses[target])
     yield from (verdicts, misses, goals, targets, seconds)
+
+
+_ENDPOINT_COUNTERS = {
+    "sent": ("endpoint_requests", "Requests sent to an endpoint elsewhere, tries that failed included."),
+    "refused": ("endpoint_refusals", "Of these, refused for a limit."),
+}
+_ENDPOINT_GAUGES = {
+    "under_way": ("endpoint_requests_under_way", "Requests that an endpoint elsewhere computes now."),
+    "waiting": ("endpoint_requests_waiting", "Requests that wait for their turn there."),
+    "concurrency": ("endpoint_most_under_way", "Requests that may be under way there."),
+    "next_in": ("endpoint_wait_seconds", "Time until the next request may go, by limits and refusals."),
+}
+
+
+def _endpoints(endpoints: Iterable[tuple[str, str, PacerFigures]]) -> Iterator[Metric]:
+    labels = ("endpoint", "model")
+    families: dict[str, _ValueFamily] = {
+        **{name: counter(*told, *labels) for name, told in _ENDPOINT_COUNTERS.items()},
+        **{name: gauge(*told, *labels) for name, told in _ENDPOINT_GAUGES.items()},
+    }
+    limits = gauge(
+        "endpoint_limit", "Limits of an endpoint elsewhere, in a window.", *labels, "kind", "window_seconds", "source"
+    )
+    left = gauge("endpoint_limit_left", "What is left of them.", *labels, "kind", "window_seconds", "source")
+    for address, model, figures in endpoints:
+        for name, family in families.items():
+            family.add_metric([address, model], getattr(figures, name))
+        for limit in figures.limits:
+            of_limit = [limit.kind, f"{limit.window:g}", "stated" if limit.is_stated else "told"]
+            limits.add_metric([address, model, *of_limit], limit.limit)
+            left.add_metric([address, model, *of_limit], limit.left)
+        if figures.found_per_minute is not None:
+            limits.add_metric([address, model, "requests", "60", "found"], figures.found_per_minute)
+    yield from (*families.values(), limits, left)
 
 
 def _quotas(services: Services, kept: Sequence[tuple[str, int, int]]) -> Iterator[Metric]:
