@@ -65,6 +65,9 @@ class Collector:
         assert remote is not None
         assert remote.ending is not None
         self._room.ended(batch)
+        if remote.lost:
+            self.lost(batch)
+            return
         if remote.ending == "failed" and not remote.files:
             self._account.count_ending("failed")
             self._fail_whole(batch, remote.problems)
@@ -85,7 +88,7 @@ class Collector:
             self._without_result(batch, line, None, others_blamed=False)
 
     def lost(self, batch: OpenBatch) -> None:
-        """End a batch that the provider does not know any more, though it had it."""
+        """End a batch that the provider does not know any more, though it had it, or whose results it has not."""
         gone = EndpointError(
             f"the provider has no batch {batch.entry.remote} any more, and with it are gone the results of its lines",
             status=_GONE,
@@ -96,7 +99,10 @@ class Collector:
             left.reservation.keep()
         batch.left.clear()
         for line in self.drop(batch):
-            self._outcomes.lost(line, gone)
+            if batch.entry.leaving and self._deadline is not None:
+                self._deadline.leave(line, may_be_paid=True)
+            else:
+                self._outcomes.lost(line, gone)
 
     def dissolve(self, batch: OpenBatch) -> None:
         """Put the lines of a batch that was not computed into others, which may be smaller."""

@@ -14,6 +14,7 @@ class Deadline:
     """The deadline of a job, `seconds` after its beginning.
 
     - `moves`: whether lines become live requests in time, as `mover` says; otherwise those fail that are not done.
+    - `keeps_cancelled`: see `BatchProvider`.
     - `lines_left`: lines of the job that are in no batch yet and not gathered either.
     - `live_rate`: lines a second that live requests compute.
     """
@@ -24,6 +25,7 @@ class Deadline:
         outcomes: Outcomes,
         *,
         moves: bool,
+        keeps_cancelled: bool,
         mover: Mover,
         lines_left: Callable[[], int],
         live_rate: Callable[[], float],
@@ -31,6 +33,7 @@ class Deadline:
         self.seconds = seconds
         self._outcomes = outcomes
         self._moves = moves
+        self._keeps_cancelled = keeps_cancelled
         self._mover = mover
         self._lines_left = lines_left
         self._live_rate = live_rate
@@ -50,18 +53,27 @@ class Deadline:
             self.live_only = True
             return [*batches]
         there = [batch for batch in batches if batch.entry.stage == "created" and not batch.has_ended]
-        so_far = [BatchSoFar(batch, age_of(batch), *batch.counts) for batch in there if not batch.entry.leaving]
-        leaving = sum(batch.counts[1] - batch.counts[0] for batch in there if batch.entry.leaving)
+        so_far = {
+            batch: BatchSoFar(batch, age_of(batch), *batch.counts, keeps=self._keeps_cancelled) for batch in there
+        }
+        leaving = sum(each.left for batch, each in so_far.items() if batch.entry.leaving)
         unsent = [batch for batch in batches if not batch.may_exist]
         lines = waiting + sum(batch.entry.lines for batch in unsent) + leaving + self._lines_left()
-        plan = self._mover.plan(left, so_far, lines, self._live_rate())
+        staying = [each for batch, each in so_far.items() if not batch.entry.leaving]
+        plan = self._mover.plan(left, staying, lines, self._live_rate())
         self.live_only = not plan.gather
         chosen = {*plan.give_up}
         return [batch for batch in there if batch in chosen or batch.entry.leaving] + (unsent if self.live_only else [])
 
-    def leave(self, line: HeldLine) -> None:
-        """Let a line go on that no batch computes any more because of the deadline."""
+    def leave(self, line: HeldLine, *, may_be_paid: bool = False) -> None:
+        """Let a line go on that no batch computes any more because of the deadline.
+
+        `may_be_paid`: its batch may have computed it, and lost the result.
+        """
+        late = DeadlineExceeded("the deadline of the run passed before the line was computed")
         if self._moves:
-            self._outcomes.live(line)
+            self._outcomes.live(line, may_be_paid=may_be_paid)
+        elif may_be_paid:
+            self._outcomes.lost(line, late)
         else:
-            self._outcomes.error(line, DeadlineExceeded("the deadline of the run passed before the line was computed"))
+            self._outcomes.error(line, late)

@@ -89,6 +89,7 @@ class BatchDesk:
                 deadline,
                 self._outcomes,
                 moves=moves,
+                keeps_cancelled=provider.keeps_cancelled,
                 mover=times.mover,
                 lines_left=lines_left,
                 live_rate=live_rate,
