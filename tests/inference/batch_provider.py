@@ -59,8 +59,8 @@ class BatchServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler: type[BatchHandler] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or BatchHandler)
         self.lock = threading.RLock()
         self.files: dict[str, tuple[str, str, bytes]] = {}
         self.batches: dict[str, Batch] = {}
@@ -209,7 +209,9 @@ def answer(body: dict[str, Any]) -> dict[str, Any]:
     return {"id": "x", "object": "text_completion", "model": body.get("model"), "choices": [choice], "usage": usage}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class BatchHandler(BaseHTTPRequestHandler):
+    """Answers the requests of one connection."""
+
     server: BatchServer
     protocol_version = "HTTP/1.1"
 
@@ -227,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_step(self, body: bytes) -> None:
         url = urlsplit(self.path)
-        parts = url.path.removeprefix("/v1/").split("/")
+        parts = self.parts(url.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         anthropic = parts[:2] == ["messages", "batches"]
         if anthropic:
@@ -249,6 +251,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self.send(status, answer)
+
+    def parts(self, path: str) -> list[str]:
+        return path.removeprefix("/v1/").split("/")
 
     def step(self, parts: list[str]) -> str:
         method = self.command
@@ -279,13 +284,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.paid[prompt_of(asked)] += 1
         return 200, self.server.charged(asked, parts == ["messages"])
 
-    def upload(self, parts: list[str], query: dict[str, str], body: bytes, anthropic: bool) -> tuple[int, Any]:
+    def form(self, body: bytes) -> dict[str, tuple[str | None, bytes]]:
+        """Return the parts of a form, each with the name of its file."""
         head = f"content-type: {self.headers['content-type']}\r\n\r\n".encode()
         form = BytesParser().parsebytes(head + body)
         fields: dict[str, tuple[str | None, bytes]] = {}
         for part in form.get_payload():
             name = part.get_param("name", header="content-disposition")  # type: ignore[union-attr]
             fields[str(name)] = (part.get_filename(), part.get_payload(decode=True))  # type: ignore[union-attr,assignment]
+        return fields
+
+    def upload(self, parts: list[str], query: dict[str, str], body: bytes, anthropic: bool) -> tuple[int, Any]:
+        fields = self.form(body)
         name, content = fields["file"]
         file_id = f"file-{len(self.server.files) + 1}"
         self.server.files[file_id] = (str(name), fields["purpose"][1].decode(), content)
@@ -418,9 +428,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def provider() -> Iterator[BatchServer]:
+def provider(make: Callable[[], BatchServer] = BatchServer) -> Iterator[BatchServer]:
     """Run a provider on loopback."""
-    with BatchServer() as server:
+    with make() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

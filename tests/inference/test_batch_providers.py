@@ -78,6 +78,7 @@ def test_kinds_are_known_by_their_hosts() -> None:
     assert kind_of("https://mine.openai.azure.com/openai/v1").name == "Azure"
     assert kind_of("https://api.groq.com/openai/v1").name == "Groq"
     assert kind_of("https://api.anthropic.com/v1").form == "anthropic"
+    assert kind_of("https://api.fireworks.ai/inference/v1").form == "fireworks"
     assert kind_of("http://127.0.0.1:8000/v1") is OTHERS
     assert kind_of("https://notapi.openai.com.example/v1") is OTHERS
 
@@ -87,6 +88,12 @@ def test_windows_are_those_of_the_provider() -> None:
     open_provider("http://127.0.0.1:1/v1", None, window="90m")
     with pytest.raises(InputError, match="batch_window='1h': OpenAI takes 24h"):
         open_provider("https://api.openai.com/v1", None, window="1h")
+    for window in ("24h", "36h", "7d"):
+        open_provider("https://api.groq.com/openai/v1", None, window=window)
+    with pytest.raises(InputError, match="batch_window='8d': Groq takes 24h to 7d"):
+        open_provider("https://api.groq.com/openai/v1", None, window="8d")
+    with pytest.raises(InputError, match="batch_window='1h': Fireworks takes 24h"):
+        open_provider("https://api.fireworks.ai/inference/v1", None, window="1h")
     with pytest.raises(InputError, match="must be a duration"):
         open_provider("http://127.0.0.1:1/v1", None, window="0h")
     with pytest.raises(InputError, match="http"):

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.inference.batch_provider import PRICE, Fault, provider
+from tests.inference.batch_provider import PRICE, BatchServer, Fault, provider
+from tests.inference.fireworks_provider import FireworksServer
 from tests.jobs.fakes import by_id, text_of
 
 from batchwright import crash_points
@@ -33,6 +34,7 @@ from batchwright.submitting.looking import LookPauses
 
 KILLS = int(os.environ.get("BATCHWRIGHT_BATCH_KILLS", "30"))
 LINES, OF_A_BATCH = 60, 20
+FORMS: tuple[kinds.Form, ...] = ("openai", "anthropic", "fireworks")
 STAGES = ("sealed", "uploading", "uploaded", "creating", "created", "collected")
 LONGEST = 60.0
 _start = multiprocessing.get_context("forkserver")
@@ -68,6 +70,12 @@ def work(source: str, output: str, url: str, form: kinds.Form, crash_at: str | N
         run(source, output, backend=url, via="batch", price=PRICE, budget="5.0" if form == "openai" else None)
 
 
+def asked(prompt: str, form: kinds.Form) -> dict[str, Any]:
+    if form == "fireworks":
+        return {"id": prompt, "messages": [{"role": "user", "content": prompt}]}
+    return {"id": prompt, "prompt": prompt}
+
+
 def killing(process: Any, nth: int, chance: random.Random) -> Callable[[str, int], Fault]:
     """Faults of a provider that kills its client at the `nth` request, which it carries out or not."""
     seen = count(1)
@@ -81,18 +89,18 @@ def killing(process: Any, nth: int, chance: random.Random) -> Callable[[str, int
     return fault
 
 
-@pytest.mark.parametrize("form", ["openai", "anthropic"])
+@pytest.mark.parametrize("form", FORMS)
 def test_killed_and_resumed(tmp_path: Path, form: kinds.Form) -> None:
     chance = random.Random(form)
     kills = jobs = 0
     prompts = [f"p{number}" for number in range(LINES)]
     bound = {"max_tokens": 50} if form == "openai" else {}
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"id": each, "prompt": each, **bound}) + "\n" for each in prompts))
-    while kills < KILLS / 2:
+    source.write_text("".join(json.dumps(asked(each, form) | bound) + "\n" for each in prompts))
+    while kills < KILLS / len(FORMS):
         jobs += 1
         output = tmp_path / f"out{jobs}.jsonl"
-        with provider() as server:
+        with provider(FireworksServer if form == "fireworks" else BatchServer) as server:
             server.pace, server.lag = 7, 0.1
             ended = False
             for _ in range(100):

@@ -131,6 +131,19 @@ def test_after_two_errors_nobody_waits() -> None:
     assert sharing.answered_at(7) == Place(7, 9)
 
 
+def test_a_line_that_is_given_up_takes_along_those_that_wait_for_it() -> None:
+    sharing = Sharing[int](found(dict.fromkeys(range(3, 8), bytes(16))))
+    assert sharing.repeats.first_of(0) == 3
+    assert sharing.given_up(3) == sharing.given_up(9) == []
+    assert [sharing.take_up(number, number, 1) for number in (3, 4, 5)] == [True, False, False]
+    assert sharing.all_waiting() == [4, 5]
+    assert sharing.given_up(3) == [4, 5]
+    assert (sharing.waiting, sharing.waiting_bytes, sharing.all_waiting()) == (0, 0, [])
+    # Nothing is known of the request: the next one is asked.
+    assert [sharing.take_up(number, number, 1) for number in (5, 3)] == [True, False]
+    assert sharing.answered(5, Place(1, 2)) == [3]
+
+
 def test_answers_of_earlier_runs_are_known() -> None:
     sharing = Sharing[int](found(dict.fromkeys((1, 2), bytes(16))))
     sharing.know(3, Place(1, 1))

@@ -152,6 +152,16 @@ def test_published_prices_agree_with_their_own_calculator(
         assert abs(Decimal(ours) / DOLLAR - theirs) < Decimal("1e-9")
 
 
+def test_batches_are_not_taken_for_cheaper_than_they_may_be() -> None:
+    together = published_prices("meta-llama/Llama-3.3-70B-Instruct-Turbo", at=AT, provider="together")
+    assert together is not None
+    assert together.batch == together.live
+    groq = published_prices("moonshotai/kimi-k2-instruct-0905", at=AT, provider="groq")
+    assert groq is not None
+    assert groq.live.cached is not None
+    assert (groq.batch.cached, groq.batch.input) == (None, groq.live.input.times(Fraction(1, 2)))
+
+
 def test_all_published_prices_can_be_read() -> None:
     known = 0
     for provider in providers:

@@ -121,6 +121,19 @@ def test_a_batch_from_a_file_to_its_results(tmp_path: Path, data: Path, endpoint
     assert "retry of" in jobs("retry", batch_id).stdout
 
 
+def test_identical_lines_are_asked_once(tmp_path: Path, data: Path, endpoint: str) -> None:
+    path = tmp_path / "input.jsonl"
+    body = {"model": "model", "prompt": "a", "temperature": 0}
+    path.write_bytes(b"".join(line("a", f"id-{number}", body=body) for number in range(6)))
+    batch_id = jobs("submit", str(path)).stdout.strip()
+    assert jobs("work", "--until-idle", "--backend", endpoint).exit_code == 0
+    batch = shown(batch_id)
+    assert (batch["request_counts"]["completed"], batch["usage"]["total_tokens"]) == (6, 3)
+    answers = [msgspec.json.decode(each)["response"]["body"] for each in jobs("results", batch_id).stdout.splitlines()]
+    assert {each["choices"][0]["text"] for each in answers} == {"A"}
+    assert sum("deduplicated" not in each["usage"] for each in answers) == 1
+
+
 def test_what_is_wrong_with_an_input_is_told_by_line(tmp_path: Path, data: Path, endpoint: str) -> None:
     path = tmp_path / "input.jsonl"
     path.write_bytes(line("a") + b"{}\n")

@@ -53,6 +53,12 @@ def test_batches_that_will_end_in_time_are_left_alone() -> None:
     assert mover.plan(0.19 * HOUR, [slow, BatchSoFar("fast", HOUR, 990, 1000)], 0, 10.0).give_up == ("slow",)
 
 
+def test_what_a_cancelled_batch_loses_is_counted_in() -> None:
+    mover = Mover()
+    assert mover.plan(0.35 * HOUR, [BatchSoFar("b", 9 * HOUR, 900, 1000)], 0, 2.0).give_up == ()
+    assert mover.plan(0.34 * HOUR, [BatchSoFar("b", 9 * HOUR, 900, 1000, keeps=False)], 0, 2.0).give_up == ("b",)
+
+
 def test_lines_are_gathered_as_long_as_a_batch_may_still_end() -> None:
     mover = Mover()
     assert mover.plan(6 * HOUR, [], 1000, 10.0).gather

@@ -136,7 +136,8 @@ def cancel(
 ) -> None:
     """Cancel batches; what is done of them is kept, and paid.
 
-    A run to which they belong takes these results, and submits the other lines again.
+    A run to which they belong takes these results, and submits the other lines again. At Fireworks cancelling deletes:
+    what is done is paid, and lost.
     """
 
     async def work(provider: BatchProvider) -> list[RemoteBatch]:

@@ -12,6 +12,7 @@ import msgspec
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import Line
 from batchwright.jobs.sink import Sink
+from batchwright.lines.batch_line import deduplicated
 from batchwright.planning.identical import Place, RepeatFinder, Repeats, Sharing
 from batchwright.request import SamplingParams
 from batchwright.wire.identity import identity_of
@@ -48,15 +49,6 @@ def find_repeats(job: Job, defaults: SamplingParams | Mapping[str, Any], model: 
             if identity is not None:
                 finder.add(line.number, identity)
     return finder.repeats()
-
-
-def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer for a line that was not asked, since an identical one was: its usage says so."""
-    usage = answer.get("usage")
-    marked = {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}
-    if "cost" in marked:
-        marked["cost"] = 0.0
-    return {**answer, "usage": marked}
 
 
 class IdenticalLines(Generic[_Line]):

@@ -15,12 +15,13 @@ from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, Run
 from batchwright.inference.batches.provider_batches import InABatch
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
 from batchwright.jobs.failures import RETRYABLE, Failures
-from batchwright.jobs.identical_lines import IdenticalLines, deduplicated
+from batchwright.jobs.identical_lines import IdenticalLines
 from batchwright.jobs.job import Job
 from batchwright.jobs.lines import BadLine, Line
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.sources import Record
 from batchwright.lines.batch_line import (
+    deduplicated,
     encode_answer,
     encode_failure,
     is_timeout,

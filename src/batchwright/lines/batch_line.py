@@ -189,6 +189,15 @@ def encode_answer(key: str, number: int, custom_id: str, body: Mapping[str, Any]
     return _with_response(key, number, custom_id, _OK, body)
 
 
+def deduplicated(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer for a line that was not asked, since an identical one was: its usage says so."""
+    usage = answer.get("usage")
+    marked = {**(usage if isinstance(usage, dict) else {}), "deduplicated": True}
+    if "cost" in marked:
+        marked["cost"] = 0.0
+    return {**answer, "usage": marked}
+
+
 def encode_refusal(key: str, number: int, custom_id: str, error: BaseException) -> bytes:
     """The result line of a line that failed with `error`, with the status and the body that it has over HTTP."""
     return _with_response(key, number, custom_id, status_of(error), error_body(error))

@@ -78,6 +78,10 @@ class Repeats:
         index = bisect_left(self._numbers, number)
         return self._groups[index] if index < len(self._numbers) and self._numbers[index] == number else None
 
+    def first_of(self, group: int) -> int:
+        """The number of the first line in a group."""
+        return self._numbers[self._groups.index(group)]
+
 
 class Place(NamedTuple):
     """Place of an answer in the file that holds it."""
@@ -172,6 +176,15 @@ class Sharing(Generic[_Line]):
             asked.under_way += len(following)
             self._asked[group] = asked
         return following
+
+    def given_up(self, number: int) -> list[_Line]:
+        """Note that a line is not asked after all, and return the lines that waited for it: they are forgotten, too."""
+        group = self.repeats.group_of(number)
+        return [] if group is None or group not in self._asked else self._ended(group, everyone=True)
+
+    def all_waiting(self) -> list[_Line]:
+        """All lines that wait for the answer to another."""
+        return [line for asked in self._asked.values() for line, _ in asked.waiting]
 
     def _ended(self, group: int, *, everyone: bool) -> list[_Line]:
         """End a line that was asked, and return those that no longer wait: one, or everyone."""

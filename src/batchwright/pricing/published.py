@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from difflib import get_close_matches
@@ -29,6 +30,10 @@ _BY_OTHER_UNITS = frozenset({"input_mchars", "input_text_messages_kcount"})
 _NEAR = 3
 """Names that are shown for one that is not known."""
 _BATCH = {"processing": "batch"}
+_FEW_DISCOUNTS = frozenset({"together"})
+"""Providers with batches that are cheaper only for some models, which are not published with the prices."""
+_NO_CACHE_IN_BATCHES = frozenset({"groq"})
+"""Providers whose batches cost the same for prompt tokens that are in the cache."""
 
 
 def published_prices(
@@ -114,11 +119,18 @@ def _possible(model: ModelInfo, at: datetime) -> list[Mapping[str, Any]]:
 def _batch_rates(provider: Provider, model: ModelInfo, live: Rates, at: datetime) -> Rates:
     if any(variant.when == _BATCH for variant in model.price_variants or ()):
         return _rates([vars(model.get_prices(at, _BATCH))]) or live
+    if provider.id in _NO_CACHE_IN_BATCHES:
+        live = replace(live, cached=None, cache_write=None, cache_write_1h=None)
     return ModelPrices.of(live, _usual_batch_factor(provider, at)).batch
 
 
 def _usual_batch_factor(provider: Provider, at: datetime) -> Fraction:
-    """Return the commonest ratio of the published prices of the provider's batches to live ones; half without any."""
+    """Return the commonest ratio of the published prices of the provider's batches to live ones; half without any.
+
+    It is 1 where a batch may cost as much as its requests: a budget must hold.
+    """
+    if provider.id in _FEW_DISCOUNTS:
+        return Fraction(1)
     found: Counter[Fraction] = Counter()
     for model in provider.models:
         if any(variant.when == _BATCH for variant in model.price_variants or ()):

@@ -194,6 +194,7 @@ async def open_services(
             concurrency=settings.batch_concurrency,
             lease=settings.lease,
             request_timeout=settings.line_timeout,
+            asks_once=settings.backend != "engine",
             max_crashes=settings.max_crashes,
             limits=limits,
         )

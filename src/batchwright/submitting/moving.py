@@ -18,10 +18,13 @@ class BatchSoFar:
     """Seconds since it was created."""
     done: int
     total: int
+    keeps: bool = True
+    """Whether what is done is kept when it is cancelled."""
 
     @property
     def left(self) -> int:
-        return max(0, self.total - self.done)
+        """Lines that are still to be computed if it is cancelled."""
+        return max(0, self.total - self.done) if self.keeps else self.total
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ class AnthropicBatches(BatchProvider):
     def __init__(self, client: FileClient, kind: ProviderKind, translation: Translation) -> None:
         self.name = kind.name
         self.limits = kind.limits
-        self.windows = kind.windows
         self._client = client
         self._translation = translation
         self._not_ours: dict[str, set[str]] = {}

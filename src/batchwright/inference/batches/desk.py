@@ -7,41 +7,30 @@ import logging
 import math
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
 from batchwright.clock import Clock
-from batchwright.errors import DeadlineExceeded, EndpointError, EngineClosed, RunFailed
+from batchwright.errors import EndpointError, EngineClosed, RunFailed
 from batchwright.inference.batches.account import BatchAccount, standing_text
+from batchwright.inference.batches.collector import Collector
+from batchwright.inference.batches.deadline import Deadline
 from batchwright.inference.batches.earlier_lines import EarlierLines
+from batchwright.inference.batches.gathering import Gathering
 from batchwright.inference.batches.held import HeldLine, OpenBatch
 from batchwright.inference.batches.journal import BatchEntry, Journal
 from batchwright.inference.batches.outcomes import Outcomes
 from batchwright.inference.batches.provider import NO_SUCH_API, BatchProvider
 from batchwright.inference.batches.queue_room import QueueRoom
-from batchwright.inference.batches.results_file import custom_ids, results_in
 from batchwright.inference.batches.submitter import Refused, Submitter, concerns_all
 from batchwright.inference.batches.times import BatchTimes
-from batchwright.submitting.drafts import BatchLimits, Draft, Drafts
-from batchwright.submitting.endings import Problem, fate_without_result, reason_without_result
-from batchwright.submitting.enqueueing import is_enqueued_limit
+from batchwright.submitting.drafts import BatchLimits, Draft
 from batchwright.submitting.looking import seconds_left
-from batchwright.submitting.moving import BatchSoFar
 
 _log = logging.getLogger(__name__)
-_Kind: TypeAlias = tuple[str, str | None]
-"""Endpoint and model."""
-
-_TOKENS_PER_BYTE = 0.25
-"""Prompt tokens in a byte of a line, about; limits are found by what is taken and refused, in the same measure."""
-_IN_A_ROW = 128
-"""Results handed out before others have a turn."""
-_INTERNAL = frozenset({"internal_error", "server_error", "internal_server_error"})
-_GONE = 404
 _TOO_MANY = 429
 _LONGEST_WAIT = 600.0
 """Most seconds that a provider's `retry-after` is followed."""
@@ -87,18 +76,24 @@ class BatchDesk:
         self.account = account
         self._is_finished = is_finished
         self._forgets_failures = forgets_failures
-        self._deadline = deadline
-        self._moves = moves
-        self._lines_left = lines_left
-        self._live_rate = live_rate
-        self._drafts = Drafts(times.patience)
-        self._drafted: dict[Draft, list[HeldLine]] = {}
-        self._full: list[Draft] = []
-        """Drafts that are to be sealed."""
+        self._gathering = Gathering(times.patience, self.limits_of)
         self._batches: dict[str, OpenBatch] = {}
         """Batches that were sealed and not collected, by uuid, in that order."""
         self._room = QueueRoom(self._batches.values(), times.full_for)
         self._outcomes = Outcomes(account)
+        self._deadline = (
+            None
+            if deadline is None
+            else Deadline(
+                deadline,
+                self._outcomes,
+                moves=moves,
+                keeps_cancelled=provider.keeps_cancelled,
+                mover=times.mover,
+                lines_left=lines_left,
+                live_rate=live_rate,
+            )
+        )
         self._look_at = math.inf
         self._look_failures = 0
         self._answered_at = clock.now()
@@ -109,8 +104,6 @@ class BatchDesk:
         self._closing = False
         self._failure: BaseException | None = None
         self._draw = random.Random()
-        self.live_only = False
-        """Whether the deadline is too near for further batches."""
         self.live = 0
         """Lines that are live requests now."""
 
@@ -125,6 +118,18 @@ class BatchDesk:
             self._journal,
             is_finished=self._is_finished,
             forgets_failures=self._forgets_failures,
+        )
+        self._collector = Collector(
+            self._provider,
+            self._journal,
+            self._batches,
+            room=self._room,
+            outcomes=self._outcomes,
+            earlier=self._earlier,
+            account=self.account,
+            clock=self._clock,
+            again=self._again,
+            deadline=self._deadline,
         )
         for entry in [*self._journal.entries.values()]:
             if (batch := await asyncio.to_thread(self._earlier.recall, entry)) is not None:
@@ -141,7 +146,12 @@ class BatchDesk:
     @property
     def unsent(self) -> int:
         """Number of batches that are sealed, or about to be, and not at the provider."""
-        return len(self._full) + sum(not batch.may_exist for batch in self._batches.values())
+        return self._gathering.full + sum(not batch.may_exist for batch in self._batches.values())
+
+    @property
+    def live_only(self) -> bool:
+        """Whether the deadline is too near for further batches."""
+        return self._deadline is not None and self._deadline.live_only
 
     def limits_of(self, model: str | None) -> BatchLimits:
         """The most that one batch may have now."""
@@ -180,27 +190,15 @@ class BatchDesk:
                 self._earlier.put(line.name, batch)
                 return
 
-    def _gather(self, line: HeldLine) -> None:
-        kind: _Kind = (line.call.endpoint, line.body.get("model"))
-        now = self._clock.now()
-        draft, done = self._drafts.place(kind, line.size, line.size * _TOKENS_PER_BYTE, now, self.limits_of(kind[1]))
-        if draft not in self._drafted:
-            self._drafted[draft] = []
-            self._moved.set()
-        self._drafted[draft].append(line)
-        if done:
-            self._full += done
-            self._moved.set()
-
     def _again(self, line: HeldLine) -> None:
         """Put a line that is in no batch into one, unless the deadline is too near."""
         line.is_noted = False
         if line.future.done():
             return
-        if self.live_only:
-            self._leave_batch(line)
-        else:
-            self._gather(line)
+        if self._deadline is not None and self._deadline.live_only:
+            self._deadline.leave(line)
+        elif self._gathering.add(line, self._clock.now()):
+            self._moved.set()
 
     # The loop.
 
@@ -228,13 +226,13 @@ class BatchDesk:
             self._outcomes.stopped(line, stopped)
 
     def _lines(self) -> Iterable[HeldLine]:
-        yield from [line for lines in self._drafted.values() for line in lines]
+        yield from self._gathering
         yield from [line for batch in self._batches.values() for line in batch.held.values()]
 
     def _pause(self) -> float:
         """Seconds until there is something to do."""
         now = self._clock.now()
-        due = [self._drafts.next_due(), self._look_at]
+        due = [self._gathering.next_due(), self._look_at]
         for batch in self._batches.values():
             if batch.entry.stage != "created":
                 has_room = self._room.takes(batch, now)
@@ -242,13 +240,13 @@ class BatchDesk:
             elif batch.has_ended:
                 due.append(batch.not_before)
         if self._deadline is not None:
-            due.append(now + max(1.0, min(self._time_left(), self._times.looks.longest)))
+            due.append(now + max(1.0, min(self._time_left(self._deadline), self._times.looks.longest)))
         return max(0.0, min(min(due) - now, 3600.0))
 
     async def _turn(self) -> None:
-        self._full += self._drafts.due(self._clock.now())
-        while self._full:
-            await self._seal(self._full.pop(0))
+        self._gathering.close_due(self._clock.now())
+        while (gathered := self._gathering.next_full()) is not None:
+            await self._seal(*gathered)
         for batch in [*self._batches.values()]:
             if self._closing:
                 return
@@ -260,9 +258,9 @@ class BatchDesk:
             await self._look()
         for batch in [*self._batches.values()]:
             if batch.has_ended and self._is_due(batch):
-                await self._guarded(batch, self._end)
+                await self._guarded(batch, self._collector.end)
         if self._deadline is not None:
-            await self._keep_deadline()
+            await self._keep_deadline(self._deadline)
 
     def _is_due(self, batch: OpenBatch) -> bool:
         return batch.not_before <= self._clock.now()
@@ -304,8 +302,8 @@ class BatchDesk:
 
     # From a draft to a batch at the provider.
 
-    async def _seal(self, draft: Draft) -> None:
-        lines = [line for line in self._drafted.pop(draft) if not line.future.done()]
+    async def _seal(self, draft: Draft, gathered: list[HeldLine]) -> None:
+        lines = [line for line in gathered if not line.future.done()]
         if not lines:
             return
         endpoint, model = lines[0].call.endpoint, lines[0].body.get("model")
@@ -333,7 +331,7 @@ class BatchDesk:
             await asyncio.to_thread(self._journal.seal, entry, contents)
         except OSError:
             del self._batches[batch_uuid]
-            self._drafted[draft] = lines
+            self._gathering.put_back(draft, lines)
             raise
 
     async def _submit(self, batch: OpenBatch) -> None:
@@ -345,9 +343,9 @@ class BatchDesk:
         except Refused as refusal:
             if not refusal.is_full:
                 self._require_api(refusal.error)
-                self._refuse(batch, refusal.error)
+                self._collector.refuse(batch, refusal.error)
             elif self._room.refused(batch, str(refusal.error), self._clock.now()):
-                self._dissolve(batch)
+                self._collector.dissolve(batch)
             return
         if remote is None:
             batch.not_before = self._clock.now() + self._times.looks.pause([self._age(batch)], [math.inf], 0.0)
@@ -363,33 +361,6 @@ class BatchDesk:
             raise RunFailed(
                 f"{error}: it seems to have no batch API; have its lines computed with --via live"
             ) from error
-
-    def _dissolve(self, batch: OpenBatch) -> None:
-        """Put the lines of a batch that was not computed into others, which may be smaller."""
-        for line in self._drop(batch):
-            line.tries -= 1
-            self._again(line)
-
-    def _refuse(self, batch: OpenBatch, error: EndpointError) -> None:
-        """End a batch that the provider does not take."""
-        for line in self._drop(batch):
-            self._outcomes.error(line, error)
-
-    def _drop(self, batch: OpenBatch) -> list[HeldLine]:
-        """Forget a batch that has no results, and return the lines whose callers wait."""
-        batch.entry = msgspec.structs.replace(batch.entry, stage="dropped")
-        self._journal.note(batch.entry)
-        return self._forget(batch)
-
-    def _forget(self, batch: OpenBatch) -> list[HeldLine]:
-        self._batches.pop(batch.entry.uuid, None)
-        self._earlier.forget(batch)
-        for left in batch.left.values():
-            left.reservation.release()
-        batch.left.clear()
-        lines = [*batch.held.values()]
-        batch.held.clear()
-        return lines
 
     # Batches at the provider.
 
@@ -415,7 +386,7 @@ class BatchDesk:
             if remote_id not in seen:
                 # One that was created just now may not be known everywhere at the provider.
                 if self._age(batch) >= self._settles_in:
-                    self._lost(batch)
+                    self._collector.lost(batch)
                 continue
             before, batch.remote = batch.remote, seen[remote_id]
             if before is None or before.done != batch.remote.done:
@@ -438,139 +409,18 @@ class BatchDesk:
         now = self._unix_time()
         return max(0.0, now - (now if batch.entry.attempted_at is None else batch.entry.attempted_at))
 
-    def _lost(self, batch: OpenBatch) -> None:
-        """End a batch that the provider does not know any more, though it had it."""
-        gone = EndpointError(
-            f"the provider has no batch {batch.entry.remote} any more, and with it are gone the results of its lines",
-            status=_GONE,
-        )
-        self.account.count_ending("lost")
-        # It may have been computed, and then is paid.
-        for left in batch.left.values():
-            left.reservation.keep()
-        batch.left.clear()
-        for line in self._drop(batch):
-            self._outcomes.lost(line, gone)
-
-    async def _end(self, batch: OpenBatch) -> None:
-        """Take the results of a batch that has ended."""
-        remote = batch.remote
-        assert remote is not None
-        assert remote.ending is not None
-        self._room.ended(batch)
-        if remote.ending == "failed" and not remote.files:
-            self.account.count_ending("failed")
-            self._fail_whole(batch, remote.problems)
-            return
-        path = self._journal.results_path(batch.entry.uuid)
-        try:
-            await self._provider.fetch(remote, path)
-        except EndpointError as error:
-            if error.status != _GONE:
-                raise
-            self._lost(batch)
-            return
-        batch.entry = msgspec.structs.replace(batch.entry, stage="collected")
-        self._journal.note(batch.entry)
-        self.account.count_ending(remote.ending)
-        await self._distribute(batch, path)
-        for line in self._forget(batch):
-            self._without_result(batch, line, None, others_blamed=False)
-
-    async def _distribute(self, batch: OpenBatch, path: Path) -> None:
-        """Hand out the results of a batch, and note where those are that nobody has asked for yet."""
-        for number, (result, offset, size) in enumerate(results_in(path, self._provider.result), start=1):
-            if number % _IN_A_ROW == 0:
-                await asyncio.sleep(0)
-            name = self._provider.line_name(result.custom_id)
-            if not result.computed:
-                continue
-            line = batch.held.pop(name, None)
-            if line is not None:
-                self._outcomes.result(line, result)
-                continue
-            if (left := batch.left.pop(name, None)) is not None:
-                self._outcomes.result_of_left(left, result)
-            self._earlier.has_result(name, batch, offset, size)
-
-    def _fail_whole(self, batch: OpenBatch, problems: tuple[Problem, ...]) -> None:
-        """End a batch that the provider refused when it had checked it."""
-        first = problems[0] if problems else Problem(None, "the provider gives no reason")
-        if any(is_enqueued_limit(each.code, each.message) for each in problems):
-            self._room.refused(batch, first.message, self._clock.now())
-            # The provider has it as one that failed, so it cannot be submitted again as it is.
-            self._dissolve(batch)
-            return
-        blamed: Mapping[str, Problem] = {}
-        if any(each.line is not None for each in problems):
-            ids = [*custom_ids(self._journal.input_path(batch.entry.uuid))]
-            blamed = {
-                self._provider.line_name(ids[each.line - 1]): each
-                for each in problems
-                if each.line is not None and 0 < each.line <= len(ids)
-            }
-        for line in self._drop(batch):
-            problem = blamed.get(line.name, None if blamed or first.code in _INTERNAL else first)
-            self._without_result(batch, line, problem, others_blamed=bool(blamed) and line.name not in blamed)
-
-    def _without_result(
-        self, batch: OpenBatch, line: HeldLine, problem: Problem | None, *, others_blamed: bool
-    ) -> None:
-        ending = "failed" if batch.remote is None or batch.remote.ending is None else batch.remote.ending
-        if batch.entry.leaving and self._deadline is not None:
-            self._leave_batch(line)
-            return
-        if fate_without_result(ending, line.tries, problem, others_blamed=others_blamed) == "again":
-            self.account.again += 1
-            self._again(line)
-        elif problem is not None:
-            told: dict[str, object] = {"code": problem.code, "message": problem.message, "param": None}
-            self._outcomes.error(line, EndpointError(problem.message, status=400, body=told))
-        elif ending == "expired":
-            # Not an error that may pass for the line executor: it had its tries.
-            self._outcomes.error(line, DeadlineExceeded(reason_without_result(ending, line.tries)))
-        else:
-            message = reason_without_result(ending, line.tries)
-            self._outcomes.error(
-                line, EndpointError(message, body={"code": f"batch_{ending}", "message": message, "param": None})
-            )
-
     # The deadline.
 
-    def _time_left(self) -> float:
-        assert self._deadline is not None
-        return self._journal.begun + self._deadline - self._unix_time()
-
-    async def _keep_deadline(self) -> None:
-        left = self._time_left()
-        if not self._moves:
-            if left <= 0:
-                self.live_only = True
-                await self._give_up([*self._batches.values()])
-            return
-        there = [batch for batch in self._batches.values() if batch.entry.stage == "created" and not batch.has_ended]
-        so_far = [BatchSoFar(batch, self._age(batch), *batch.counts) for batch in there if not batch.entry.leaving]
-        leaving = sum(batch.counts[1] - batch.counts[0] for batch in there if batch.entry.leaving)
-        unsent = sum(batch.entry.lines for batch in self._batches.values() if not batch.may_exist)
-        waiting = self._drafts.lines + unsent + leaving + self.live + self._lines_left()
-        plan = self._times.mover.plan(left, so_far, waiting, self._live_rate())
-        self.live_only = not plan.gather
-        chosen = {*plan.give_up}
-        left_behind = [batch for batch in self._batches.values() if not batch.may_exist and self.live_only]
-        await self._give_up([batch for batch in there if batch in chosen or batch.entry.leaving] + left_behind)
-
-    async def _give_up(self, batches: list[OpenBatch]) -> None:
-        """Cancel batches, so that their lines can go on otherwise, and let go of lines that are in none."""
-        if self.live_only:
-            self._full += self._drafts.due(self._clock.now(), more_may_come=False)
-            for draft in self._full:
-                for line in self._drafted.pop(draft, []):
-                    self._leave_batch(line)
-            self._full.clear()
+    async def _keep_deadline(self, deadline: Deadline) -> None:
+        waiting = len(self._gathering) + self.live
+        batches = deadline.given_up(self._time_left(deadline), [*self._batches.values()], self._age, waiting)
+        if deadline.live_only:
+            for line in self._gathering.let_go(self._clock.now()):
+                deadline.leave(line)
         for batch in batches:
             if not batch.may_exist:
-                for line in self._drop(batch):
-                    self._leave_batch(line)
+                for line in self._collector.drop(batch):
+                    deadline.leave(line)
             elif (
                 batch.entry.stage == "created"
                 and not batch.has_ended
@@ -582,18 +432,14 @@ class BatchDesk:
                     self._journal.note(batch.entry)
                 await self._guarded(batch, self._cancel)
 
+    def _time_left(self, deadline: Deadline) -> float:
+        return self._journal.begun + deadline.seconds - self._unix_time()
+
     async def _cancel(self, batch: OpenBatch) -> None:
         assert batch.entry.remote is not None
         batch.remote = await self._provider.cancel(batch.entry.remote)
         batch.is_cancelled = True
         self._look_at = min(self._look_at, self._clock.now() + self._times.looks.shortest)
-
-    def _leave_batch(self, line: HeldLine) -> None:
-        """Let a line go on that no batch computes any more because of the deadline."""
-        if self._moves:
-            self._outcomes.live(line)
-        else:
-            self._outcomes.error(line, DeadlineExceeded("the deadline of the run passed before the line was computed"))
 
     # What is told.
 
@@ -605,7 +451,7 @@ class BatchDesk:
         look = None if self._look_at == math.inf else max(0.0, self._look_at - now)
         return standing_text(
             [batch.counts for batch in there],
-            gathered=sum(map(len, self._drafted.values())),
+            gathered=len(self._gathering),
             waiting=len(self._batches) - len(there),
             live=self.live,
             next_look=look,

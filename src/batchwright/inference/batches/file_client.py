@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
+import httpx
 import msgspec
 from yarl import URL
 
 from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import EndpointError, EndpointUnreachable
+from batchwright.inference.endpoint_address import proxy_for
 from batchwright.inference.endpoint_client import EndpointClient, why_silent
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.wire.dialects import OPENAI, Dialect
@@ -35,11 +38,22 @@ class FileClient(EndpointClient):
         async with self._exchange("GET", _path(*parts, **query)) as response:
             return self._value(await self._whole(response))
 
-    async def post(self, *parts: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
+    async def post(
+        self,
+        *parts: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
         """Post a value as JSON, and return that of the answer."""
         content = b"" if body is None else msgspec.json.encode(body)
-        async with self._exchange("POST", _path(*parts), content, headers) as response:
+        async with self._exchange("POST", _path(*parts, **(query or {})), content, headers) as response:
             return self._value(await self._whole(response))
+
+    async def delete(self, *parts: str) -> None:
+        """Delete what is at a path of `parts`."""
+        async with self._exchange("DELETE", _path(*parts)) as response:
+            await self._whole(response)
 
     async def post_pieces(self, *parts: str, pieces: AsyncIterator[bytes], size: int) -> Any:
         """Post `size` bytes of JSON that come in pieces."""
@@ -70,12 +84,15 @@ class FileClient(EndpointClient):
         return bytes(line).partition(b"\n")[0]
 
     async def download(self, sources: Sequence[str], path: Path) -> None:
-        """Write the contents at some paths to the file `path`, one after the other, whole or not at all."""
+        """Write the contents at some paths to the file `path`, one after the other, whole or not at all.
+
+        A source may also be a whole URL, which says by itself that it may be read: no key is sent to it.
+        """
         temporary = path.with_name(path.name + TEMPORARY)
         with temporary.open("wb") as file:
             for each in sources:
                 last = b"\n"
-                async with self._exchange("GET", each) as response:
+                async with self._signed(each) if "://" in each else self._exchange("GET", each) as response:
                     async for piece in response.content.iter_chunked(_PIECE):
                         file.write(piece)
                         last = piece[-1:]
@@ -104,6 +121,36 @@ class FileClient(EndpointClient):
         except (aiohttp.ClientError, TimeoutError) as error:
             what = self._blotted(why_silent(error))
             raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
+
+    @asynccontextmanager
+    async def _signed(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Get what is at a URL of another host, without the key."""
+        there = URL(url, encoded=True)
+        try:
+            proxy = proxy_for(there)
+            user = None if proxy is None or proxy.user is None else aiohttp.encode_basic_auth(*proxy.user)
+            async with (
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(
+                        ssl=httpx.create_ssl_context() if there.scheme == "https" else True, force_close=True
+                    ),
+                    timeout=aiohttp.ClientTimeout(sock_connect=self._timeout, sock_read=self._timeout),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                ) as session,
+                session.get(
+                    there,
+                    allow_redirects=False,
+                    proxy=None if proxy is None else proxy.url,
+                    proxy_headers=None if user is None else {"proxy-authorization": user},
+                ) as response,
+            ):
+                if response.status != HTTPStatus.OK:
+                    # Its signature may have expired: nothing that the status says is about the key.
+                    raise EndpointError(f"{there.host} answered {response.status} instead of results")
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            what = self._blotted(type(error).__name__)
+            raise EndpointUnreachable(f"{there.host} gave no answer: {what}") from None
 
     def _value(self, content: bytes) -> Any:
         try:

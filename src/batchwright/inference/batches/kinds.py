@@ -1,4 +1,4 @@
-"""What the batch APIs of known providers do differently."""
+"""What the batch APIs of known providers do differently, with the page of each that says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from yarl import URL
 from batchwright.submitting.drafts import BatchLimits
 
 _USUAL = BatchLimits()
-Form: TypeAlias = Literal["openai", "mistral", "anthropic"]
+Form: TypeAlias = Literal["openai", "mistral", "anthropic", "fireworks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class ProviderKind:
     limits: BatchLimits = _USUAL
     windows: tuple[str, ...] | None = ("24h",)
     """Completion windows that it takes; None: any."""
+    window_span: tuple[str, str] | None = None
+    """Shortest and longest completion window, where it takes any between, in place of `windows`."""
     purpose: str = "batch"
     """Purpose of uploaded input files."""
     upload_path: str = "/files"
@@ -35,18 +37,30 @@ class ProviderKind:
 
 _MB = 1_000_000
 
+# Where nothing else is said, a batch costs half of what its requests would cost, and what may be enqueued depends on
+# the customer: it is found from what is taken and refused.
+
+# https://docs.anthropic.com/en/docs/build-with-claude/batch-processing: 100,000 requests, 256 MB, 24 hours.
 ANTHROPIC_KIND = ProviderKind(
     "Anthropic", ("api.anthropic.com",), form="anthropic", limits=BatchLimits(100_000, 250 * _MB)
 )
 KINDS = (
+    # https://platform.openai.com/docs/api-reference/batch/create: 50,000 requests, 200 MB, 24h. Prompt tokens that may
+    # be enqueued are limited by model and usage tier.
     ProviderKind("OpenAI", ("api.openai.com",)),
+    # https://learn.microsoft.com/azure/ai-foundry/openai/quotas-limits#batch-limits: 100,000 requests, 200 MB, 500
+    # files; how-to/batch: aims at 24 hours, and a batch does not expire. Enqueued tokens are limited by deployment.
     ProviderKind(
         "Azure",
         (".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com"),
         limits=BatchLimits(100_000, 200 * _MB),
         strips_version=True,
     ),
-    ProviderKind("Groq", ("api.groq.com",), limits=BatchLimits(50_000, 200 * _MB), windows=None),
+    # https://console.groq.com/docs/batch: 50,000 lines, 200 MB, windows from 24h to 7d, any number of batches. Half
+    # the price, also for what is found in the cache of prompts.
+    ProviderKind("Groq", ("api.groq.com",), limits=BatchLimits(50_000, 200 * _MB), window_span=("24h", "7d")),
+    # https://docs.together.ai/docs/batch-inference: 50,000 requests, 100 MB, 24h, 30 billion tokens enqueued for each
+    # model. Only some models are cheaper in batches.
     ProviderKind(
         "Together",
         ("api.together.xyz", "api.together.ai"),
@@ -55,8 +69,14 @@ KINDS = (
         upload_path="/files/upload",
         has_metadata=False,
     ),
-    ProviderKind("Mistral", ("api.mistral.ai",), form="mistral", limits=BatchLimits(100_000, 200 * _MB), windows=None),
+    # https://docs.mistral.ai/resources/known-limitations: 100,000 requests, 512 MB; `timeout_hours` is 24 unless given.
+    ProviderKind("Mistral", ("api.mistral.ai",), form="mistral", limits=BatchLimits(100_000, 512 * _MB), windows=None),
+    # https://docs.doubleword.ai/inference-api/batch-inference: 50,000 requests, 200 MB; docs/src/batches.md of
+    # https://github.com/doublewordai/dw: 24h and, dearer, 1h.
     ProviderKind("Doubleword", ("api.doubleword.ai",), windows=("1h", "24h")),
+    # https://docs.fireworks.ai/guides/batch-inference: any number of requests, 24 hours; api-reference/
+    # upload-dataset-files: 150 MB in one upload. One line that it refuses fails all of a batch, so there are limits.
+    ProviderKind("Fireworks", ("api.fireworks.ai",), form="fireworks", limits=BatchLimits(50_000, 150 * _MB)),
     ANTHROPIC_KIND,
 )
 OTHERS = ProviderKind("an OpenAI-compatible provider", (), windows=None)

@@ -48,7 +48,6 @@ class OpenAIBatches(BatchProvider):
     def __init__(self, client: FileClient, kind: ProviderKind) -> None:
         self.name = kind.name
         self.limits = kind.limits
-        self.windows = kind.windows
         self._client = client
         self._kind = kind
 

@@ -46,11 +46,14 @@ class Outcomes:
         else:
             line.reservation.release()
 
-    def live(self, line: HeldLine) -> None:
-        """Let a line go on as a live request."""
+    def live(self, line: HeldLine, *, may_be_paid: bool = False) -> None:
+        """Let a line go on as a live request; `may_be_paid`: its batch may have computed it, and lost the result."""
         if not line.future.done():
             self._account.moved += 1
-            line.reservation.release()
+            if may_be_paid:
+                line.reservation.keep()
+            else:
+                line.reservation.release()
             line.future.set_result("live")
 
     def stopped(self, line: HeldLine, error: Exception) -> None:

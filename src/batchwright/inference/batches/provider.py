@@ -46,6 +46,8 @@ class RemoteBatch:
     input_file: str | None = None
     accepted: bool = True
     """Whether the provider has checked its input."""
+    lost: bool = False
+    """Whether results that it may have had, and are paid then, are gone with it."""
 
     @property
     def done(self) -> int:
@@ -74,10 +76,10 @@ class BatchProvider(Protocol):
 
     name: str
     limits: BatchLimits
-    windows: Sequence[str] | None
-    """Completion windows that it takes; None: any."""
     settles_in: float
     """Seconds after a request to create a batch within which that batch is listed if it exists."""
+    keeps_cancelled: bool = True
+    """Whether the results that a batch has are kept when it is cancelled."""
 
     def custom_id(self, uuid: str, name: str) -> str:
         """Return the custom id of the line `name` (letters, digits, `_`, `-`; at most 48) in the batch `uuid`."""
@@ -113,7 +115,7 @@ class BatchProvider(Protocol):
         """Return one batch."""
 
     async def cancel(self, batch_id: str) -> RemoteBatch:
-        """Cancel a batch; results that it has are kept. Returns it as it is then."""
+        """Cancel a batch; results that it has are kept if `keeps_cancelled`. Returns it as it is then."""
 
     async def fetch(self, batch: RemoteBatch, target: Path) -> None:
         """Write all results of an ended batch to `target`, one line each, whole or not at all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeAlias
 
 from batchwright.decayed_rate import DecayedRate
 from batchwright.errors import InputBroken, InvalidRequest, NotFound
@@ -15,6 +14,7 @@ from batchwright.lines.line_executor import LineExecutor
 from batchwright.request import Flow
 from batchwright.service.access.api_keys import bounded_priority
 from batchwright.service.files.blobs import Blobs
+from batchwright.service.worker.copies import Copies, Item
 from batchwright.service.worker.output_lines import key_of
 from batchwright.store.records import ClaimedLine, LineResult
 
@@ -71,8 +71,6 @@ class ClaimPlan:
 
 
 _log = logging.getLogger(__name__)
-Item: TypeAlias = tuple[ClaimedLine, bytes]
-"""Claimed line with its bytes in the input file."""
 _MOST_RESULTS = 8192
 _MOST_RESULT_BYTES = 64 * 2**20
 _COMMIT_LINES = 2048
@@ -117,11 +115,13 @@ def call_of(item: Item, pauses: Callable[[Exception | None], None], *, timeout: 
 class ClaimedLines:
     """Lines held from claim to commit. It does no I/O."""
 
-    def __init__(self, calls: LineExecutor[Item]) -> None:
-        """`calls` computes the lines, and reports each one that ended to `end`."""
+    def __init__(self, calls: LineExecutor[Item], copies: Copies) -> None:
+        """`calls` computes the lines, and reports each one that ended to `end`; `copies` are not computed."""
         self.calls = calls
+        self.copies = copies
         self.waiting_bytes = 0
-        """Number of bytes of the waiting lines."""
+        """Number of bytes of the waiting lines, without copies."""
+        self._starts_none = False
         self.waiting: deque[Item] = deque()
         self._results: deque[LineResult] = deque()
         self._result_bytes = 0
@@ -143,11 +143,15 @@ class ClaimedLines:
         return len(self._results) >= _MOST_RESULTS or self._result_bytes >= _MOST_RESULT_BYTES
 
     def take(self, items: Iterable[Item]) -> None:
-        """Hold claimed lines until there is a slot for them."""
+        """Hold claimed lines until there is a slot for them, or an answer to one that asks the same."""
         for line, content in items:
             self._held[line.batch_id] += 1
-            self.waiting.append((line, content))
-            self.waiting_bytes += line.length
+            taken = self.copies.take_up((line, content))
+            if isinstance(taken, LineResult):
+                self._add(taken)
+            elif taken:
+                self.waiting.append((line, content))
+                self.waiting_bytes += line.length
 
     def next(self) -> Item | None:
         """Return the next line to compute; None: there is none, or too many results wait."""
@@ -158,15 +162,32 @@ class ClaimedLines:
         return item
 
     def end(self, line: ClaimedLine, result: LineResult | None) -> None:
-        """Note that a line ended; without a result it is given back."""
+        """Note that a line ended, and what becomes of its copies; without a result it is given back."""
         if result is None:
-            self._returned.append(line)
-        else:
-            self._results.append(result)
-            self._result_bytes += len(result.output)
+            self._give_back_one(line)
+            return
+        self._add(result)
+        if result.succeeded:
+            for _, of_copy in self.copies.answered(line, result.output):
+                self._add(of_copy)
+            return
+        for other, content in self.copies.failed(line):
+            if self._starts_none:
+                self._give_back_one(other)
+            else:
+                self.waiting.appendleft((other, content))
+                self.waiting_bytes += other.length
+
+    def _add(self, result: LineResult) -> None:
+        self._results.append(result)
+        self._result_bytes += len(result.output)
+
+    def _give_back_one(self, line: ClaimedLine) -> None:
+        self._returned += [line, *self.copies.given_up(line)]
 
     def give_back_waiting(self) -> None:
-        """Give all lines that were not started back to the store."""
+        """Give all lines that were not started back to the store, now and from now on."""
+        self._starts_none = True
         self.give_back_last(len(self.waiting))
 
     def give_back_last(self, count: int) -> None:
@@ -174,11 +195,12 @@ class ClaimedLines:
         for _ in range(min(count, len(self.waiting))):
             line, _ = self.waiting.pop()
             self.waiting_bytes -= line.length
-            self._returned.append(line)
+            self._give_back_one(line)
 
     def give_back_running(self) -> None:
         """Give lines that are being computed back to the store."""
-        self._returned += [line for line, _ in self.calls.drop(lambda item: False)]
+        for line, _ in self.calls.drop(lambda item: False):
+            self._give_back_one(line)
 
     def give_back(self, lines: Iterable[ClaimedLine]) -> None:
         """Give back claimed lines that were not held yet."""
@@ -190,7 +212,7 @@ class ClaimedLines:
         """Note results of claimed lines that were not held yet."""
         for line, result in lines:
             self._held[line.batch_id] += 1
-            self.end(line, result)
+            self._add(result)
 
     def gather_results(self) -> list[LineResult]:
         """Return the results to commit next. Their lines are held until `release`, and they can be put back."""
@@ -228,6 +250,7 @@ class ClaimedLines:
         dropped = [line for line, _ in self.waiting if line.batch_id in batch_ids]
         self.waiting = deque((line, content) for line, content in self.waiting if line.batch_id not in batch_ids)
         self.waiting_bytes = sum(line.length for line, _ in self.waiting)
+        dropped += self.copies.forget(batch_ids)
         dropped += [line for line, _ in self.calls.drop(lambda item: item[0].batch_id not in batch_ids)]
         self.release(dropped)
         return len(dropped)
@@ -236,6 +259,7 @@ class ClaimedLines:
         """Forget everything, because the lease is lost."""
         self.waiting.clear()
         self.waiting_bytes = 0
+        self.copies.clear()
         self.calls.drop(lambda item: False)
         self._results.clear()
         self._result_bytes = 0

@@ -39,7 +39,8 @@ from batchwright.service.batches.batch_progress import BatchRates
 from batchwright.service.files.blobs import Blobs
 from batchwright.service.limits import ServiceLimits
 from batchwright.service.worker import output_lines
-from batchwright.service.worker.claimed_lines import ClaimedLines, ClaimPlan, Item, call_of, read_contents
+from batchwright.service.worker.claimed_lines import ClaimedLines, ClaimPlan, call_of, read_contents
+from batchwright.service.worker.copies import Copies, Item
 from batchwright.service.worker.finisher import finish
 from batchwright.service.worker.maintenance import Maintenance
 from batchwright.service.worker.periodic import PeriodicTask
@@ -76,6 +77,8 @@ class WorkerOptions:
     """Seconds between checks of the store for changes by other processes."""
     request_timeout: float | None = 3600.0
     """Most seconds for one try to compute a line; None: no limit."""
+    asks_once: bool = False
+    """Whether lines of a batch that ask the same, and have the same answer each time, are asked once."""
     max_crashes: int = MAX_CRASHES
     """Number of processes that die of a line before it fails."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
@@ -133,7 +136,8 @@ class Worker:
             clock=self._clock,
             draw=draw or random.Random(),
         )
-        self._claimed = ClaimedLines(self._executor)
+        self._copies = Copies(store, blobs, longest_line=self._options.limits.max_line_bytes)
+        self._claimed = ClaimedLines(self._executor, self._copies)
         self._lease = WorkerLease(store, self._options.lease, self._clock, self._lease_lost)
         self._look_at = self._claim_at = self._rest_until = float("-inf")
         """Earliest times to look for ended batches, to claim, and to claim if there may be more."""
@@ -273,7 +277,7 @@ class Worker:
             self._empty_claim = claim if held_nothing and not lines else 0
             lines = self._without_given_up(worker, lines)
             try:
-                items = await read_contents(self._blobs, lines)
+                items, answered = await self._read(lines)
             except BaseException:
                 if worker == self._lease.id:
                     self._claimed.give_back(lines)
@@ -285,9 +289,20 @@ class Worker:
         if len(lines) < limit:
             self._claim_at = now + self._options.poll
         if worker == self._lease.id:
+            self._claimed.end_at_once(answered)
             self._claimed.take(items)
+            self._loops["commit"].wake()
             self._fill()
         return bool(lines)
+
+    async def _read(self, lines: list[ClaimedLine]) -> tuple[list[Item], list[tuple[ClaimedLine, LineResult]]]:
+        """Return the lines to compute, and those whose answer is that of an identical one, with their results."""
+        items = await read_contents(self._blobs, lines)
+        if not self._options.asks_once:
+            return items, []
+        results = await self._copies.answered_before(items)
+        left = [item for item, result in zip(items, results, strict=True) if result is None]
+        return left, [(line, result) for (line, _), result in zip(items, results, strict=True) if result is not None]
 
     def _without_given_up(self, worker: str, lines: list[ClaimedLine]) -> list[ClaimedLine]:
         """Return the lines to compute, and fail those that were given up."""
@@ -337,6 +352,7 @@ class Worker:
                 raise
             self._count(results, taken)
             if worker == self._lease.id:
+                self._copies.committed(results)
                 self._moved.set()
                 if self._claimed.release(results):
                     self._loops["finish"].wake()

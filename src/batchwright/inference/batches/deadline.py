@@ -1,0 +1,79 @@
+"""`Deadline`: which batches are given up so that the lines of a job are done in time, and what becomes of the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from batchwright.errors import DeadlineExceeded
+from batchwright.inference.batches.held import HeldLine, OpenBatch
+from batchwright.inference.batches.outcomes import Outcomes
+from batchwright.submitting.moving import BatchSoFar, Mover
+
+
+class Deadline:
+    """The deadline of a job, `seconds` after its beginning.
+
+    - `moves`: whether lines become live requests in time, as `mover` says; otherwise those fail that are not done.
+    - `keeps_cancelled`: see `BatchProvider`.
+    - `lines_left`: lines of the job that are in no batch yet and not gathered either.
+    - `live_rate`: lines a second that live requests compute.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        outcomes: Outcomes,
+        *,
+        moves: bool,
+        keeps_cancelled: bool,
+        mover: Mover,
+        lines_left: Callable[[], int],
+        live_rate: Callable[[], float],
+    ) -> None:
+        self.seconds = seconds
+        self._outcomes = outcomes
+        self._moves = moves
+        self._keeps_cancelled = keeps_cancelled
+        self._mover = mover
+        self._lines_left = lines_left
+        self._live_rate = live_rate
+        self.live_only = False
+        """Whether the deadline is too near for further batches."""
+
+    def given_up(
+        self, left: float, batches: Collection[OpenBatch], age_of: Callable[[OpenBatch], float], waiting: int
+    ) -> list[OpenBatch]:
+        """Return the batches to cancel with `left` seconds to go, and those not to submit; also sets `live_only`.
+
+        `batches`: all that were sealed and not collected; `waiting`: lines that are gathered, or live requests now.
+        """
+        if not self._moves:
+            if left > 0:
+                return []
+            self.live_only = True
+            return [*batches]
+        there = [batch for batch in batches if batch.entry.stage == "created" and not batch.has_ended]
+        so_far = {
+            batch: BatchSoFar(batch, age_of(batch), *batch.counts, keeps=self._keeps_cancelled) for batch in there
+        }
+        leaving = sum(each.left for batch, each in so_far.items() if batch.entry.leaving)
+        unsent = [batch for batch in batches if not batch.may_exist]
+        lines = waiting + sum(batch.entry.lines for batch in unsent) + leaving + self._lines_left()
+        staying = [each for batch, each in so_far.items() if not batch.entry.leaving]
+        plan = self._mover.plan(left, staying, lines, self._live_rate())
+        self.live_only = not plan.gather
+        chosen = {*plan.give_up}
+        return [batch for batch in there if batch in chosen or batch.entry.leaving] + (unsent if self.live_only else [])
+
+    def leave(self, line: HeldLine, *, may_be_paid: bool = False) -> None:
+        """Let a line go on that no batch computes any more because of the deadline.
+
+        `may_be_paid`: its batch may have computed it, and lost the result.
+        """
+        late = DeadlineExceeded("the deadline of the run passed before the line was computed")
+        if self._moves:
+            self._outcomes.live(line, may_be_paid=may_be_paid)
+        elif may_be_paid:
+            self._outcomes.lost(line, late)
+        else:
+            self._outcomes.error(line, late)
