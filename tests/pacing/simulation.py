@@ -48,6 +48,7 @@ class Measured:
 
     sent: int = 0
     refused: int = 0
+    refused_at: list[float] = field(default_factory=list)
     admitted: list[tuple[float, Usage]] = field(default_factory=list)
     """When requests were admitted, and what they were charged with."""
     ended: list[tuple[float, Usage]] = field(default_factory=list)
@@ -230,6 +231,7 @@ class Client:
 
     def refused(self, number: int, attempt: Attempt, refusal: Refusal, stated: Sequence[StatedLimit]) -> None:
         self.measured.refused += 1
+        self.measured.refused_at.append(self.now)
         self.waiting.append(number)
         after = None
         if self.says.retry_after and refusal.retry_after is not None:

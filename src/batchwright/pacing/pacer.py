@@ -21,7 +21,7 @@ from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
-from batchwright.pacing.sharing import PERIOD, Note, Sharing, wanted
+from batchwright.pacing.sharing import PERIOD, Note, Sharing
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
 from batchwright.pacing.stated_budget import Sent, StatedBudget
 from batchwright.wire.rate_limits import RateKind, StatedLimit
@@ -138,8 +138,8 @@ class Pacer:
         """Most requests that were under way when one was accepted since the last refusal."""
         self._mean_tokens = 0.0
         self._sent_amount = 0.0
-        self._capped_at = float("-inf")
-        """When a number at once was last found to be to blame, against what was known."""
+        self._verdict = 0
+        """Times that refusals have shown that not a number at once but a rate is limited, or the reverse."""
         self._recent: deque[Attempt] = deque()
         self._ramped_at = float("-inf")
         self._surge = Pace()
@@ -278,13 +278,14 @@ class Pacer:
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
         """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
-        used = {window.told.kind: window.used(now) for window in self._told}
-        if not (self.under_way or waiting or any(used.values())):
+        if not (self.under_way or waiting or any(window.used(now) for window in self._told)):
             return {}
         is_held_back = self.under_way < self.concurrency
         note = self.sharing.note(now, self._sent_amount, self.under_way, waiting, is_held_back=is_held_back)
-        note |= used | {"refused": self.refused_count, "size": self._mean_tokens}
-        note |= {wanted(window.told.kind): self.sharing.wants(window.recent(now)) for window in self._told}
+        note |= {"refused": self.refused_count, "size": self._mean_tokens}
+        for window in self._told:
+            note |= window.note(now, self.sharing)
+        note["verdict"] = self._verdict + 1
         if self._cap is not None:
             note |= {"cap": self._cap.value, "cap epoch": self._cap.epoch + 1}
         elif self._found.rate is not None and self._found.is_measured and self.sharing.is_hungry:
@@ -299,17 +300,22 @@ class Pacer:
             self._found.be_sure(now)
         for window in self._told:
             window.share(self.sharing)
-        if self.sharing.shown_rate and self._found.rate is None and now - self._capped_at > MINUTE:
-            self._cap = None
-        cap = self.sharing.latest_cap
-        if cap is not None and self._found.rate is None and not self.sharing.shown_rate:
-            self._cap = self._cap or ConcurrencyCap(cap[0])
-            self._cap.take_over(cap[0], cap[1] - 1)
-        elif self._cap is None:
-            whole = self.sharing.whole_rate(self._found)
-            if whole is not None:
-                self._found.go_on_at(self.sharing.part_of_rate(whole[0]), whole[1], now)
-                self._found.weight = 1.0 / self.sharing.rate_part
+        latest, is_cap = self.sharing.verdict
+        is_new = self._cap is None and not self._found.is_measured
+        if latest > self._verdict + (0 if is_new else 1):
+            self._verdict = latest - 1
+            self._refused_under_way.clear()
+            if is_cap:
+                self._found = FoundRate()
+                self._cap = self._cap or ConcurrencyCap(1)
+            else:
+                self._cap = None
+        if self._cap is not None:
+            if (cap := self.sharing.latest_cap(self._verdict + 1)) is not None:
+                self._cap.take_over(cap[0], cap[1] - 1)
+        elif (whole := self.sharing.whole_rate(self._found)) is not None:
+            self._found.go_on_at(self.sharing.part_of_rate(whole[0]), whole[1], now)
+            self._found.weight = 1.0 / self.sharing.rate_part
 
     def guide(self, running: float, waiting: float) -> None:
         """Learn from the engine's own figures how many requests it computes, and how many wait in it."""
@@ -369,10 +375,12 @@ class Pacer:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
+            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
         if self._is_number_to_blame():
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
-            self._found, self._capped_at = FoundRate(), now
+            self._found = FoundRate()
+            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
         else:
             self._found.refused(attempt.amount, attempt.at, now, self._recent_rate(now), retry_after)
@@ -422,7 +430,9 @@ class Pacer:
         """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
         if self._cap is not None:
             since = max(0.0, min(now - self._blocked_until, 10.0))
-            return min(1.0 + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
+            # Beside other processes, what this one sends more they send less.
+            least = self._first_surge if self.sharing.has_others else 1.0
+            return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
         return self._first_surge + _MOST_SURGE * self._answers.rate
 
     def _at_once(self) -> int:

@@ -47,11 +47,15 @@ class _Peer:
         """Return whether what it wants counts: who has ended, or is silent, leaves its part."""
         return self.is_there and now - self.changed_at <= _SILENT
 
-    def left(self, window: float, now: float) -> float:
-        """Return the share of what it used that still counts: all while it says so, then ever less."""
-        if self.is_there and "beat" not in self.note:
-            return 1.0
-        return min(1.0, max(0.0, 1.0 - (now - self.changed_at - PERIOD) / window))
+    def used(self, kind: str, window: float, now: float) -> float:
+        """Return what counts of a told limit: what it says or, when it says no more, what will not be too old yet."""
+        amount, age = self.note.get(kind, 0.0), now - self.changed_at
+        if self.is_there and (age <= 2.0 * PERIOD or "beat" not in self.note):
+            return amount
+        # It was used evenly since the oldest of it, and went on for a while after the last note.
+        since = min(window, max(PERIOD, self.note.get(oldest(kind), window)))
+        amount += max(amount * PERIOD / since, self.note.get(each(kind), 0.0))
+        return amount * min(1.0, max(0.0, (window - age) / since))
 
 
 def fair_part(total: float, others: Iterable[float]) -> float:
@@ -129,7 +133,7 @@ class Sharing:
 
     def used(self, kind: str, window: float) -> float:
         """Return what counts of the others against a told limit; of those that ended, ever less."""
-        return sum(peer.note.get(kind, 0.0) * peer.left(window, self._now) for peer in self._peers.values())
+        return sum(peer.used(kind, window, self._now) for peer in self._peers.values())
 
     def part(self, total: float, kind: str) -> float:
         """Return the amount a second of `total` that this process may use."""
@@ -172,23 +176,31 @@ class Sharing:
         return bool(self._values("rate"))
 
     @property
-    def latest_cap(self) -> tuple[int, int] | None:
-        """The latest number at once that another process has learned for all together, and its epoch."""
+    def verdict(self) -> tuple[int, bool]:
+        """How often refusals have shown the others something else than before, and whether it is a number at once.
+
+        0: none of them has found anything.
+        """
+        found = [(int(note.get("verdict", 1.0)), "cap" in note) for note in self._wanting if {"cap", "rate"} & {*note}]
+        return max(found, default=(0, False))
+
+    def latest_cap(self, verdict: int) -> tuple[int, int] | None:
+        """Return the latest number at once that another process has learned for all together, and its epoch."""
         caps = [
-            (note["cap epoch"], note["cap"])
+            (int(note["cap epoch"]), int(note["cap"]))
             for note in self._wanting
-            if note.get("cap", 0.0) >= 1.0 and "cap epoch" in note
+            if note.get("cap", 0.0) >= 1.0 and "cap epoch" in note and note.get("verdict", 1.0) >= verdict
         ]
-        return (int(max(caps)[1]), int(max(caps)[0])) if caps else None
+        return (max(caps)[1], max(caps)[0]) if caps else None
 
     def may_probe(self, epoch: int) -> bool:
         """Return whether this process is the one with work that tries more at once, and all know the present number."""
         busy = [note for note in self._wanting if note.get("places", 0.0) > 1.0]
-        return all(note["rank"] > self.rank and note.get("cap epoch", 0.0) >= epoch for note in busy)
+        return all(note.get("rank", 0.0) > self.rank and note.get("cap epoch", 0.0) >= epoch for note in busy)
 
     def places(self, total: int) -> int:
         """Return how many of `total` requests at once are this process's: none that another one still has."""
-        others = [note for note in self._wanting if "places" in note]
+        others = [note for note in self._wanting if {"places", "rank"} <= {*note}]
         if not others:
             return max(1, int(total - self._lingering))
         wants = [(self._places, -self.rank), *((note["places"], -note["rank"]) for note in others)]
@@ -235,3 +247,13 @@ class Sharing:
 def wanted(kind: str) -> str:
     """Return the name under which a note has what is wanted of a limit."""
     return f"{kind} wanted"
+
+
+def oldest(kind: str) -> str:
+    """Return the name under which a note has the age of the oldest of what counts against a told limit."""
+    return f"{kind} oldest"
+
+
+def each(kind: str) -> str:
+    """Return the name under which a note has the mean amount with which requests count against a told limit."""
+    return f"{kind} each"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pace import Pace
-from batchwright.pacing.sharing import Sharing, margin
+from batchwright.pacing.sharing import Sharing, each, margin, oldest, wanted
 
 _ON_THE_WAY = 0.002
 """Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
@@ -52,7 +52,14 @@ class SlidingWindow:
         self._kept_free = kept_free * self.told.limit
         self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.told.kind)
 
-    def recent(self, now: float) -> float:
+    def note(self, now: float, sharing: Sharing) -> dict[str, float]:
+        """Return what other processes are told of it."""
+        kind, used = self.told.kind, self.used(now)
+        age = now - self._entries[0].at if self._entries else 0.0
+        mean = used / max(1, len(self._entries))
+        return {kind: used, oldest(kind): age, each(kind): mean, wanted(kind): sharing.wants(self._recent(now))}
+
+    def _recent(self, now: float) -> float:
         """Return the amount a second that was used lately."""
         amount = 0.0
         for entry in reversed(self._entries):
@@ -72,7 +79,10 @@ class SlidingWindow:
     def wait(self, use: Use, now: float) -> float:
         """Return the seconds until `use` may go."""
         paced = self._pace.wait(self._own_rate, now)
-        excess = self.used(now) + self._others + use.of(self.told.kind) + self._kept_free - self.told.limit
+        amount = use.of(self.told.kind)
+        # Another process may take what is left at the same moment.
+        kept_free = self._kept_free + min(amount, self._kept_free)
+        excess = self.used(now) + self._others + amount + kept_free - self.told.limit
         if excess <= 1e-9 or not (self._entries or self._others):
             return paced
         if not self._entries:
