@@ -28,6 +28,8 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
+_DOUBTS = 3
+"""Times that they must show it again where others send too, whose number is known with a delay."""
 _FEWEST_TO_BLAME = 3
 _STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
@@ -138,6 +140,8 @@ class Pacer:
         """Most requests that were under way when one was accepted since the last refusal."""
         self._mean_tokens = 0.0
         self._sent_amount = 0.0
+        self._suspicions = 0
+        """Refusals in a row for which a number at once may be to blame rather than a rate."""
         self._verdict = 0
         """Times that refusals have shown that not a number at once but a rate is limited, or the reverse."""
         self._recent: deque[Attempt] = deque()
@@ -301,8 +305,10 @@ class Pacer:
         for window in self._told:
             window.share(self.sharing)
         latest, is_cap = self.sharing.verdict
-        is_new = self._cap is None and not self._found.is_measured
-        if latest > self._verdict + (0 if is_new else 1):
+        # Who has found nothing takes over what there is. Of two that differ, a number at once is the one that refusals
+        # would soon disprove.
+        is_open = self._cap is None and (is_cap or not self._found.is_measured)
+        if latest > self._verdict + (0 if is_open else 1):
             self._verdict = latest - 1
             self._refused_under_way.clear()
             if is_cap:
@@ -358,7 +364,7 @@ class Pacer:
 
     def _learn_refusal(self, attempt: Attempt, now: float, retry_after: float | None) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
-        if self._cap is None and self._found.rate is None and attempt.at_once > 1:
+        if self._cap is None and self._found.rate is None and attempt.at_once > self.sharing.count:
             self._cap = ConcurrencyCap(attempt.at_once - 1)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             self._refused_under_way.clear()
@@ -371,13 +377,16 @@ class Pacer:
         if self._cap is not None:
             # How many of other processes are under way is known with a delay.
             spread = 2.0 * _CAP_SPREAD if self.sharing.has_others else _CAP_SPREAD
-            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, spread):
+            is_likely = self._cap.strikes < _STRIKES and alike(self._refused_under_way, spread)
+            if is_likely and self._cap.value >= self.sharing.count:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
             self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
-        if self._is_number_to_blame():
+        self._suspicions = self._suspicions + 1 if self._is_number_to_blame() else 0
+        if self._suspicions > (_DOUBTS if self.sharing.has_others else 0):
+            self._suspicions = 0
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
             self._found = FoundRate()
             self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
@@ -391,7 +400,7 @@ class Pacer:
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
         refused = self._refused_under_way
-        if len(refused) < _EPISODES or min(refused) < _FEWEST_TO_BLAME or not alike(refused):
+        if len(refused) < _EPISODES or min(refused) < max(_FEWEST_TO_BLAME, self.sharing.count + 1) or not alike(refused):
             return False
         return self._accepted_under_way <= min(refused) + 1
 

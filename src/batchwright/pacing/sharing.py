@@ -215,6 +215,11 @@ class Sharing:
         return max(1, int(min(mine + spare, total - theirs)))
 
     @property
+    def count(self) -> int:
+        """Processes that have work, this one included."""
+        return 1 + len(self._values("places"))
+
+    @property
     def under_way(self) -> int:
         """Requests of others that are under way."""
         return int(sum(self._values("under way")))
