@@ -206,8 +206,9 @@ class EndpointInference(Route):
         self._others = others
         self._others_since = None if not others else now if self._others_since is None else self._others_since
         for model, gate in self._gates.items():
-            self._share(model, gate.pacer, now)
-            gate.look()
+            if others or not gate.pacer.sharing.is_alone:
+                self._share(model, gate.pacer, now)
+                gate.look()
 
     def _share(self, model: str, pacer: Pacer, now: float) -> None:
         name = self._shared_name(model)

@@ -312,8 +312,7 @@ class Pacer:
             self._verdict = latest - 1
             self._refused_under_way.clear()
             if is_cap:
-                self._found = FoundRate()
-                self._cap = self._cap or ConcurrencyCap(1)
+                self._found, self._cap = FoundRate(), ConcurrencyCap(1)
             else:
                 self._cap = None
         if self._cap is not None:
@@ -400,7 +399,11 @@ class Pacer:
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
         refused = self._refused_under_way
-        if len(refused) < _EPISODES or min(refused) < max(_FEWEST_TO_BLAME, self.sharing.count + 1) or not alike(refused):
+        if (
+            len(refused) < _EPISODES
+            or min(refused) < max(_FEWEST_TO_BLAME, self.sharing.count + 1)
+            or not alike(refused)
+        ):
             return False
         return self._accepted_under_way <= min(refused) + 1
 

@@ -100,6 +100,11 @@ class Sharing:
         self._speed = 0.0
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is no other process, nor was there one of late."""
+        return not self._peers
+
+    @property
     def has_others(self) -> bool:
         """Whether another process asks the same endpoint with the same key."""
         return any(peer.is_there for peer in self._peers.values())
