@@ -48,7 +48,7 @@ class SlidingWindow:
     def share(self, sharing: Sharing) -> None:
         """Learn what other processes with the same limit use and want of it."""
         self._others = sharing.used(self.told.kind, self.told.window)
-        kept_free = margin(self.told.window) if sharing.has_others else 0.0
+        kept_free = 0.0 if sharing.is_alone else margin(self.told.window)
         self._kept_free = kept_free * self.told.limit
         self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.told.kind)
 
