@@ -1,4 +1,4 @@
-"""A client with a `Pacer` against a provider with limits, on a clock that jumps from event to event."""
+"""Clients with a `Pacer` each against a provider with limits, on a clock that jumps from event to event."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Measured:
 
     sent: int = 0
     refused: int = 0
+    refused_at: list[float] = field(default_factory=list)
     admitted: list[tuple[float, Usage]] = field(default_factory=list)
     """When requests were admitted, and what they were charged with."""
     ended: list[tuple[float, Usage]] = field(default_factory=list)
@@ -96,7 +97,11 @@ def simulate(
     seed: int = 0,
 ) -> Measured:
     """Send requests without end for so long, as a pacer allows."""
-    return _Simulation(limits, work, Pacer(most, told), says, round_trip, seed).run(seconds)
+    clock = Clock()
+    client = Client(clock, limits, work, Pacer(most, told), says, round_trip, seed)
+    client.go()
+    clock.run(seconds)
+    return client.measured
 
 
 def allowed(limits: Limits, work: Callable[[int], Work], quantity: Quantity, *, seconds: float, requests: int) -> float:
@@ -108,37 +113,79 @@ def allowed(limits: Limits, work: Callable[[int], Work], quantity: Quantity, *, 
     return sum(each.estimate.amount(quantity) for at, each in pairs if at <= seconds)
 
 
-class _Simulation:
+class Clock:
+    """A clock that jumps from event to event."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        """Let something happen in so many seconds."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._serial), event))
+
+    def run(self, until: float) -> None:
+        """Let all happen until then."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+
+class Client:
+    """Sends requests as a pacer allows, without end or as many a second as `wanted` says."""
+
     def __init__(
-        self, limits: Limits, work: Callable[[int], Work], pacer: Pacer, says: Says, round_trip: float, seed: int
+        self,
+        clock: Clock,
+        limits: Limits,
+        work: Callable[[int], Work],
+        pacer: Pacer,
+        says: Says,
+        round_trip: float,
+        seed: int,
+        wanted: float = math.inf,
     ) -> None:
+        self.clock = clock
         self.limits, self.work, self.pacer, self.says = limits, work, pacer, says
         self.round_trip = round_trip
         self.draw = random.Random(seed)
         self.measured = Measured()
-        self.now = 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.serial = itertools.count()
         self.fresh = itertools.count()
         self.waiting: list[int] = []
         """Numbers of requests that were refused; the last goes first."""
         self.rings_at = math.inf
+        self.wanted = wanted
+        self.has_ended = False
+        if wanted < math.inf:
+            self.arrival()
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now + seconds, next(self.serial), event))
-
-    def run(self, seconds: float) -> Measured:
-        self.go()
-        while self.events and self.events[0][0] <= seconds:
-            self.now, _, event = heapq.heappop(self.events)
+        def whole() -> None:
             event()
             self.go()
-        return self.measured
+
+        self.clock.at(seconds, whole)
+
+    def arrival(self) -> None:
+        if not self.has_ended:
+            self.waiting.insert(0, next(self.fresh))
+            self.at(1.0 / self.wanted, self.arrival)
+
+    def end(self) -> None:
+        """Send no more."""
+        self.has_ended = True
 
     def go(self) -> None:
         """Send what may go now, and set a timer for what may go later."""
-        while True:
+        while not self.has_ended:
             if not self.waiting:
+                if self.wanted < math.inf:
+                    return
                 self.waiting.append(next(self.fresh))
             each = self.work(self.waiting[-1])
             use = self.pacer.expected.of(each.estimate.input_tokens * _MISTAKEN, each.estimate.output_tokens)
@@ -185,6 +232,7 @@ class _Simulation:
 
     def refused(self, number: int, attempt: Attempt, refusal: Refusal, stated: Sequence[StatedLimit]) -> None:
         self.measured.refused += 1
+        self.measured.refused_at.append(self.now)
         self.waiting.append(number)
         after = None
         if self.says.retry_after and refusal.retry_after is not None:

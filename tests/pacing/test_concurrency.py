@@ -265,3 +265,19 @@ def test_a_cap_follows_a_limit_that_is_raised() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.floats(0.0, 0.5))
 def test_alike(values: list[int], spread: float) -> None:
     assert alike(values, spread) == (max(values) - min(values) <= max(2, int(spread * max(values))))
+
+
+def test_a_number_that_another_process_learned_later_is_taken_over() -> None:
+    cap = ConcurrencyCap(20)
+    cap.take_over(10, 0)
+    assert cap.value == 20, "it is no later"
+    cap.take_over(30, 0)
+    cap.take_over(25, 3)
+    assert (cap.value, cap.epoch) == (25, 3)
+    for _ in range(1000):
+        cap.succeeded(cap.epoch, 25, may_probe=False)
+    assert cap.value == 25, "another process tries more"
+    cap.refused(25)
+    assert (cap.value, cap.epoch) == (24, 4)
+    cap.take_over(25, 3)
+    assert cap.value == 24, "it was known before"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from batchwright.pacing.limits import ToldLimit, Use, told_limits
 from batchwright.pacing.pacer import Attempt, Pacer
+from batchwright.pacing.sharing import ALL, Sharing
 from batchwright.pacing.sliding_window import SlidingWindow
 
 ROUNDING = 1e-4
@@ -265,21 +266,31 @@ def sent_in(window: SlidingWindow, start: float, end: float, step: float = 0.01)
     return count
 
 
+def beside(**note: float) -> Sharing:
+    """What is known of one other process."""
+    sharing = Sharing()
+    sharing.learn([{name.replace("_", " "): value for name, value in note.items()}], 0.0)
+    return sharing
+
+
 @pytest.mark.parametrize(
-    ("others", "sharers", "least", "most"),
+    ("used", "wanted", "least", "most"),
     [
-        (0.0, 1, 59, 61),
-        (0.0, 2, 59, 61),
-        (30.0, 2, 29, 31),
-        (10.0, 2, 49, 51),
-        (45.0, 2, 14, 16),
-        (60.0, 2, 0, 0),
-        (1e6, 2, 0, 0),
+        (0.0, 0.0, 57, 59),
+        (0.0, ALL, 28, 30),
+        (0.0, 0.25, 43, 45),
+        (30.0, 0.0, 26, 29),
+        (10.0, ALL, 28, 30),
+        (45.0, ALL, 12, 14),
+        (60.0, ALL, 0, 0),
+        (1e6, 0.0, 0, 0),
     ],
 )
-def test_what_others_use_of_a_shared_limit_is_left_to_them(others: float, sharers: int, least: int, most: int) -> None:
+def test_what_others_use_or_want_of_a_shared_limit_is_left_to_them(
+    used: float, wanted: float, least: int, most: int
+) -> None:
     window = SlidingWindow(ToldLimit("requests", 60.0))
-    window.share(others, sharers)
+    window.share(beside(requests=used, requests_wanted=wanted))
     assert least <= sent_in(window, 0.0, 60.0) <= most
     wait = window.wait(USE, 60.0)
     assert 0.0 <= wait <= 61.0
@@ -287,21 +298,39 @@ def test_what_others_use_of_a_shared_limit_is_left_to_them(others: float, sharer
 
 def test_when_the_others_are_gone_all_of_a_shared_limit_is_used() -> None:
     window = SlidingWindow(ToldLimit("requests", 60.0))
-    window.share(60.0, 2)
+    window.share(beside(requests=60.0))
     assert sent_in(window, 0.0, 60.0) == 0
     assert 0.0 < window.wait(USE, 60.0) <= 1.0, "what others use is looked at again soon"
-    window.share(0.0, 1)
+    window.share(Sharing())
     assert 59 <= sent_in(window, 60.0, 120.0) <= 61
 
 
-def test_a_pacer_counts_what_it_and_others_use_by_kind() -> None:
+def test_a_pacer_tells_what_it_uses_and_heeds_what_others_use_by_kind() -> None:
     pacer = Pacer(10, [ToldLimit("requests", 2.0), ToldLimit("tokens", 1000.0)], first=10)
     attempt = pacer.begin(USE, 0.0)
-    assert pacer.told_use(0.0) == {"requests": 1.0, "tokens": 30.0}
-    pacer.share([{"requests": 0.0, "tokens": 0.0}, {"requests": 1.0}])
+
+    def told(now: float) -> tuple[float | None, float | None]:
+        note = pacer.note(now)
+        return note.get("requests"), note.get("tokens")
+
+    assert told(0.0) == (1.0, 30.0)
+    pacer.share([{"requests": 0.0, "tokens": 0.0}, {"requests": 1.0}], 0.0)
     assert 59.0 <= pacer.wait(USE, 1.0) <= 61.0
-    pacer.share([])
-    assert pacer.wait(USE, 31.0) == 0.0
+    pacer.share([], 31.0)
+    assert 29.0 <= pacer.wait(USE, 31.0) <= 30.0, "what ended processes used counts on"
     pacer.succeeded(attempt, 32.0, input_tokens=100, output_tokens=50)
-    assert pacer.told_use(32.0) == {"requests": 1.0, "tokens": 150.0}
-    assert pacer.told_use(100.0) == {"requests": 0.0, "tokens": 0.0}
+    assert told(32.0) == (1.0, 150.0)
+    pacer.share([], 61.0)
+    assert pacer.wait(USE, 61.0) == 0.0
+    assert told(100.0) == (None, None), "there is nothing to tell"
+
+
+def test_a_new_process_waits_until_it_has_heard_what_others_use() -> None:
+    pacer = Pacer(10, [ToldLimit("requests", 60.0)])
+    pacer.share([], 10.0, since=10.0)
+    assert 2.0 <= pacer.wait(USE, 10.0) <= 3.0
+    pacer.share([], 13.0, since=10.0)
+    assert pacer.wait(USE, 13.0) == 0.0
+    untold = Pacer(10)
+    untold.share([], 10.0, since=10.0)
+    assert untold.wait(USE, 10.0) == 0.0

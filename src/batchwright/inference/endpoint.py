@@ -106,6 +106,12 @@ class EndpointInference(Route):
         self._gates: dict[str, Gate] = {}
         """A gate for each model, by the name that the endpoint has for it, since providers limit each."""
         self._places = Places(max_concurrency)
+        self._rank = 1.0 - random.SystemRandom().random()
+        """A number by which other processes with the same key know this one."""
+        self._others: Sequence[Mapping[str, Mapping[str, float]]] = ()
+        """What they have last told, each by `_shared_name`."""
+        self._others_since: float | None = None
+        """Since when there are any."""
         self._stopped: EndpointDown | None = None
         """The error of further batch calls; None: they are sent."""
         self._dialect = dialect
@@ -189,17 +195,26 @@ class EndpointInference(Route):
         return {model: gate.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return what counts against the limits that are told, by a name for address, key and model."""
-        if self._loop is None or not self._told:
+        """Return what other processes are told of the limits, by a name for address, key and model."""
+        if self._loop is None:
             return {}
-        now = self._loop.time()
-        return {self._shared_name(model): gate.pacer.told_use(now) for model, gate in self._gates.items()}
+        now, is_full = self._loop.time(), self._places.are_full
+        notes = {model: gate.pacer.note(now, 0 if is_full else gate.waiting) for model, gate in self._gates.items()}
+        return {self._shared_name(model): note for model, note in notes.items() if note}
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
         """Learn what `shared_use` is in each of the other processes of the same store."""
+        now = asyncio.get_running_loop().time()
+        self._others = others
+        self._others_since = None if not others else now if self._others_since is None else self._others_since
         for model, gate in self._gates.items():
-            name = self._shared_name(model)
-            gate.pacer.share([each[name] for each in others if name in each])
+            if others or not gate.pacer.sharing.is_alone:
+                self._share(model, gate.pacer, now)
+                gate.look()
+
+    def _share(self, model: str, pacer: Pacer, now: float) -> None:
+        name = self._shared_name(model)
+        pacer.share([each[name] for each in self._others if name in each], now, since=self._others_since)
 
     def _shared_name(self, model: str) -> str:
         return hashlib.sha256(f"{self._client.identity}\n{model}".encode()).hexdigest()[:16]
@@ -335,7 +350,9 @@ class EndpointInference(Route):
     def _gate_of(self, model: str) -> Gate:
         gate = self._gates.get(model)
         if gate is None:
-            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency)
+            pacer = Pacer(self._max_concurrency, self._told, first=self._first_concurrency, rank=self._rank)
+            if self._others:
+                self._share(model, pacer, asyncio.get_running_loop().time())
             gate = self._gates[model] = Gate(pacer, patience=_PATIENCE, places=self._places)
         return gate
 

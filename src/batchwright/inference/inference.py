@@ -107,10 +107,10 @@ class SharesLimits(Protocol):
     """An `Inference` with limits that hold for several processes together, which tell each other what they use."""
 
     def shared_use(self) -> dict[str, dict[str, float]]:
-        """Return what this process used lately of each shared limit."""
+        """Return what this process uses, wants and has found of each shared limit."""
 
     def learn_use(self, others: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
-        """Learn what each of the other processes used lately."""
+        """Learn what `shared_use` is in each of the other processes."""
 
 
 def shared_use(inference: Inference) -> dict[str, dict[str, float]]:

@@ -172,20 +172,24 @@ class ConcurrencyCap:
         """Number of the present value; a request belongs to the value at which it was sent."""
         self.strikes = 0
         """Refusals in a row with hardly any answers between them, as there are none where the number is to blame."""
-        self._accepted = 0
+        self._accepted = 0.0
         """Answers since the last refusal."""
         self._step = 1
         self._rounds = 1
         """Rounds of answers before the next probe."""
-        self._left = value
+        self._left = float(value)
         self._probing = False
 
-    def succeeded(self, epoch: int, under_way: int) -> None:
-        """Learn from an answer to a request that was sent when `under_way` requests were, itself included."""
-        self._accepted += 1
-        if epoch != self.epoch or under_way < self.value:
+    def succeeded(self, epoch: int, under_way: int, *, weight: float = 1.0, may_probe: bool = True) -> None:
+        """Learn from an answer to a request that was sent when `under_way` requests were, itself included.
+
+        `weight`: answers for which it stands, others being those that other processes get; `may_probe`: False where
+        another process tries a higher value.
+        """
+        self._accepted += weight
+        if epoch != self.epoch or under_way < self.value or not may_probe:
             return
-        self._left -= 1
+        self._left -= weight
         if self._left > 0:
             return
         if self._probing:
@@ -200,15 +204,26 @@ class ConcurrencyCap:
         self.strikes = 0 if self._accepted >= self.value / 4 else self.strikes + 1
         if self._probing and self._step == 1:
             self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
-        self._accepted, self._step, self._probing = 0, 1, False
+        self._accepted, self._step, self._probing = 0.0, 1, False
         value = min(self.value, under_way)
         # A second refusal in a row means that it is not just one too many.
         self._go_to(max(1, value - 1 if not self.strikes else int(value * _FEWER)))
 
+    def take_over(self, value: int, epoch: int) -> None:
+        """Go to what another process has learned, if that is later than what is known here."""
+        if (epoch, value) <= (self.epoch, self.value):
+            return
+        if value < self.value:
+            if self._probing and self._step == 1:
+                self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
+            self._step, self._probing = 1, False
+        self._go_to(value)
+        self.epoch = epoch
+
     def _go_to(self, value: int) -> None:
         self.value = value
         self.epoch += 1
-        self._left = self._rounds * value
+        self._left = float(self._rounds * value)
 
 
 def alike(values: Collection[int], spread: float = 0.03) -> bool:

@@ -51,8 +51,12 @@ class FoundRate:
         """When the first request was sent."""
         self._emptied = float("-inf")
         """When the endpoint last refused, or the end of a long pause that it named then."""
+        self.weight = 1.0
+        """Amounts of all processes together for each of this one."""
         self._accepted = 0.0
         """Amounts sent since then and not refused."""
+        self._quiet = 0.0
+        """Amounts of all processes since any of them was last known to be refused."""
         self._amounts = 0.0
         self._seconds = 0.0
         self._refusals = 0
@@ -74,6 +78,7 @@ class FoundRate:
         """Count a request that is sent."""
         self._began = min(self._began, now)
         self._accepted += amount
+        self._quiet += amount * self.weight
         if self.rate is not None:
             self._pace.take(amount, self._raised(now), now)
 
@@ -108,7 +113,7 @@ class FoundRate:
                 self._refusals = 1
             else:
                 self._refusals += 1
-        self._emptied, self._accepted = ends, 0.0
+        self._emptied, self._accepted, self._quiet = ends, 0.0, 0.0
         first = _FIRST_PAUSE if self._seconds == 0.0 else min(_LONGEST_PAUSE, _PAUSE / max(self.rate, 1e-9))
         pause = min(_LONGEST_PAUSE, first * 2.0 ** min(self._refusals - 1, 8))
         self.until = now + max(pause, named)
@@ -116,6 +121,25 @@ class FoundRate:
     def withdrawn(self, amount: float) -> None:
         """Note that a request that was counted was refused together with another one."""
         self._accepted = max(0.0, self._accepted - amount)
+        self._quiet = max(0.0, self._quiet - amount * self.weight)
+
+    @property
+    def amounts(self) -> float:
+        """Amounts from which the rate is known."""
+        return self._amounts
+
+    def go_on_at(self, rate: float, amounts: float, now: float) -> None:
+        """Go on at the part of a rate that all processes have found, from so many amounts each."""
+        if self.rate is not None and self.is_measured:
+            self._accepted *= rate / self.rate
+        else:
+            self._emptied, self._accepted, self._refusals = now, 0.0, 1
+            self.be_sure(now)
+        self.rate, self._amounts, self._seconds = rate, amounts, amounts / rate
+
+    def be_sure(self, now: float) -> None:
+        """Note that the limit was reached lately, as another process was refused."""
+        self.until, self._quiet = max(self.until, now), 0.0
 
     def _raised(self, now: float) -> float:
         """Return the pace: the rate, and more the longer nothing was refused."""
@@ -124,7 +148,7 @@ class FoundRate:
             doubled: float = 2.0 ** (min(now - self.until, _LONGEST_DOUBT) / _SEARCHED_SECONDS)
             return self.rate * max(1.0 + self._accepted / _SEARCHED, doubled)
         # What few requests have shown is soon doubted, and anything after a while.
-        step = min(_GAIN_STEP, _LEAST_STEP + self._amounts / 2.0)
+        step = min(_GAIN_STEP, _LEAST_STEP + self._amounts * self.weight / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)
         doubted: float = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
-        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._accepted / step) ** 2)) * doubted
+        return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted

@@ -12,7 +12,7 @@ Pure: times are arguments, in seconds of any clock that only goes forward.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from batchwright.decayed_rate import DecayedRate
@@ -22,12 +22,15 @@ from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.rise_limit import RiseLimit
+from batchwright.pacing.sharing import PERIOD, Note, Sharing
 from batchwright.pacing.sliding_window import Counted, SlidingWindow
 from batchwright.pacing.stated_budget import Sent, StatedBudget
 from batchwright.wire.rate_limits import RateKind, RefusalCause, StatedLimit
 
 _EPISODES = 3
 """Refusals with the same number of requests under way that show a limit on that number."""
+_DOUBTS = 3
+"""Times that they must show it again where others send too, whose number is known with a delay."""
 _FEWEST_TO_BLAME = 3
 _STRIKES = 4
 """Refusals in a row with ever fewer requests under way that show that not their number is to blame."""
@@ -64,6 +67,8 @@ class Attempt:
     """When it was sent."""
     under_way: int
     """Requests under way then, itself included."""
+    at_once: int
+    """The same of all processes that share the endpoint's limits, as far as is known."""
     amount: float
     """What it counts for a limit of which it is not known what it counts."""
     epoch: int
@@ -116,10 +121,13 @@ class Pacer:
     """Decides when requests go.
 
     `most`: requests at once, never exceeded; `told`: limits that the user states; `first`: requests at once to begin
-    with, by default a few.
+    with, by default a few; `rank`: a number above 0 that no other process has with which limits are shared.
     """
 
-    def __init__(self, most: int, told: Sequence[ToldLimit] = (), *, first: int = FIRST_LEVEL) -> None:
+    def __init__(
+        self, most: int, told: Sequence[ToldLimit] = (), *, first: int = FIRST_LEVEL, rank: float = 1.0
+    ) -> None:
+        self.sharing = Sharing(rank)
         self.expected = ExpectedUse()
         self.search = ConcurrencySearch(most, first=first)
         self._first_surge = float(max(_FIRST_SURGE, first))
@@ -141,6 +149,11 @@ class Pacer:
         self._accepted_under_way = 0
         """Most requests that were under way when one was accepted since the last refusal."""
         self._mean_tokens = self._mean_input = 0.0
+        self._sent_amount = 0.0
+        self._suspicions = 0
+        """Refusals in a row for which a number at once may be to blame rather than a rate."""
+        self._verdict = 0
+        """Times that refusals have shown that not a number at once but a rate is limited, or the reverse."""
         self._recent: deque[Attempt] = deque()
         self._ramped_at = float("-inf")
         self._surge = Pace()
@@ -151,7 +164,7 @@ class Pacer:
     def concurrency(self) -> int:
         """Number of requests that may be under way."""
         value = self.search.value
-        return value if self._cap is None else min(value, self._cap.value)
+        return value if self._cap is None else min(value, self.sharing.places(self._cap.value))
 
     @property
     def is_rate_known(self) -> bool:
@@ -171,7 +184,7 @@ class Pacer:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
             if not self._is_stated(window.told):
-                wait = max(wait, window.wait(use, now))
+                wait = max(wait, window.wait(use, now), self.sharing.hearing(now))
         for budget in self._stated.values():
             wait = max(wait, budget.wait(use, now))
         return wait
@@ -184,7 +197,8 @@ class Pacer:
         keep = 0.0 if self.sent == 1 else _MEMORY
         self._mean_tokens = keep * self._mean_tokens + (1.0 - keep) * tokens
         self._mean_input = keep * self._mean_input + (1.0 - keep) * use.input_tokens
-        amount = 0.5 + 0.5 * tokens / max(self._mean_tokens, 1.0)
+        amount = 0.5 + 0.5 * tokens / max(self.sharing.mean_size(self._mean_tokens), 1.0)
+        self._sent_amount += amount
         self._found.begin(amount, now)
         self._rise.begin(now)
         self._surge.take(1.0, self._surge_rate(now), now)
@@ -192,6 +206,7 @@ class Pacer:
             use,
             now,
             self.under_way,
+            self._at_once(),
             amount,
             self.search.epoch,
             0 if self._cap is None else self._cap.epoch,
@@ -226,11 +241,13 @@ class Pacer:
         if attempt.at > self._refused_at:
             self._explained = 0
             self._rise.accepted()
-        self._accepted_under_way = max(self._accepted_under_way, attempt.under_way)
+        self._accepted_under_way = max(self._accepted_under_way, attempt.at_once)
         tokens = used.output_tokens or used.input_tokens
         self.search.succeeded(attempt.epoch, attempt.under_way, tokens, now - attempt.at)
         if self._cap is not None:
-            self._cap.succeeded(attempt.cap_epoch, attempt.under_way)
+            weight = self._cap.value / self.sharing.places(self._cap.value)
+            may_probe = self.sharing.may_probe(self._cap.epoch + 1)
+            self._cap.succeeded(attempt.cap_epoch, attempt.at_once, weight=weight, may_probe=may_probe)
         for kind, sent in attempt.stated.items():
             self._stated[kind].end(sent, used.of(kind))
         self._observe(attempt, stated, now, refused=False)
@@ -267,6 +284,11 @@ class Pacer:
             # It was under way with another one that was refused: one event.
             self._found.withdrawn(attempt.amount)
             return
+        if self._cap is not None and self.sharing.has_others and attempt.at <= self._refused_at + PERIOD:
+            # The other processes have not heard of the last refusal yet.
+            self._found.withdrawn(attempt.amount)
+            self._block(now + max(retry_after or 0.0, _PAUSE))
+            return
         self._refused_at = now
         if cause == "rise":
             self._rise.refused(now, retry_after)
@@ -288,15 +310,47 @@ class Pacer:
         for kind, sent in attempt.stated.items():
             self._stated[kind].end(sent, attempt.use.of(kind))
 
-    def told_use(self, now: float) -> dict[str, float]:
-        """Return what counts at `now` against each limit that is told, by its kind, for other processes."""
-        return {window.told.kind: window.used(now) for window in self._told}
-
-    def share(self, others: Sequence[Mapping[str, float]]) -> None:
-        """Learn what other processes with the same key count, each by the kinds of `told_use`."""
-        busy = [each for each in others if any(each.values())]
+    def note(self, now: float, waiting: int = 0) -> dict[str, float]:
+        """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
+        if not (self.under_way or waiting or any(window.used(now) for window in self._told)):
+            return {}
+        is_held_back = self.under_way < self.concurrency
+        note = self.sharing.note(now, self._sent_amount, self.under_way, waiting, is_held_back=is_held_back)
+        note |= {"refused": self.refused_count, "size": self._mean_tokens}
         for window in self._told:
-            window.share(sum(each.get(window.told.kind, 0.0) for each in busy), len(busy) + 1)
+            note |= window.note(now, self.sharing)
+        note["verdict"] = self._verdict + 1
+        if self._cap is not None:
+            note |= {"cap": self._cap.value, "cap epoch": self._cap.epoch + 1}
+        elif self._found.rate is not None and self._found.is_measured and self.sharing.is_hungry:
+            note |= {"rate": self._found.rate / self.sharing.rate_part, "known": self._found.amounts}
+        return note
+
+    def share(self, notes: Sequence[Note], now: float, *, since: float | None = None) -> None:
+        """Learn the notes of other processes with the same key; there are others since `since`, if at all."""
+        if since is not None and not self.sent:
+            self.sharing.hear_until(since)
+        if self.sharing.learn(notes, now, keep=max((each.told.window for each in self._told), default=MINUTE)):
+            self._found.be_sure(now)
+        for window in self._told:
+            window.share(self.sharing)
+        latest, is_cap = self.sharing.verdict
+        # Who has found nothing takes over what there is. Of two that differ, a number at once is the one that refusals
+        # would soon disprove.
+        is_open = self._cap is None and (is_cap or not self._found.is_measured)
+        if latest > self._verdict + (0 if is_open else 1):
+            self._verdict = latest - 1
+            self._refused_under_way.clear()
+            if is_cap:
+                self._found, self._cap = FoundRate(), ConcurrencyCap(1)
+            else:
+                self._cap = None
+        if self._cap is not None:
+            if (cap := self.sharing.latest_cap(self._verdict + 1)) is not None:
+                self._cap.take_over(cap[0], cap[1] - 1)
+        elif (whole := self.sharing.whole_rate(self._found)) is not None:
+            self._found.go_on_at(self.sharing.part_of_rate(whole[0]), whole[1], now)
+            self._found.weight = 1.0 / self.sharing.rate_part
 
     def guide(self, running: float, waiting: float) -> None:
         """Learn from the engine's own figures how many requests it computes, and how many wait in it."""
@@ -359,39 +413,55 @@ class Pacer:
     ) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
         if cause == "rate":
-            self._cap = None
+            if self._cap is not None:
+                self._cap = None
+                self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
+            self._suspicions = 0
             self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
+            self.sharing.measured_rate()
             return
-        if self._cap is None and self._found.rate is None and attempt.under_way > 1:
-            self._cap = ConcurrencyCap(attempt.under_way - 1)
+        if self._cap is None and self._found.rate is None and attempt.at_once > self.sharing.count:
+            self._cap = ConcurrencyCap(attempt.at_once - 1)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             self._refused_under_way.clear()
             self._accepted_under_way = 0
             return
         if self._cap is not None:
-            self._cap.refused(attempt.under_way)
+            self._cap.refused(attempt.at_once)
         if self._cap is None or not self._cap.strikes:
-            self._refused_under_way.append(attempt.under_way)
+            self._refused_under_way.append(attempt.at_once)
         if self._cap is not None:
-            if self._cap.strikes < _STRIKES and alike(self._refused_under_way, _CAP_SPREAD):
+            # How many of other processes are under way is known with a delay.
+            spread = 2.0 * _CAP_SPREAD if self.sharing.has_others else _CAP_SPREAD
+            is_likely = self._cap.strikes < _STRIKES and alike(self._refused_under_way, spread)
+            if is_likely and self._cap.value >= self.sharing.count:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
+            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
-        if self._is_number_to_blame():
+        self._suspicions = self._suspicions + 1 if self._is_number_to_blame() else 0
+        if self._suspicions > (_DOUBTS if self.sharing.has_others else 0):
+            self._suspicions = 0
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
             self._found = FoundRate()
+            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
             self._refused_under_way.clear()
         else:
             self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
+            self.sharing.measured_rate()
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
 
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
         refused = self._refused_under_way
-        if len(refused) < _EPISODES or min(refused) < _FEWEST_TO_BLAME or not alike(refused):
+        if (
+            len(refused) < _EPISODES
+            or min(refused) < max(_FEWEST_TO_BLAME, self.sharing.count + 1)
+            or not alike(refused)
+        ):
             return False
         return self._accepted_under_way <= min(refused) + 1
 
@@ -430,8 +500,16 @@ class Pacer:
         """Return the requests a second above which none go: more at once come with more answers, not in one burst."""
         if self._cap is not None:
             since = max(0.0, min(now - self._blocked_until, 10.0))
-            return min(1.0 + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
+            # Beside other processes, what this one sends more they send less.
+            least = self._first_surge if self.sharing.has_others else 1.0
+            return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
         return self._first_surge + _MOST_SURGE * self._answers.rate
+
+    def _at_once(self) -> int:
+        """Return how many requests are under way of all processes: the others have their parts, if parts are known."""
+        if self._cap is None:
+            return self.under_way + self.sharing.under_way
+        return self.under_way + self._cap.value - self.sharing.places(self._cap.value)
 
     def _end(self, attempt: Attempt) -> None:
         if attempt.ended:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.sharing import Sharing, each, margin, oldest, wanted
 
 _ON_THE_WAY = 0.002
 """Share of the window by which it is taken to be longer: requests do not arrive as evenly as they were sent."""
 
 _LOOK_AGAIN = 1.0
 """Seconds until a limit that others use up is looked at again."""
+_LATELY = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,16 +41,32 @@ class SlidingWindow:
         self._used = 0.0
         self._others = 0.0
         """Amount that counts of other processes, as last learned."""
-        self._sharers = 1
+        self._own_rate = self._rate
+        """Amount a second that this process may use."""
+        self._kept_free = 0.0
 
-    def share(self, others: float, sharers: int) -> None:
-        """Learn how much other processes with the same limit used of late, and how many use it, this one included."""
-        self._others, self._sharers = others, max(1, sharers)
+    def share(self, sharing: Sharing) -> None:
+        """Learn what other processes with the same limit use and want of it."""
+        self._others = sharing.used(self.told.kind, self.told.window)
+        kept_free = 0.0 if sharing.is_alone else margin(self.told.window)
+        self._kept_free = kept_free * self.told.limit
+        self._own_rate = sharing.part(self._rate * (1.0 - kept_free), self.told.kind)
 
-    @property
-    def _own_rate(self) -> float:
-        """The amount a second that this process may use: its part, or all that the others leave."""
-        return max(self._rate / self._sharers, self._rate - self._others / self._length)
+    def note(self, now: float, sharing: Sharing) -> dict[str, float]:
+        """Return what other processes are told of it."""
+        kind, used = self.told.kind, self.used(now)
+        age = now - self._entries[0].at if self._entries else 0.0
+        mean = used / max(1, len(self._entries))
+        return {kind: used, oldest(kind): age, each(kind): mean, wanted(kind): sharing.wants(self._recent(now))}
+
+    def _recent(self, now: float) -> float:
+        """Return the amount a second that was used lately."""
+        amount = 0.0
+        for entry in reversed(self._entries):
+            if entry.at <= now - _LATELY:
+                break
+            amount += entry.amount
+        return amount / _LATELY
 
     def used(self, now: float) -> float:
         """Return the amount that counts at `now`."""
@@ -61,7 +79,10 @@ class SlidingWindow:
     def wait(self, use: Use, now: float) -> float:
         """Return the seconds until `use` may go."""
         paced = self._pace.wait(self._own_rate, now)
-        excess = self.used(now) + self._others + use.of(self.told.kind) - self.told.limit
+        amount = use.of(self.told.kind)
+        # Another process may take what is left at the same moment.
+        kept_free = self._kept_free + min(amount, self._kept_free)
+        excess = self.used(now) + self._others + amount + kept_free - self.told.limit
         if excess <= 1e-9 or not (self._entries or self._others):
             return paced
         if not self._entries:

@@ -238,9 +238,10 @@ async def open_services(
             live=live,
             store_figures=store_figures,
         )
-        # Before the first request, so that none is admitted that the quotas of its tenant forbid.
+        # Before the first request, so that none is admitted that the quotas of its tenant forbid, or that a limit of an
+        # endpoint forbids which other processes use up.
         with suppress(StoreUnavailable):
-            await quotas.share()
+            await peers.exchange()
         await worker.start()
         opened.push_async_callback(services.stopped)
         courier = Courier(store, sender, now=unix_time)

@@ -37,8 +37,8 @@ class Peers:
     ) -> None:
         """`worker` returns the id of this process's worker, empty if it has none; `snapshot` what is published.
 
-        `learn_limits` is called with what each other process published as `limits`: its use of limits that hold for
-        all of them together.
+        `learn_limits` is called with what each other process published as `limits`: what it uses, wants and has found
+        of limits that hold for all of them together.
         """
         self.others: list[tuple[Peer, dict[str, Any]]] = []
         """Other processes, with what they last published."""
@@ -136,7 +136,7 @@ def read_snapshot(peer: Peer) -> dict[str, Any]:
 
 
 def _use_of_limits(told: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the amounts that a snapshot has under `limits`, by limit and kind, without what cannot be one."""
+    """Return the numbers that a snapshot has under `limits`, by limit and name, without what cannot be one."""
     limits = told.get("limits")
     used = {name: each for name, each in limits.items() if isinstance(each, dict)} if isinstance(limits, dict) else {}
     return {

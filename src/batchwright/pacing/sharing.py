@@ -1,0 +1,269 @@
+"""`Sharing`: what processes with the same key tell each other of an endpoint, and the part that each takes.
+
+Each publishes a note about once a second: what it used of limits that are told, what it wants, and what refusals have
+shown it of the whole. From the notes of the others each computes the same max-min parts: who wants less than an equal
+part gets that, and the others divide the rest. So nobody has to be asked before a request goes, and what is not known
+yet is at most what the others send between two notes; `margin` keeps that much of a told limit free.
+
+Notes are flat numbers above 0, so that versions may differ in what they publish. Pure, as the pacer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.limits import MINUTE
+
+Note = Mapping[str, float]
+
+ALL = 1e12
+"""What a process wants that has more to send than it may."""
+PERIOD = 1.2
+"""Seconds from one note to the next, and a little for the store."""
+_MOST_MARGIN = 0.1
+_HEARD_ALL = 2.5
+"""Seconds after which every other process has published: it looks once a second, and so do we."""
+_SILENT = 5.0
+"""Seconds without a new note after which a process is taken for ended, whatever its lease says."""
+_LINGERS = 5.0
+"""Seconds for which requests of a process that ended are taken to be under way."""
+_HEADROOM = 1.25
+"""Times what it used lately that a process wants which may send all it has."""
+_KEEP = 0.5
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another process, as last heard."""
+
+    note: Note
+    changed_at: float
+    is_there: bool = True
+
+    def wants(self, now: float) -> bool:
+        """Return whether what it wants counts: who has ended, or is silent, leaves its part."""
+        return self.is_there and now - self.changed_at <= _SILENT
+
+    def used(self, kind: str, window: float, now: float) -> float:
+        """Return what counts of a told limit: what it says or, when it says no more, what will not be too old yet."""
+        amount, age = self.note.get(kind, 0.0), now - self.changed_at
+        if self.is_there and (age <= 2.0 * PERIOD or "beat" not in self.note):
+            return amount
+        # It was used evenly since the oldest of it, and went on for a while after the last note.
+        since = min(window, max(PERIOD, self.note.get(oldest(kind), window)))
+        amount += max(amount * PERIOD / since, self.note.get(each(kind), 0.0))
+        return amount * min(1.0, max(0.0, (window - age) / since))
+
+
+def fair_part(total: float, others: Iterable[float]) -> float:
+    """Return the max-min part of `total` of one who wants it all, beside `others` who want so much."""
+    wanted = sorted(others)
+    left, sharers = total, len(wanted) + 1
+    for want in wanted:
+        if want * sharers >= left:
+            break
+        left, sharers = left - want, sharers - 1
+    return left / sharers
+
+
+def margin(window: float) -> float:
+    """Return the share of a told limit that is kept free for what others send between two notes.
+
+    All together go at the rate of the limit, so in that time they send at most that share of it.
+    """
+    return min(_MOST_MARGIN, PERIOD / window)
+
+
+class Sharing:
+    """The other processes, as one of them knows them. `rank`: a number that no other process has, above 0."""
+
+    def __init__(self, rank: float = 1.0) -> None:
+        self.rank = rank
+        self.is_hungry = False
+        """Whether this process had more to send than it might when it last published."""
+        self.rate_part = 1.0
+        """Share of the whole of a found rate that this process takes."""
+        self._now = -math.inf
+        self._peers: dict[float, _Peer] = {}
+        self._wanting: list[Note] = []
+        """Notes of those whose wants count."""
+        self._lingering = 0.0
+        """Requests that may still be under way of those that ended."""
+        self._hears_until = -math.inf
+        self._places = 1.0
+        """Requests under way and waiting that were last published."""
+        self._sent: tuple[float, float] | None = None
+        """When this process last published, and the amount that it had sent by then."""
+        self._speed = 0.0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other process, nor was there one of late."""
+        return not self._peers
+
+    @property
+    def has_others(self) -> bool:
+        """Whether another process asks the same endpoint with the same key."""
+        return any(peer.is_there for peer in self._peers.values())
+
+    def learn(self, notes: Sequence[Note], now: float, *, keep: float = MINUTE) -> bool:
+        """Learn the latest notes of all others; return whether one was refused lately. `keep`: the longest window."""
+        self._now, was_refused = now, False
+        # Earlier versions publish what they use, and no rank.
+        there = {note.get("rank", -1.0 - index): note for index, note in enumerate(notes)}
+        for rank, peer in [*self._peers.items()]:
+            peer.is_there = rank in there
+            if not peer.is_there and now - peer.changed_at > keep:
+                del self._peers[rank]
+        for rank, note in there.items():
+            known = self._peers.get(rank)
+            if known is None or known.note != note:
+                was_refused |= known is not None and note.get("refused", 0.0) > known.note.get("refused", 0.0)
+                self._peers[rank] = _Peer(note, now)
+        self._wanting = [peer.note for peer in self._peers.values() if peer.wants(now)]
+        ended = [peer for peer in self._peers.values() if not peer.is_there and now - peer.changed_at < _LINGERS]
+        self._lingering = sum(peer.note.get("under way", 0.0) for peer in ended)
+        return was_refused
+
+    def hear_until(self, since: float) -> None:
+        """Send nothing against told limits until all have published that are there since `since`."""
+        self._hears_until = since + _HEARD_ALL
+
+    def hearing(self, now: float) -> float:
+        """Return the seconds until it is known what others use."""
+        return max(0.0, self._hears_until - now)
+
+    def used(self, kind: str, window: float) -> float:
+        """Return what counts of the others against a told limit; of those that ended, ever less."""
+        return sum(peer.used(kind, window, self._now) for peer in self._peers.values())
+
+    def part(self, total: float, kind: str) -> float:
+        """Return the amount a second of `total` that this process may use."""
+        return fair_part(total, self._values(wanted(kind)))
+
+    def whole_rate(self, own: FoundRate) -> tuple[float, float] | None:
+        """Return the rate of all together that refusals have shown, and from how many amounts each knows it.
+
+        None: they have shown none. Who does not want its whole part measures too little.
+        """
+        found = [(note["rate"], note["known"]) for note in self._wanting if "rate" in note and "known" in note]
+        if own.rate is not None and own.is_measured and (self.is_hungry or not found):
+            found.append((own.rate / self.rate_part, own.amounts))
+        if not found:
+            return None
+        known = sum(amounts for _, amounts in found)
+        return sum(rate * amounts for rate, amounts in found) / known, known / len(found)
+
+    def part_of_rate(self, whole: float) -> float:
+        """Return this process's part of a found rate, and remember it."""
+        part = self.part(whole, "rate")
+        self.rate_part = part / whole
+        return part
+
+    def measured_rate(self) -> None:
+        """Note that this process was refused for a rate: of the whole it had its part, or what it sent of all."""
+        if self._wanting and not self.shown_rate:
+            self.rate_part = self._speed / max(self._speed + sum(self._values("speed")), 1e-9) or 1.0
+
+    def mean_size(self, own: float) -> float:
+        """Return the tokens of a request of the mean size, of all processes."""
+        if not self._wanting:
+            return own
+        sizes = [*self._values("size"), own]
+        return sum(sizes) / len(sizes)
+
+    @property
+    def shown_rate(self) -> bool:
+        """Whether another process has found a rate."""
+        return bool(self._values("rate"))
+
+    @property
+    def verdict(self) -> tuple[int, bool]:
+        """How often refusals have shown the others something else than before, and whether it is a number at once.
+
+        0: none of them has found anything.
+        """
+        found = [(int(note.get("verdict", 1.0)), "cap" in note) for note in self._wanting if {"cap", "rate"} & {*note}]
+        return max(found, default=(0, False))
+
+    def latest_cap(self, verdict: int) -> tuple[int, int] | None:
+        """Return the latest number at once that another process has learned for all together, and its epoch."""
+        caps = [
+            (int(note["cap epoch"]), int(note["cap"]))
+            for note in self._wanting
+            if note.get("cap", 0.0) >= 1.0 and "cap epoch" in note and note.get("verdict", 1.0) >= verdict
+        ]
+        return (max(caps)[1], max(caps)[0]) if caps else None
+
+    def may_probe(self, epoch: int) -> bool:
+        """Return whether this process is the one with work that tries more at once, and all know the present number."""
+        busy = [note for note in self._wanting if note.get("places", 0.0) > 1.0]
+        return all(note.get("rank", 0.0) > self.rank and note.get("cap epoch", 0.0) >= epoch for note in busy)
+
+    def places(self, total: int) -> int:
+        """Return how many of `total` requests at once are this process's: none that another one still has."""
+        others = [note for note in self._wanting if {"places", "rank"} <= {*note}]
+        if not others:
+            return max(1, int(total - self._lingering))
+        wants = [(self._places, -self.rank), *((note["places"], -note["rank"]) for note in others)]
+        left, sharers, mine = float(total), len(wants), 0.0
+        for want, rank in sorted(wants):
+            # The one that tries more comes last of those that want as much, and gets what is over.
+            part = min(want, left // sharers)
+            mine = part if rank == -self.rank else mine
+            left, sharers = left - part, sharers - 1
+        spare = left // len(wants)
+        theirs = self._lingering + sum(note.get("under way", 0.0) for note in others)
+        return max(1, int(min(mine + spare, total - theirs)))
+
+    @property
+    def count(self) -> int:
+        """Processes that have work, this one included."""
+        return 1 + len(self._values("places"))
+
+    @property
+    def under_way(self) -> int:
+        """Requests of others that are under way."""
+        return int(sum(self._values("under way")))
+
+    def note(self, now: float, sent: float, under_way: int, waiting: int, *, is_held_back: bool) -> dict[str, float]:
+        """Return what is published at `now` of what this process does. `sent`: amounts since it began."""
+        self.is_hungry = waiting > 0 and is_held_back
+        if self._sent is not None and now > self._sent[0]:
+            speed = (sent - self._sent[1]) / (now - self._sent[0])
+            self._speed = _KEEP * self._speed + (1.0 - _KEEP) * speed
+        self._sent = now, sent
+        self._places = max(1.0, under_way + waiting)
+        return {
+            "rank": self.rank,
+            "beat": now,
+            "under way": under_way,
+            "places": self._places,
+            "speed": self._speed,
+            wanted("rate"): self.wants(self._speed),
+        }
+
+    def wants(self, speed: float) -> float:
+        """Return what a process wants that used `speed` a second lately."""
+        return ALL if self.is_hungry else _HEADROOM * speed
+
+    def _values(self, key: str) -> list[float]:
+        return [note[key] for note in self._wanting if note.get(key, 0.0) > 0.0]
+
+
+def wanted(kind: str) -> str:
+    """Return the name under which a note has what is wanted of a limit."""
+    return f"{kind} wanted"
+
+
+def oldest(kind: str) -> str:
+    """Return the name under which a note has the age of the oldest of what counts against a told limit."""
+    return f"{kind} oldest"
+
+
+def each(kind: str) -> str:
+    """Return the name under which a note has the mean amount with which requests count against a told limit."""
+    return f"{kind} each"
