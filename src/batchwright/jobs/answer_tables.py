@@ -13,11 +13,12 @@ import msgspec
 
 from batchwright.errors import InputError
 from batchwright.jobs.answers import Answer, AnswerKind, read_answer
+from batchwright.jobs.arrow_sources import ColumnarSource
 from batchwright.jobs.compression import compressing, pyarrow_for
 from batchwright.jobs.output_forms import OutputForm
 from batchwright.jobs.resume import ResultsByNumber
 from batchwright.jobs.sources import ChainedSource, Source
-from batchwright.jobs.table_sources import JsonRowSource, ParquetSource
+from batchwright.jobs.table_sources import JsonRowSource
 
 FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error", "prompt_tokens", "completion_tokens"
 _ROWS_IN_A_GROUP = 8192
@@ -146,14 +147,14 @@ def _write_groups(
             writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
 
 
-def _parquet_files(source: Source) -> list[ParquetSource] | None:
-    """The files of a source if they are Parquet, whose columns can be copied as they are."""
+def _parquet_files(source: Source) -> list[ColumnarSource] | None:
+    """The files of a source if they have columns with types, which columns can be copied as they are."""
     sources = source.sources if isinstance(source, ChainedSource) else [source]
-    files = [each for each in sources if isinstance(each, ParquetSource)]
+    files = [each for each in sources if isinstance(each, ColumnarSource)]
     return files if len(files) == len(sources) else None
 
 
-def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
+def _schema_of(files: Sequence[ColumnarSource], kept: Sequence[str]) -> Any:
     """The Arrow schema of the kept columns, which all files must have. Raises `InputError`."""
     first = files[0].schema(kept)
     for file in files[1:]:
@@ -166,7 +167,7 @@ def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
 
 
 def _copied(
-    pa: Any, files: Sequence[ParquetSource], results: ResultsByNumber, kept: Sequence[str]
+    pa: Any, files: Sequence[ColumnarSource], results: ResultsByNumber, kept: Sequence[str]
 ) -> Iterator[tuple[list[Any], list[_Found]]]:
     number = 0
     for file in files:

@@ -18,7 +18,9 @@ from batchwright.errors import InputError, InvalidRequest, ResumeRefused
 from batchwright.jobs.answer_tables import write_table
 from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
+from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, LineParser, check_body
+from batchwright.jobs.remote.remote_file import AnyPath
 from batchwright.jobs.resume import (
     Finished,
     InputFile,
@@ -32,8 +34,8 @@ from batchwright.jobs.resume import (
     scan,
 )
 from batchwright.jobs.sink import Sink
-from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, sha256_of
-from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed
+from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, fingerprint_of, version_of
+from batchwright.jobs.spec import JobSpec, RetryFailed
 from batchwright.jobs.spend_journal import journal_path
 from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
@@ -94,9 +96,9 @@ class Job:
         if self.spec.from_stream:
             kept = None if self.spec.to_stream else self._beside(".input")
             self._spool = Spool(self.spec.inputs[0], kept)
-        self._opened = [path.stat() for path in self._paths]
+        self._opened = [version_of(path) for path in self._paths]
         files = tuple(
-            InputFile(name, seen.st_size, sha256_of(path))
+            InputFile(name if isinstance(path, Path) else str(path), seen.size or 0, fingerprint_of(path, seen))
             for name, path, seen in zip(self.spec.inputs, self._paths, self._opened, strict=True)
         )
         identity = JobIdentity(files, self.spec.parameters(), self.spec.model_files, self.spec.limit)
@@ -126,7 +128,7 @@ class Job:
         return None if self.spec.to_stream else journal_path(self._output)
 
     @property
-    def _paths(self) -> tuple[Path, ...]:
+    def _paths(self) -> tuple[AnyPath, ...]:
         return self.spec.paths if self._spool is None else (self._spool.path,)
 
     def _read_anew(self) -> None:
@@ -311,8 +313,7 @@ class Job:
     def check_unchanged(self) -> None:
         """Raise `InputError` if the input was written to since it was fingerprinted."""
         for path, before in zip(self._paths, self._opened, strict=True):
-            now = path.stat()
-            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            if version_of(path) != before:
                 raise InputError(
                     f"{path} changed while it was being read, so results may be of either content: "
                     "start over with --overwrite"
@@ -338,7 +339,7 @@ class Job:
         self.close()
 
 
-def _reader(spec: JobSpec, paths: Sequence[Path]) -> tuple[LineParser, Source]:
+def _reader(spec: JobSpec, paths: Sequence[AnyPath]) -> tuple[LineParser, Source]:
     """The parser of the records of an input, and their source. Raises `InputError`."""
     input_format = spec.resolved_format()
     templates, wanted = None, None
@@ -365,7 +366,7 @@ def _reader(spec: JobSpec, paths: Sequence[Path]) -> tuple[LineParser, Source]:
     return parser, source
 
 
-def _rows(spec: JobSpec, paths: Sequence[Path]) -> Source:
+def _rows(spec: JobSpec, paths: Sequence[AnyPath]) -> Source:
     """The rows of the input, for a table of answers. Raises `InputError`."""
     input_format = spec.resolved_format()
     source = open_source(paths, input_format, max_line_bytes=spec.max_line_bytes, wanted=spec.columns.keep, rows=True)

@@ -22,6 +22,7 @@ from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
+from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.job import Job
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import check_body, check_sent_body
@@ -30,7 +31,7 @@ from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
-from batchwright.jobs.spec import STREAM, JobSpec
+from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted
 from batchwright.lines.batch_line import request_prefix

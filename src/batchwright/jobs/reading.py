@@ -14,6 +14,7 @@ from batchwright.jobs.answer_tables import COMPLETION_TOKENS, ERROR, FINISH_REAS
 from batchwright.jobs.answers import answer_of
 from batchwright.jobs.job import state_path
 from batchwright.jobs.lines import Line, LineParser
+from batchwright.jobs.remote.remote_file import located
 from batchwright.jobs.sources import format_of
 from batchwright.jobs.table_sources import open_source
 from batchwright.lines.batch_line import decode_line
@@ -115,8 +116,8 @@ def _row(number: int, row: Mapping[str, object], column: str, path: Path) -> Rea
 
 def _prompts(state: Mapping[str, Any]) -> Iterator[tuple[int, str | None]]:
     """The numbers and prompts of the lines of the input, as far as it is still there."""
-    files = [Path(file["name"]) for file in state.get("files", ())]
-    if not files or not all(path.is_file() for path in files):
+    files = [located(file["name"]) for file in state.get("files", ())]
+    if not files or not all(path.exists() for path in files):
         return
     parameters = state.get("parameters", {})
     input_format = format_of(files[0], parameters.get("input_format"))

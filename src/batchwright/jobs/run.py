@@ -17,10 +17,11 @@ from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.frames import as_files
+from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.job_run import JobRun, RunProgress
 from batchwright.jobs.loading import ModelChoice, Via
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
+from batchwright.jobs.spec import JobSpec, RetryFailed, require_local
 from batchwright.jobs.spending import SpendingTerms
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
