@@ -25,10 +25,10 @@ def http_server(folder: Path, *, ranges: bool = True, faults: float = 0.0) -> It
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
             pass
 
-        def do_HEAD(self) -> None:  # noqa: N802 - the name of the base class
+        def do_HEAD(self) -> None:
             self._answer(body=False)
 
-        def do_GET(self) -> None:  # noqa: N802 - the name of the base class
+        def do_GET(self) -> None:
             self._answer(body=True)
 
         def _answer(self, *, body: bool) -> None:

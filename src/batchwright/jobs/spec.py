@@ -16,6 +16,7 @@ from batchwright.jobs.compression import pyarrow_for
 from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.output_forms import OutputForm, output_form_of
 from batchwright.jobs.remote.addresses import scheme_of
+from batchwright.jobs.remote.parts import MANIFEST
 from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.sources import InputFormat, format_of
 from batchwright.request import SamplingParams
@@ -34,7 +35,7 @@ class JobSpec:
     inputs: tuple[str, ...]
     """Paths and addresses, one of which may be `-` for standard input if it is the only one."""
     output: str
-    """A path, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
+    """A path, an address, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
     model: str | None
     """Name of the model; None: the endpoint's default."""
     embedding_model: str | None = None
@@ -70,7 +71,25 @@ class JobSpec:
 
     @property
     def to_stream(self) -> bool:
-        return self.output == STREAM or is_special(Path(self.output))
+        return self.output == STREAM or (self.address is None and is_special(Path(self.output)))
+
+    @property
+    def address(self) -> RemotePath | None:
+        """The address of the output; None if it is on this machine."""
+        return None if scheme_of(self.output) is None else RemotePath(self.output.rstrip("/"))
+
+    @property
+    def to_folder(self) -> bool:
+        """Whether the output is named as a folder of parts, or already is one."""
+        if self.output.endswith("/"):
+            return True
+        return self.address is None and not self.to_stream and (Path(self.output) / MANIFEST).is_file()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether results are written into the output as they finish; others are made at the end."""
+        is_there = self.address is not None or not self.to_folder
+        return self.form.is_plain and not self.ordered and not self.writes_rows and is_there
 
     @property
     def from_stream(self) -> bool:
@@ -84,7 +103,7 @@ class JobSpec:
     @property
     def form(self) -> OutputForm:
         """The form of the output. Raises `InputError`."""
-        return OutputForm() if self.to_stream else output_form_of(Path(self.output))
+        return OutputForm() if self.to_stream else output_form_of(Path((self.address or Path(self.output)).name))
 
     @property
     def is_table(self) -> bool:
@@ -185,20 +204,33 @@ class JobSpec:
                 raise InputError(f"input {path} does not exist")
 
     def _check_output(self) -> None:
-        require_local("output", self.output)
         if self.output == STREAM and sys.stdout is None:
             raise InputError("standard output is closed: name an output file")
         if self.to_stream:
             return
+        if (self.form.content == "parquet" or self.form.compression == ".zst") and self.output:
+            pyarrow_for(f"output {self.address or self.output}")
+        if self.address is not None:
+            if scheme_of(self.output) in ("http", "https"):
+                raise InputError(
+                    f"output {self.address}: the web cannot be written to; use s3://, gs://, az:// or hf://"
+                )
+            if self.address.address in {name.rstrip("/") for name in self.inputs}:
+                raise InputError(f"output {self.address} is the input itself: name another file")
+            return
         path = followed(Path(self.output))
-        if path.is_dir():
-            raise InputError(f"output {path} is a folder: name a file")
+        if path.is_dir() and not (self.to_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))):
+            raise InputError(f"output {path} is a folder{' with other files' * self.to_folder}: name a file")
+        if self.to_folder and path.exists() and not path.is_dir():
+            raise InputError(f"output {path}/ is a file: leave out the / at its end, or name another folder")
         if not path.absolute().parent.is_dir():
             raise InputError(f"output {path}: its folder does not exist; make it first")
-        if not self.from_stream and path.exists() and any(path.samefile(each) for each in self.paths if isinstance(each, Path)):
+        if (
+            not self.from_stream
+            and path.exists()
+            and any(path.samefile(each) for each in self.paths if isinstance(each, Path))
+        ):
             raise InputError(f"output {path} is the input itself: name another file")
-        if (self.form.content == "parquet" or self.form.compression == ".zst") and self.output:
-            pyarrow_for(f"output {path}")
 
 
 def require_local(role: str, name: str) -> None:

@@ -40,6 +40,7 @@ _NO_CREDENTIALS = frozenset(
 )
 """Names of the errors of botocore, google-auth, azure and huggingface_hub about credentials."""
 _REFUSED = frozenset({401, 403, 407})
+_GONE = frozenset({404, 410})
 _PASSING = frozenset({408, 409, 423, 425, 429})
 """Statuses below 500 that may pass."""
 _LASTING = (
@@ -122,9 +123,8 @@ def may_pass(error: BaseException) -> bool:
     status = _status_of(error)
     if status is not None:
         return status >= 500 or status in _PASSING
-    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-        # What the driver of the web says of any failure to ask for the size.
-        return may_pass(error.__cause__)
+    if (cause := _behind(error)) is not None:
+        return may_pass(cause)
     if _lacks_credentials(error) or isinstance(error, _LASTING):
         return False
     return isinstance(error, Exception)
@@ -136,12 +136,18 @@ def explained(address: str, error: BaseException) -> str:
     hint = f"set {_CREDENTIALS[scheme]}" if scheme in _CREDENTIALS else "give credentials as its driver wants them"
     if _lacks_credentials(error):
         return f"there are no credentials for {scheme}:// ({_message(error)}): {hint}"
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    cause = _behind(error)
     if isinstance(error, PermissionError) or _status_of(cause or error) in _REFUSED:
         return f"access is refused ({_message(cause or error)}): {hint}"
-    if isinstance(error, FileNotFoundError) and (cause is None or not may_pass(cause)):
+    if isinstance(error, FileNotFoundError) and (cause is None or _status_of(cause) in _GONE):
         return "it does not exist"
     return _message(cause or error)
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    """The error behind one that says that a file does not exist: the driver of the web says so whatever happened."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    return cause if type(cause).__module__.partition(".")[0] == "aiohttp" or isinstance(cause, OSError) else None
 
 
 def _lacks_credentials(error: BaseException) -> bool:
