@@ -26,6 +26,7 @@ from batchwright.jobs.job_run import RunInterrupted  # noqa: E402
 from batchwright.jobs.reading import read_results  # noqa: E402
 from batchwright.jobs.remote import results  # noqa: E402
 from batchwright.jobs.remote.parts import MANIFEST, Manifest  # noqa: E402
+from batchwright.jobs.remote.remote_file import RemotePath  # noqa: E402
 from batchwright.jobs.run import run  # noqa: E402
 
 from .fakes import POISON, fake  # noqa: E402
@@ -132,8 +133,8 @@ def test_a_run_that_was_stopped_goes_on(source: Path, tmp_path: Path, machine: s
 @pytest.mark.parametrize(
     "name", ["out.csv", "out.parquet", "out.jsonl.gz", "out.csv/", "out.parquet/", "out.jsonl.gz/"]
 )
-def test_outputs_that_are_made_at_the_end(source: Path, tmp_path: Path, name: str) -> None:
-    address = f"faulty://b/{name}"
+def test_outputs_that_are_made_at_the_end(source: Path, tmp_path: Path, name: str, end: str) -> None:
+    address = f"faulty://b/{name}{end}"
     assert run(source, address, model=fake()).succeeded == LINES
     shown = [*read_results(address)]
     assert {each.prompt or "" for each in shown} == {
@@ -214,7 +215,7 @@ def test_an_output_of_another_machine_is_not_paid_twice(source: Path, tmp_path: 
     (folder / "out.jsonl.batches").mkdir()
     (folder / "out.jsonl.batches" / "x").touch()
     remote = results.RemoteResults(
-        results.RemotePath(OUT), folder / "out.jsonl", [folder / "out.jsonl.batches", folder / "out.jsonl.spend"]
+        RemotePath(OUT), folder / "out.jsonl", [folder / "out.jsonl.batches", folder / "out.jsonl.spend"]
     )
     state = remote.restore(copies=True)
     assert state is not None
