@@ -133,8 +133,8 @@ def test_a_run_that_was_stopped_goes_on(source: Path, tmp_path: Path, machine: s
 @pytest.mark.parametrize(
     "name", ["out.csv", "out.parquet", "out.jsonl.gz", "out.csv/", "out.parquet/", "out.jsonl.gz/"]
 )
-def test_outputs_that_are_made_at_the_end(source: Path, tmp_path: Path, name: str, end: str) -> None:
-    address = f"faulty://b/{name}{end}"
+def test_outputs_that_are_made_at_the_end(source: Path, tmp_path: Path, name: str) -> None:
+    address = f"faulty://b/{name}"
     assert run(source, address, model=fake()).succeeded == LINES
     shown = [*read_results(address)]
     assert {each.prompt or "" for each in shown} == {
@@ -167,10 +167,24 @@ def test_folders_on_this_machine(source: Path, tmp_path: Path, name: str, monkey
         run(source, f"{tmp_path}/foreign/", model=fake())
 
 
+def poisoned(source: Path, numbers: range | tuple[int, ...]) -> None:
+    """Write an input whose lines of these numbers fail."""
+    texts = [f"prompt {n}" + f" {POISON}" * (n in numbers) for n in range(LINES)]
+    source.write_text("".join(json.dumps({"id": f"q{n}", "prompt": text}) + "\n" for n, text in enumerate(texts)))
+
+
+def test_parts_of_failed_lines_alone_are_replaced(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    poisoned(source, range(12))
+    for _ in range(3):
+        report = run(source, OUT, model=fake(slots=1), retry_failed="all")
+        assert report.failed == 12
+        assert len(lines()) == LINES
+
+
 def test_failed_lines_are_tried_again_in_their_parts(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    texts = [f"prompt {n}" + f" {POISON}" * (n in (3, 30)) for n in range(LINES)]
-    source.write_text("".join(json.dumps({"id": f"q{n}", "prompt": text}) + "\n" for n, text in enumerate(texts)))
+    poisoned(source, (3, 30))
     assert run(source, OUT, model=fake()).failed == 2
     before = objects()
     engine = fake()

@@ -325,7 +325,6 @@ class RemoteFile(io.RawIOBase):
         if not hasattr(self._web_file, "async_fetch_range"):
             raise _NoRanges
         try:
-            # pylint: the method of the file, without its cache
             return bytes(self._web_file._fetch_range(begin, end))  # noqa: SLF001
         except ValueError as error:
             raise _NoRanges from error
@@ -333,8 +332,10 @@ class RemoteFile(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._thread.shutdown(wait=False, cancel_futures=True)
-            if self._stream is not None:
-                self._stream.close()
+            for each in (self._stream, self._web_file):
+                if each is not None:
+                    with suppress(Exception):
+                        each.close()
             self._blocks.clear()
         super().close()
 

@@ -143,7 +143,7 @@ class RemoteResults:
         token, begin, parts = new_epoch(), 0, list[Part]()
         for index, (part, size) in enumerate(zip(self._manifest.parts, sizes, strict=True)):
             if index in touched and size:
-                part = self._uploaded(f"part-{index:05}-{token}.jsonl", begin, size)
+                part = self._uploaded(f"part-{part.name.split('-')[1]}-{token}.jsonl", begin, size)
             if size:
                 parts.append(part)
             begin += size
@@ -167,7 +167,9 @@ class RemoteResults:
         """Have the first `size` bytes of the file, whole lines, in parts. Raises OSError, `ResumeRefused`."""
         if size <= self.size:
             return
-        name = f"part-{len(self._manifest.parts):05}-{self._manifest.epoch}.jsonl"
+        # Parts may have been removed, so their number says nothing about which names are free.
+        last = max((int(part.name.split("-")[1]) for part in self._manifest.parts), default=-1)
+        name = f"part-{last + 1:05}-{self._manifest.epoch}.jsonl"
         part = self._uploaded(name, self.size, size - self.size)
         crash_point("results.after_part")
         found = read_manifest(self.folder)
