@@ -247,8 +247,8 @@ from tests.jobs.fakes import FakeEngine
 results.PART_BYTES = int(sys.argv[3])
 results.PART_SECONDS = 0.2
 run(sys.argv[1], sys.argv[2], model=FakeEngine(slots=256, keep_requests=False))
-import resource
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Unlike `ru_maxrss`, it is not that of the process that started this one.
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
@@ -318,4 +318,4 @@ def test_an_s3_and_kills(bucket: str, tmp_path: Path) -> None:
     assert sum(part.lines or 0 for part in manifest.parts) == count
     if KILLS:
         print(f"killed {done} times, peak memory {int(told) / 1024:.0f} MiB, {len(names)} parts")
-    assert int(told) < 700 * 1024
+    assert int(told) < 400 * 1024
