@@ -9,7 +9,7 @@ from typing import Any
 import batchwright
 
 SUBJECTS: Mapping[str, Sequence[str]] = {
-    "Files": ("run", "RunReport", "RunProgress", "RunInterrupted"),
+    "Files": ("run", "map", "RunReport", "RunProgress", "RunInterrupted"),
     "The engine": (
         "Engine", "AsyncEngine", "EngineConfig", "EngineStats", "StaticGenerator", "SamplingParams", "Prompt",
         "InferenceRequest", "InferenceResponse", "Choice", "TokenLogprob", "Usage", "StreamEvent", "Flow",

@@ -29,6 +29,7 @@ from batchwright.errors import (
     OutOfMemory,
     Overloaded,
     ResumeRefused,
+    RowsFailed,
     RunFailed,
     UnsupportedModel,
 )
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from batchwright.engine.static_generator import StaticGenerator
     from batchwright.engine_config import EngineConfig
     from batchwright.jobs.job_run import RunInterrupted, RunProgress
+    from batchwright.jobs.mapping import map  # noqa: A004 - the name that users expect
     from batchwright.jobs.report import RunReport
     from batchwright.jobs.run import run
     from batchwright.padding import BucketedPadding, PackedSequences, PaddingConfig, PaddingOptimizer
@@ -132,6 +134,7 @@ __all__ = [
     "PriorityBatcher",
     "Prompt",
     "ResumeRefused",
+    "RowsFailed",
     "RunFailed",
     "RunInterrupted",
     "RunProgress",
@@ -149,6 +152,7 @@ __all__ = [
     "__version__",
     "batched",
     "export_metrics",
+    "map",
     "run",
 ]
 
@@ -169,6 +173,7 @@ _LAZY = {
         "engine_config": "EngineConfig",
         "engine.engine_stats": "EngineStats",
         "jobs.job_run": "RunInterrupted RunProgress",
+        "jobs.mapping": "map",
         "jobs.run": "run",
         "jobs.report": "RunReport",
         "server.routes.parameters": "AsyncBatchRequest BatchRequest",

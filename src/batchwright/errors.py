@@ -202,6 +202,17 @@ class RunFailed(BatchwrightError):
     code = "run_failed"
 
 
+class RowsFailed(BatchwrightError):
+    """Rows of a data frame could not be answered. `frame` has the answers of the others, and `report` the figures."""
+
+    code = "rows_failed"
+
+    def __init__(self, message: str, *, frame: object, report: object) -> None:
+        super().__init__(message)
+        self.frame = frame
+        self.report = report
+
+
 class BudgetExhausted(BatchwrightError):
     """What is left of a job's budget does not cover the next request."""
 

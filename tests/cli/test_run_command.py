@@ -163,7 +163,7 @@ def test_usage_errors_are_one_line_and_status_2(
         ([source, "-o", out, "--keep", "a"], "for outputs that are tables"),
         ([source, "-o", out, "--retry-failed", "--overwrite"], "starts over"),
         ([source, "-o", out, "--retry-failed=some"], "must be 'passing' or 'all'"),
-        (["gs://bucket/a.csv", "-o", out], "gs:// is not supported"),
+        (["nosuch://bucket/a.csv", "-o", out], "no driver for nosuch://"),
         ([table, "-o", out, "--prompt-template", "@nowhere"], "nowhere"),
         ([source, "-o", out, "--input-format", "xml"], "must be one of"),
         ([source, "-o", out, "--prompt-template", "{a}"], "no column 'a'"),

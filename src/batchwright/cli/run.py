@@ -45,12 +45,13 @@ SOME_FAILED = 3
 _PARAGRAPHS = (
     "Answer files of prompts.",
     'INPUT is JSON Lines (.jsonl) of OpenAI batch lines, of {"prompt": ...} or of {"messages": [...]}; the same as one '
-    "JSON array (.json); text with a prompt on each line (.txt); or a table (.csv, .tsv, .parquet, and JSON objects of "
-    "any fields) with --prompt-template. Several files and patterns ('data/*.csv') are one input. The text forms may "
-    "be compressed (.gz, .zst).",
+    "JSON array (.json); text with a prompt on each line (.txt); or a table (.csv, .tsv, .parquet, .arrow, and JSON "
+    "objects of any fields) with --prompt-template. Several files, patterns ('data/*.csv') and folders are one input. "
+    "The text forms may be compressed (.gz, .zst). Files may be elsewhere: s3://, gs://, az://, hf://, https://.",
     "OUTPUT is what its name says: .csv, .tsv and .parquet get the columns of the input and the answers, at the end "
     "and in the order of the input, as .jsonl, .jsonl.gz and .jsonl.zst do for tables. For other inputs, .jsonl gets a "
-    "line in the form of OpenAI's batch output for each, as soon as it is finished.",
+    "line in the form of OpenAI's batch output for each, as soon as it is finished. At an address such as "
+    "s3://b/out.jsonl that is a folder of parts, as is any other output whose name ends in /.",
     "Stopped or killed at any moment, the same command goes on after the lines that are finished, and with lines that "
     "were appended to INPUT since.",
     "Example: batchwright run reviews.csv -o answers.csv --chat --prompt-template 'Is this review good? {review}'",
@@ -61,7 +62,7 @@ HELP = "\n\n".join(_PARAGRAPHS)
 
 _io_option = partial(typer.Option, rich_help_panel="Input and output")
 _model_option = partial(typer.Option, rich_help_panel="Model")
-_OUTPUT = "A file, or - for standard output (result lines; cannot be resumed)."
+_OUTPUT = "A file, an address, or - for standard output (result lines; cannot be resumed)."
 _MODEL = (
     f"A built-in name, a local folder, a GGUF file or a hub id (default: {DEFAULT_MODEL}); with --backend the name of "
     "one of its models (default: the first that it lists)."
@@ -110,7 +111,7 @@ _MESSAGES_TEMPLATE = (
 )
 _RETRY = "Try failed lines of earlier runs again: those whose error may pass; with 'all', all."
 _MAX_LINE_BYTES = "A longer line, or prompt of a table, is an error line."
-_FORMAT = "jsonl, json, txt, csv, tsv or parquet, whatever the extension says."
+_FORMAT = "jsonl, json, txt, csv, tsv, parquet or arrow, whatever the extension says."
 
 
 class RunCommand(TyperCommand):
@@ -132,7 +133,9 @@ class RunCommand(TyperCommand):
 def run_command(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Files, or - for standard input (JSON Lines unless --input-format)."),
+        typer.Argument(
+            metavar="INPUT...", help="Files, addresses, or - for standard input (JSON Lines unless --input-format)."
+        ),
     ],
     output: Annotated[str | None, _io_option("--output", "-o", metavar="OUTPUT", help=_OUTPUT)] = None,
     model: Annotated[str | None, _model_option(help=_MODEL, show_default=False)] = None,

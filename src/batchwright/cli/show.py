@@ -21,7 +21,7 @@ HELP = (
 
 
 def show_command(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="The output of a run.")],
+    results: Annotated[str, typer.Argument(metavar="RESULTS", help="The output of a run, or its address.")],
     number: Annotated[int, typer.Option("-n", min=0, help="Most results to show; 0 is all.")] = 10,
     failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
     search: Annotated[str | None, typer.Option(metavar="TEXT", help="Only those with this text anywhere.")] = None,
@@ -30,8 +30,9 @@ def show_command(
     from rich.console import Console
 
     from batchwright.jobs.reading import read_results
+    from batchwright.jobs.remote.addresses import scheme_of
 
-    if not results.is_file():
+    if scheme_of(results) is None and not Path(results).exists():
         raise InputError(f"{results} does not exist: name the output of a run")
     console = Console()
     shown = 0

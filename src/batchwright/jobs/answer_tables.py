@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, BinaryIO, TypeAlias
+from itertools import chain, islice
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
 from batchwright.errors import InputError
 from batchwright.jobs.answers import Answer, AnswerKind, read_answer
+from batchwright.jobs.arrow_sources import ColumnarSource
 from batchwright.jobs.compression import compressing, pyarrow_for
 from batchwright.jobs.output_forms import OutputForm
+from batchwright.jobs.remote.parts import OutputTarget
 from batchwright.jobs.resume import ResultsByNumber
 from batchwright.jobs.sources import ChainedSource, Source
-from batchwright.jobs.table_sources import JsonRowSource, ParquetSource
+from batchwright.jobs.table_sources import JsonRowSource
 
 FINISH_REASON, ERROR, PROMPT_TOKENS, COMPLETION_TOKENS = "finish_reason", "error", "prompt_tokens", "completion_tokens"
 _ROWS_IN_A_GROUP = 8192
 """Rows of a table that are in memory at a time, which is one row group of Parquet."""
 _encode = msgspec.json.Encoder().encode
+_T = TypeVar("_T")
 _Found: TypeAlias = tuple[AnswerKind | None, Answer]
 
 
@@ -68,25 +71,56 @@ class TableColumns:
         return {**{name: values.get(name) for name in kept}, **dict(zip(self.added, answer, strict=True))}
 
 
+def write_lines(lines: Iterable[bytes], target: OutputTarget, form: OutputForm) -> None:
+    """Write result lines. Raises OSError."""
+    with target.making() as new_file:
+        for some in _in_files(lines, target.rows_in_file):
+            with new_file() as file, compressing(file, form.compression) as packed:
+                for line in some:
+                    packed.write(line)
+
+
 def write_table(
-    source: Source, results: ResultsByNumber, file: BinaryIO, form: OutputForm, columns: TableColumns
+    source: Source, results: ResultsByNumber, target: OutputTarget, form: OutputForm, columns: TableColumns
 ) -> None:
     """Write the rows of `source` that have a result, with their answers, in the order of the input. Raises OSError."""
     kept = columns.kept(source.columns or ())
     if form.content == "parquet":
-        _write_parquet(source, results, file, columns, kept)
+        _write_parquet(source, results, target, columns, kept)
         return
-    with compressing(file, form.compression) as target:
-        if form.content == "jsonl":
-            for row, (_, answer) in _joined(source, results):
-                target.write(_encode(columns.row(kept, row, answer)) + b"\n")
-            return
-        text = io.TextIOWrapper(target, encoding="utf-8", newline="", write_through=True)
-        writer = csv.writer(text, delimiter="\t" if form.content == "tsv" else ",", lineterminator="\n")
-        writer.writerow([*kept, *columns.added])
-        for row, (_, answer) in _joined(source, results):
-            writer.writerow([_cell(value) for value in columns.row(kept, row, answer).values()])
-        text.detach()
+    with target.making() as new_file:
+        for rows in _in_files(_joined(source, results), target.rows_in_file):
+            with new_file() as file, compressing(file, form.compression) as packed:
+                _write_rows(rows, packed, form, columns, kept)
+
+
+def _in_files(items: Iterable[_T], most: int | None) -> Iterator[Iterator[_T]]:
+    """The items of each file, of which there is at least one."""
+    left = iter(items)
+    if most is None:
+        yield left
+        return
+    first = next(left, None)
+    if first is None:
+        yield iter(())
+    while first is not None:
+        yield chain((first,), islice(left, most - 1))
+        first = next(left, None)
+
+
+def _write_rows(
+    rows: Iterable[tuple[object, _Found]], file: BinaryIO, form: OutputForm, columns: TableColumns, kept: Sequence[str]
+) -> None:
+    if form.content == "jsonl":
+        for row, (_, answer) in rows:
+            file.write(_encode(columns.row(kept, row, answer)) + b"\n")
+        return
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, delimiter="\t" if form.content == "tsv" else ",", lineterminator="\n")
+    writer.writerow([*kept, *columns.added])
+    for row, (_, answer) in rows:
+        writer.writerow([_cell(value) for value in columns.row(kept, row, answer).values()])
+    text.detach()
 
 
 def _joined(source: Source, results: ResultsByNumber) -> Iterator[tuple[object, _Found]]:
@@ -104,15 +138,13 @@ def _cell(value: object) -> object:
 
 
 def _write_parquet(
-    source: Source, results: ResultsByNumber, file: BinaryIO, columns: TableColumns, kept: Sequence[str]
+    source: Source, results: ResultsByNumber, target: OutputTarget, columns: TableColumns, kept: Sequence[str]
 ) -> None:
     first = next((kind for kind, _ in map(read_answer, results) if kind is not None), "text")
     try:
-        _write_groups(source, results, file, columns, kept, first)
+        _write_groups(source, results, target, columns, kept, first)
     except _MixedKinds:
-        file.seek(0)
-        file.truncate()
-        _write_groups(source, results, file, columns, kept, "other")
+        _write_groups(source, results, target, columns, kept, "other")
 
 
 class _MixedKinds(Exception):
@@ -120,7 +152,12 @@ class _MixedKinds(Exception):
 
 
 def _write_groups(
-    source: Source, results: ResultsByNumber, file: BinaryIO, columns: TableColumns, kept: Sequence[str], kind: str
+    source: Source,
+    results: ResultsByNumber,
+    target: OutputTarget,
+    columns: TableColumns,
+    kept: Sequence[str],
+    kind: str,
 ) -> None:
     """Write a Parquet file whose answers are all of one kind, or are JSON if it is "other". Raises `_MixedKinds`."""
     pa = pyarrow_for("Parquet")
@@ -133,27 +170,33 @@ def _write_groups(
     for name, data_type in zip(columns.added, types, strict=True):
         schema = schema.append(pa.field(name, data_type))
     groups = _converted(pa, source, results, kept, schema) if files is None else _copied(pa, files, results, kept)
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for arrays, group in groups:
-            answers = []
-            for found, answer in group:
-                if kind == "other":
-                    answer = answer._replace(answer=_json(answer.answer))
-                elif found not in (kind, None):
-                    raise _MixedKinds
-                answers.append(answer)
-            added = [pa.array(values, each) for values, each in zip(zip(*answers, strict=True), types, strict=True)]
-            writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
+    in_file = None if target.rows_in_file is None else max(1, target.rows_in_file // _ROWS_IN_A_GROUP)
+    with target.making() as new_file:
+        for some in _in_files(groups, in_file):
+            with new_file() as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                for arrays, group in some:
+                    answers = [_of_kind(kind, found, answer) for found, answer in group]
+                    values = zip(zip(*answers, strict=True), types, strict=True)
+                    added = [pa.array(column, each) for column, each in values]
+                    writer.write_batch(pa.record_batch([*arrays, *added], schema=schema))
 
 
-def _parquet_files(source: Source) -> list[ParquetSource] | None:
-    """The files of a source if they are Parquet, whose columns can be copied as they are."""
+def _of_kind(kind: str, found: AnswerKind | None, answer: Answer) -> Answer:
+    if kind == "other":
+        return answer._replace(answer=_json(answer.answer))
+    if found not in (kind, None):
+        raise _MixedKinds
+    return answer
+
+
+def _parquet_files(source: Source) -> list[ColumnarSource] | None:
+    """The files of a source if they have columns with types, which columns can be copied as they are."""
     sources = source.sources if isinstance(source, ChainedSource) else [source]
-    files = [each for each in sources if isinstance(each, ParquetSource)]
+    files = [each for each in sources if isinstance(each, ColumnarSource)]
     return files if len(files) == len(sources) else None
 
 
-def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
+def _schema_of(files: Sequence[ColumnarSource], kept: Sequence[str]) -> Any:
     """The Arrow schema of the kept columns, which all files must have. Raises `InputError`."""
     first = files[0].schema(kept)
     for file in files[1:]:
@@ -166,7 +209,7 @@ def _schema_of(files: Sequence[ParquetSource], kept: Sequence[str]) -> Any:
 
 
 def _copied(
-    pa: Any, files: Sequence[ParquetSource], results: ResultsByNumber, kept: Sequence[str]
+    pa: Any, files: Sequence[ColumnarSource], results: ResultsByNumber, kept: Sequence[str]
 ) -> Iterator[tuple[list[Any], list[_Found]]]:
     number = 0
     for file in files:

@@ -8,10 +8,10 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from batchwright.errors import InputError, MissingExtra
+from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
 
 COMPRESSED = (".gz", ".zst")
 """Extensions of compressed files."""
@@ -32,16 +32,17 @@ def pyarrow_for(subject: str) -> Any:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[IO[bytes]]:
+def reading(path: AnyPath) -> Iterator[IO[bytes]]:
     """Read the uncompressed content of `path`. Raises `InputError` for a file that is damaged or cannot be read."""
     suffix = path.suffix.lower()
     try:
         if suffix == ".gz":
-            with gzip.open(path, "rb") as file:
+            with path.open("rb") as packed, gzip.open(packed, "rb") as file:
                 yield cast("IO[bytes]", file)
         elif suffix == ".zst":
             pa = pyarrow_for(f"{path}: Zstandard")
-            with io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")) as stream:
+            packed_zst = pa.PythonFile(path.open("rb")) if isinstance(path, RemotePath) else pa.OSFile(str(path))
+            with io.BufferedReader(pa.CompressedInputStream(packed_zst, "zstd")) as stream:
                 yield stream
         else:
             with path.open("rb") as plain:

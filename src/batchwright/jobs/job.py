@@ -9,16 +9,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from batchwright.clock import Clock
 from batchwright.durable_files import followed, replacing, sync
 from batchwright.errors import InputError, InvalidRequest, ResumeRefused
-from batchwright.jobs.answer_tables import write_table
+from batchwright.jobs.answer_tables import write_lines, write_table
 from batchwright.jobs.compression import COMPRESSED, compressing, reading
 from batchwright.jobs.failures import RETRYABLE
+from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.lines import BadLine, LineParser, check_body
+from batchwright.jobs.remote.parts import FileTarget, FolderTarget, OutputTarget, RemoteFileTarget
+from batchwright.jobs.remote.remote_file import AnyPath, RemotePath
+from batchwright.jobs.remote.results import PartedSink, RemoteResults, work_folder
 from batchwright.jobs.resume import (
     Finished,
     InputFile,
@@ -30,17 +34,19 @@ from batchwright.jobs.resume import (
     leave_out,
     nothing_succeeded,
     scan,
+    sizes_of_lines,
 )
 from batchwright.jobs.sink import Sink
-from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, sha256_of
-from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed
+from batchwright.jobs.sources import SelectedSource, Source, Spool, begins_with, fingerprint_of, version_of
+from batchwright.jobs.spec import JobSpec, RetryFailed
 from batchwright.jobs.spend_journal import journal_path
 from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import Templates
 from batchwright.lines.custom_ids import IdTable
 from batchwright.planning.identical import Place
 
-_SUFFIXES = (".partial", ".results.jsonl")
+ROWS_SUFFIX = ".results.jsonl"
+_SUFFIXES = (".partial", ROWS_SUFFIX)
 """Ends of the names of files beside the output that hold results: of lines, and of a table."""
 _log = logging.getLogger(__name__)
 _BATCHES = ".batches"
@@ -54,6 +60,12 @@ _RETRIED: dict[RetryFailed | None, Callable[[Mapping[str, Any]], bool]] = {
 def state_path(output: Path) -> Path:
     """The path of the state file of the job that writes `output`."""
     return output.with_name(output.name + ".batchwright.json")
+
+
+def local_output(spec: JobSpec) -> Path:
+    """The path of an output, or of what this machine has of one elsewhere, beside which the journals are."""
+    address = spec.address
+    return followed(Path(spec.output)) if address is None else work_folder(address) / address.name
 
 
 class Job:
@@ -72,12 +84,21 @@ class Job:
         self.spec = spec
         self._clock = clock
         self._form = spec.form
-        self._output = followed(Path(spec.output))
-        self._at_once = self._form.is_plain and not spec.ordered and not spec.writes_rows
+        address = spec.address
+        self._output = local_output(spec)
+        self._at_once = spec.at_once
         of_lines, of_rows = _SUFFIXES
-        self._working = self._output if self._at_once else self._beside(of_rows if spec.writes_rows else of_lines)
+        self._keeps_results = spec.writes_rows or address is not None or spec.to_folder
+        """Whether the results stay when the output was made of them."""
+        self._working = self._output if self._at_once else self._beside(of_rows if self._keeps_results else of_lines)
         """File that results are appended to."""
         self._again = _RETRIED[spec.retry_failed]
+        self._target = self._target_of(address)
+        self._remote: RemoteResults | None = None
+        """The results at the address of the output; None for one on this machine."""
+        if address is not None:
+            folder = address if self._at_once else address.with_name(address.name + of_rows)
+            self._remote = RemoteResults(folder, self._working, (journal_path(self._output), self.batches))
         self._spool: Spool | None = None
         self._state_file: StateFile | None = None
         self._begun = False
@@ -89,14 +110,18 @@ class Job:
             raise
 
     def _prepare(self) -> None:
+        if self._remote is not None:
+            self._output.parent.mkdir(parents=True, exist_ok=True)
         if not self.spec.to_stream:
             self._state_file = StateFile(state_path(self._output))
+        if self._remote is not None and self._state_file is not None:
+            self._restore(self._remote, self._state_file)
         if self.spec.from_stream:
             kept = None if self.spec.to_stream else self._beside(".input")
             self._spool = Spool(self.spec.inputs[0], kept)
-        self._opened = [path.stat() for path in self._paths]
+        self._opened = [version_of(path) for path in self._paths]
         files = tuple(
-            InputFile(name, seen.st_size, sha256_of(path))
+            InputFile(name if isinstance(path, Path) else str(path), seen.size or 0, fingerprint_of(path, seen))
             for name, path, seen in zip(self.spec.inputs, self._paths, self._opened, strict=True)
         )
         identity = JobIdentity(files, self.spec.parameters(), self.spec.model_files, self.spec.limit)
@@ -112,6 +137,39 @@ class Job:
         self.finished = Finished() if nothing else scan(self._held, self.key, self.ids, self._again)
         """Lines that earlier runs finished."""
 
+    def _target_of(self, address: RemotePath | None) -> OutputTarget:
+        suffix = "".join(PurePath(self._output.name).suffixes[-1 - bool(self._form.compression) :]) or ".jsonl"
+        made = self._beside(".making")
+        if self.spec.to_folder:
+            return FolderTarget(address or self._output, suffix, made)
+        return FileTarget(self._output) if address is None else RemoteFileTarget(address, made)
+
+    def _restore(self, remote: RemoteResults, state_file: StateFile) -> None:
+        """Have on this machine what is at the address of the output. Raises `ResumeRefused` and `InputError`."""
+        try:
+            state_file.write_content(remote.restore(copies=not self.spec.overwrite))
+        except OSError as error:
+            raise InputError(f"output {remote.folder} cannot be read: {error.strerror or error}") from error
+        if not (self._at_once or self.spec.overwrite or remote.size) and self._target.exists():
+            raise ResumeRefused(
+                f"{self.spec.address} exists and does not belong to a batchwright job: "
+                "name another output, or replace it with --overwrite"
+            )
+        if self.batches.name in remote.lost_journals and not self.spec.overwrite:
+            raise ResumeRefused(
+                f"lines of this job are in batches of the provider, which are noted on {remote.host} in "
+                f"{self._output.parent}: go on there, or copy that folder here"
+            )
+
+    def require_journal(self) -> None:
+        """Raise `ResumeRefused` if what the job has spent was noted on another machine."""
+        remote = self._remote
+        if remote is not None and not self.spec.overwrite and journal_path(self._output).name in remote.lost_journals:
+            raise ResumeRefused(
+                f"what this job has spent is noted on {remote.host} in {self._output.parent}, so its budget cannot be "
+                "kept here: go on there, copy that folder here, or leave the budget out"
+            )
+
     def _beside(self, suffix: str) -> Path:
         return self._output.with_name(self._output.name + suffix)
 
@@ -126,7 +184,7 @@ class Job:
         return None if self.spec.to_stream else journal_path(self._output)
 
     @property
-    def _paths(self) -> tuple[Path, ...]:
+    def _paths(self) -> tuple[AnyPath, ...]:
         return self.spec.paths if self._spool is None else (self._spool.path,)
 
     def _read_anew(self) -> None:
@@ -140,7 +198,9 @@ class Job:
         """Whether there are results of this job. Raises `ResumeRefused` for results of anything else."""
         if self._state_file is None or self.spec.overwrite:
             return False
-        present = [path for path in (self._output, self._working) if path.exists() and path.stat().st_size]
+        present = [path for path in (self._output, self._working) if path.is_file() and path.stat().st_size]
+        if self._output.is_dir() and self._target.exists():
+            present.append(self._output)
         # Lines in a provider's batches may be paid already, though none has a result yet.
         has_batches = self.batches.is_dir()
         if has_batches:
@@ -163,7 +223,7 @@ class Job:
                 "was; to keep it, name another output; to lose its results and start over, add --overwrite"
             )
         self._state = replace(saved, identity=identity)
-        if self.spec.writes_rows and self._output.exists() and not self._held.exists():
+        if self._keeps_results and not self._at_once and self._output.exists() and not self._held.exists():
             raise ResumeRefused(
                 f"{self._held} is missing, which holds the results that {self._output} was made of: restore it, name "
                 "another output, or start over with --overwrite"
@@ -185,7 +245,7 @@ class Job:
     @property
     def _held(self) -> Path:
         """File with the results of earlier runs."""
-        return self._working if self._working.exists() or self.spec.writes_rows else self._output
+        return self._working if self._working.exists() or self._keeps_results else self._output
 
     def endpoints(self) -> set[str]:
         """The endpoints of the lines, found without checking them; at most two."""
@@ -225,27 +285,51 @@ class Job:
         if self.spec.overwrite:
             journal_path(self._output).unlink(missing_ok=True)
         if self._fresh:
-            for path in (self._output, *map(self._beside, _SUFFIXES)):
-                if path != self._working:
-                    path.unlink(missing_ok=True)
-            if self.batches.is_dir():
-                _log.warning(
-                    "%s is forgotten: batches in it that have not ended go on at the provider and are paid; "
-                    "`batchwright batches list` shows them, `batches cancel` ends them",
-                    self.batches,
-                )
-                shutil.rmtree(self.batches)
+            self._forget_earlier()
         else:
             self._bring_back()
             if not self.complete:
                 # A table that was made of other results is made anew, even if they have the same size.
                 self._state = replace(self._state, table={})
                 self._state_file.write(self._state)
-            if self.finished.left_out:
+            if self.finished.left_out and self._remote is None:
                 self.finished.size = leave_out(self._working, self.key, self._again)
+        if self._remote is not None:
+            return self._begin_elsewhere(self._remote)
         sink = Sink.append_to(self._working, self.finished.size, self._clock)
         self._state_file.write(self._state)
         sync(self._output.absolute().parent)
+        return sink
+
+    def _forget_earlier(self) -> None:
+        if not self._at_once:
+            self._target.remove()
+        for path in map(self._beside, _SUFFIXES):
+            if path != self._working:
+                path.unlink(missing_ok=True)
+        if self._remote is not None:
+            self._remote.forget()
+        if self.batches.is_dir():
+            _log.warning(
+                "%s is forgotten: batches in it that have not ended go on at the provider and are paid; "
+                "`batchwright batches list` shows them, `batches cancel` ends them",
+                self.batches,
+            )
+            shutil.rmtree(self.batches)
+
+    def _begin_elsewhere(self, remote: RemoteResults) -> Sink:
+        assert self._state_file is not None
+        with Sink.append_to(self._working, self.finished.size, self._clock):
+            pass  # half a line at the end is removed
+        remote.begin(self._state.content)
+        self._state_file.write(self._state)
+        remote.commit(self.finished.size)
+        if self.finished.left_out:
+            kept = sizes_of_lines(self._working, self.key, self._again)
+            remote.replace_lines(kept, lambda: leave_out(self._working, self.key, self._again))
+            self.finished.size = remote.size
+        sink = PartedSink.append_to(self._working, self.finished.size, self._clock)
+        sink.copy_to(remote)
         return sink
 
     def earlier_answers(self) -> Iterator[tuple[int, Place]]:
@@ -267,8 +351,11 @@ class Job:
 
     def end(self) -> None:
         """Complete the output, when every line is finished. Raises OSError."""
-        if self.spec.writes_rows:
-            self._make_table()
+        if self._remote is not None and not self._begun and self._remote.size < self.finished.size:
+            with self.begin():
+                pass  # an earlier run was killed before it had copied its last lines
+        if self._keeps_results and not self._at_once:
+            self._make_output()
         elif not self._at_once and self._working.exists():
             with (
                 ResultsByNumber(self._working, self.key) as results,
@@ -285,14 +372,18 @@ class Job:
             # An earlier run may have kept one, and been killed before removing it: this replaces and removes it.
             self._spool.keep()
             self._spool.remove()
+        if self._remote is not None:
+            self._remote.remove_copy()
+            if self._state_file is not None:
+                self._state_file.write_content(None)
 
     @property
     def batches(self) -> Path:
         """Folder with the journal of the batches that providers compute for this job, until it is complete."""
         return self._beside(_BATCHES)
 
-    def _make_table(self) -> None:
-        """Write the table of answers, unless it is there and was made of the same results."""
+    def _make_output(self) -> None:
+        """Make the output of the results, unless it is there and was made of the same."""
         assert self._state_file is not None
         columns = self.spec.columns
         made_of: dict[str, Any] = {
@@ -300,19 +391,23 @@ class Job:
             "answer": columns.answer,
             "size": self._working.stat().st_size,
         }
-        if self._output.exists() and made_of == self._state.table:
+        if made_of == self._state.table and self._target.exists():
             return
-        rows = _rows(self.spec, self._paths)
-        with ResultsByNumber(self._working, self.key) as results, replacing(self._output) as file:
-            write_table(rows, results, file, self._form, columns)
+        with ResultsByNumber(self._working, self.key) as results:
+            if self.spec.writes_rows:
+                write_table(_rows(self.spec, self._paths), results, self._target, self._form, columns)
+            else:
+                with self._working.open("rb") as lines:
+                    write_lines(results if self.spec.ordered else lines, self._target, self._form)
         self._state = replace(self._state, table=made_of)
         self._state_file.write(self._state)
+        if self._remote is not None:
+            self._remote.save_state(self._state.content)
 
     def check_unchanged(self) -> None:
         """Raise `InputError` if the input was written to since it was fingerprinted."""
         for path, before in zip(self._paths, self._opened, strict=True):
-            now = path.stat()
-            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            if version_of(path) != before:
                 raise InputError(
                     f"{path} changed while it was being read, so results may be of either content: "
                     "start over with --overwrite"
@@ -338,7 +433,7 @@ class Job:
         self.close()
 
 
-def _reader(spec: JobSpec, paths: Sequence[Path]) -> tuple[LineParser, Source]:
+def _reader(spec: JobSpec, paths: Sequence[AnyPath]) -> tuple[LineParser, Source]:
     """The parser of the records of an input, and their source. Raises `InputError`."""
     input_format = spec.resolved_format()
     templates, wanted = None, None
@@ -365,7 +460,7 @@ def _reader(spec: JobSpec, paths: Sequence[Path]) -> tuple[LineParser, Source]:
     return parser, source
 
 
-def _rows(spec: JobSpec, paths: Sequence[Path]) -> Source:
+def _rows(spec: JobSpec, paths: Sequence[AnyPath]) -> Source:
     """The rows of the input, for a table of answers. Raises `InputError`."""
     input_format = spec.resolved_format()
     source = open_source(paths, input_format, max_line_bytes=spec.max_line_bytes, wanted=spec.columns.keep, rows=True)

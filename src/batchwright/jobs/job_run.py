@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
-from batchwright.durable_files import followed
 from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
@@ -24,7 +23,8 @@ from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
-from batchwright.jobs.job import Job
+from batchwright.jobs.input_names import STREAM
+from batchwright.jobs.job import Job, local_output
 from batchwright.jobs.job_meter import JobMeter
 from batchwright.jobs.lines import check_body, check_sent_body
 from batchwright.jobs.loading import LoadedModels, ModelChoice, NoModel
@@ -32,7 +32,7 @@ from batchwright.jobs.loop import JobLoop, Tally
 from batchwright.jobs.report import RunReport
 from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
-from batchwright.jobs.spec import STREAM, JobSpec
+from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
 from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
@@ -135,6 +135,8 @@ class JobRun:
         self._long_waits = LongWaits()
         self.progress(RunProgress("reading"))
         with Job(self.spec, self.clock) as job:
+            if self.terms is not None and self.terms.budget is not None:
+                job.require_journal()
             self._meter = None if self.terms is None else self.terms.meter(job)
             if not job.complete:
                 return self._work(job)
@@ -183,7 +185,7 @@ class JobRun:
         if self.terms is None or not self.terms.book.has_any:
             return None
         to_stream = self.spec.to_stream
-        journal = SpendJournal(None if to_stream else journal_path(followed(Path(self.spec.output))), job.key)
+        journal = SpendJournal(None if to_stream else journal_path(local_output(self.spec)), job.key)
         answers, tokens = journal.totals.answers, journal.totals.output_tokens
         mean = tokens / answers if answers else None
         return CostPlanner(self.terms.book, self.choice.model, self.spec.defaults, mean)

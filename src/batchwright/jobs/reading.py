@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from batchwright.errors import InputError
+from batchwright.errors import BatchwrightError, InputError
 from batchwright.jobs.answer_tables import COMPLETION_TOKENS, ERROR, FINISH_REASON, PROMPT_TOKENS
 from batchwright.jobs.answers import answer_of
-from batchwright.jobs.job import state_path
+from batchwright.jobs.input_names import expanded
+from batchwright.jobs.job import ROWS_SUFFIX, state_path
 from batchwright.jobs.lines import Line, LineParser
+from batchwright.jobs.remote.parts import read_manifest
+from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.sources import format_of
 from batchwright.jobs.table_sources import open_source
 from batchwright.lines.batch_line import decode_line
@@ -44,22 +48,26 @@ class ReadableResult:
 
 
 def read_results(
-    path: Path, *, most: int | None = None, failed: bool = False, search: str | None = None
+    name: str | Path, *, most: int | None = None, failed: bool = False, search: str | None = None
 ) -> Iterator[ReadableResult]:
-    """The results in `path`, an output in any form: at most so many, only those that failed or contain `search`.
+    """The results in an output in any form, here or elsewhere: at most so many, only those failed or with `search`.
 
     Raises `InputError` for a file that is no output of a run.
     """
-    state = _state_of(path)
+    output = located(str(name).rstrip("/") or "/")
+    files = [located(each) for each in expanded([str(name)])]
+    state = _state_of(output)
     found = (
         result
-        for result in _results(path, state)
+        for result in _results(output, files, state)
         if (not failed or result.error is not None) and (search is None or result.has(search))
     )
     return islice(found, most)
 
 
-def _state_of(path: Path) -> Mapping[str, Any]:
+def _state_of(path: AnyPath) -> Mapping[str, Any]:
+    if isinstance(path, RemotePath):
+        return _state_elsewhere(path)
     beside = state_path(path)
     try:
         state = json.loads(beside.read_bytes())
@@ -68,13 +76,24 @@ def _state_of(path: Path) -> Mapping[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _results(path: Path, state: Mapping[str, Any]) -> Iterator[ReadableResult]:
+def _state_elsewhere(path: RemotePath) -> Mapping[str, Any]:
+    for folder in (path, path.with_name(path.name + ROWS_SUFFIX)):
+        with suppress(OSError, BatchwrightError):
+            manifest = read_manifest(folder)
+            if manifest is not None and manifest.state is not None:
+                return manifest.state
+    return {}
+
+
+def _results(path: AnyPath, files: Sequence[AnyPath], state: Mapping[str, Any]) -> Iterator[ReadableResult]:
     input_format = "jsonl" if not path.suffix else format_of(path, None)
     if input_format not in ("jsonl", "csv", "tsv", "parquet"):
         raise InputError(f"{path} is no output of a run: that is .jsonl, .csv, .tsv or .parquet")
     prompts: Iterator[tuple[int, str | None]] | None = None
     waiting: dict[int, str | None] = {}
-    source = open_source([path], input_format, max_line_bytes=_MAX_LINE_BYTES)
+    if not files:
+        return
+    source = open_source(files, input_format, max_line_bytes=_MAX_LINE_BYTES)
     for position, record in enumerate(source.records(), start=1):
         content = record.content
         fields = decode_line(content) if isinstance(content, bytes) else content
@@ -97,7 +116,7 @@ def _results(path: Path, state: Mapping[str, Any]) -> Iterator[ReadableResult]:
         )
 
 
-def _row(number: int, row: Mapping[str, object], column: str, path: Path) -> ReadableResult:
+def _row(number: int, row: Mapping[str, object], column: str, path: AnyPath) -> ReadableResult:
     if column not in row or ERROR not in row:
         raise InputError(f"{path} has no columns {column!r} and {ERROR!r}: it is no output of a run")
     others = [name for name in row if name not in (column, *_ADDED)]
@@ -115,8 +134,8 @@ def _row(number: int, row: Mapping[str, object], column: str, path: Path) -> Rea
 
 def _prompts(state: Mapping[str, Any]) -> Iterator[tuple[int, str | None]]:
     """The numbers and prompts of the lines of the input, as far as it is still there."""
-    files = [Path(file["name"]) for file in state.get("files", ())]
-    if not files or not all(path.is_file() for path in files):
+    files = [located(file["name"]) for file in state.get("files", ())]
+    if not files or not all(path.exists() for path in files):
         return
     parameters = state.get("parameters", {})
     input_format = format_of(files[0], parameters.get("input_format"))

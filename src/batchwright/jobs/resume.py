@@ -84,6 +84,21 @@ class JobState:
     table: Mapping[str, Any] = field(default_factory=dict)
     """What the table of answers was last made of: its columns, and the number of bytes of results."""
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """Content of the file, as JSON values by name."""
+        identity = self.identity
+        return {
+            "form": _FORM,
+            "job": self.key,
+            "input": {"name": identity.files[0].name, "sha256": identity.files[0].sha256},
+            "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in identity.files],
+            "parameters": identity.parameters,
+            "model_files": identity.model_files,
+            "limit": identity.limit,
+            "table": self.table,
+        }
+
 
 class StateFile:
     """`OUTPUT.batchwright.json`: the identity of the job, and the lock that lets one run at a time write OUTPUT.
@@ -139,18 +154,11 @@ class StateFile:
 
     def write(self, state: JobState) -> None:
         """Save `state`, durably. Raises OSError."""
-        identity = state.identity
-        content = {
-            "form": _FORM,
-            "job": state.key,
-            "input": {"name": identity.files[0].name, "sha256": identity.files[0].sha256},
-            "files": [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in identity.files],
-            "parameters": identity.parameters,
-            "model_files": identity.model_files,
-            "limit": identity.limit,
-            "table": state.table,
-        }
-        text = json.dumps(content, indent=2).encode() + b"\n"
+        self.write_content(state.content)
+
+    def write_content(self, content: Mapping[str, Any] | None) -> None:
+        """Save the content of a state, or that there is none. Raises OSError."""
+        text = b"" if content is None else json.dumps(content, indent=2).encode() + b"\n"
         # One write over what was there: a run that is killed at any moment leaves the old state or the new one.
         os.pwrite(self._descriptor, text.ljust(os.fstat(self._descriptor).st_size), 0)
         os.ftruncate(self._descriptor, len(text))
@@ -241,6 +249,12 @@ def leave_out(path: Path, key: str, again: Callable[[Mapping[str, Any]], bool]) 
             if line.error is None or not again(line.error):
                 file.write(raw)
     return path.stat().st_size
+
+
+def sizes_of_lines(path: Path, key: str, again: Callable[[Mapping[str, Any]], bool]) -> Iterator[tuple[int, bool]]:
+    """The bytes of each line of the job `key` in `path`, and whether `leave_out` keeps it."""
+    for _, line, raw in _written(path, key):
+        yield len(raw), line.error is None or not again(line.error)
 
 
 def nothing_succeeded(path: Path, key: str) -> bool:

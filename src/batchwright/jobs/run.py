@@ -17,10 +17,11 @@ from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.frames import as_files
+from batchwright.jobs.input_names import STREAM, expanded
 from batchwright.jobs.job_run import JobRun, RunProgress
 from batchwright.jobs.loading import ModelChoice, Via
 from batchwright.jobs.report import RunReport
-from batchwright.jobs.spec import STREAM, JobSpec, RetryFailed, expanded, require_local
+from batchwright.jobs.spec import JobSpec, RetryFailed, require_local
 from batchwright.jobs.spending import SpendingTerms
 from batchwright.models import fingerprint
 from batchwright.pacing.limits import ToldLimit, told_limits
@@ -86,16 +87,18 @@ def run(
 ) -> RunReport:
     """Answer every line of `input` into `output`, and return a report.
 
-    `input` is a path, several, a pattern such as `data/*.csv`, or a data frame. Lines are OpenAI batch lines for chats,
-    completions and embeddings, `{"prompt": …}` or `{"messages": […]}` (`.jsonl`, or one array in `.json`), or plain
-    prompts (`.txt`). Rows of a table (`.csv`, `.tsv`, `.parquet`, and with a template any JSON objects) are turned into
-    requests by templates. The text forms may be compressed (`.gz`, `.zst`). `-` is standard input or output.
+    `input` is a path, several, a pattern such as `data/*.csv`, a folder of data, an address (`s3://…`, `https://…`), or
+    a data frame. Lines are OpenAI batch lines for chats, completions and embeddings, `{"prompt": …}` or `{"messages":
+    […]}` (`.jsonl`, or one array in `.json`), or plain prompts (`.txt`). Rows of a table (`.csv`, `.tsv`, `.parquet`,
+    `.arrow`, and with a template any JSON objects) are turned into requests by templates. The text forms may be
+    compressed (`.gz`, `.zst`). `-` is standard input or output.
 
-    The name of `output` says what it contains. For a table, and in `.csv`, `.tsv` and `.parquet`, that is a table made
-    when all lines are finished: the columns of the input, the answer, its finish reason, the error and the numbers of
-    tokens. Otherwise results are written in the form of OpenAI's batch output as they finish, or by the order of the
-    input when `ordered` (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`). A line that cannot be answered becomes a line with an
-    error.
+    `output` may be an address too: then lines are written into a folder of parts, as are other outputs whose names end
+    in `/`; see docs/data.md. Its name says what it contains. For a table, and in `.csv`, `.tsv` and `.parquet`, that is
+    a table made when all lines are finished: the columns of the input, the answer, its finish reason, the error and the
+    numbers of tokens. Otherwise results are written in the form of OpenAI's batch output as they finish, or by the
+    order of the input when `ordered` (`.jsonl`, `.jsonl.gz`, `.jsonl.zst`). A line that cannot be answered becomes a
+    line with an error.
 
     A line may have `priority` (lower is sooner) and `deadline_ms` (or `deadline`, in seconds), counted from when the
     line is handed to the model: one that is not finished by then becomes a line with the error `request_timeout`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Self
 
 from batchwright.clock import Clock
 
@@ -29,7 +30,7 @@ class Sink:
         """Bytes in the file so far; None for a stream."""
 
     @classmethod
-    def append_to(cls, path: Path, size: int, clock: Clock) -> Sink:
+    def append_to(cls, path: Path, size: int, clock: Clock) -> Self:
         """Go on after the first `size` bytes of `path`, which is made if it does not exist. Raises OSError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.ftruncate(descriptor, size)

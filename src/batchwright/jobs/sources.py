@@ -18,9 +18,10 @@ import msgspec
 
 from batchwright.errors import InputError, InvalidRequest
 from batchwright.jobs.compression import reading, without_compression
+from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, Version
 from batchwright.lines.batch_line import line_too_long, split_lines
 
-InputFormat: TypeAlias = Literal["jsonl", "json", "txt", "csv", "tsv", "parquet"]
+InputFormat: TypeAlias = Literal["jsonl", "json", "txt", "csv", "tsv", "parquet", "arrow"]
 
 _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
@@ -30,6 +31,9 @@ _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
 }
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _CHUNK = 2**20
@@ -74,13 +78,13 @@ class Source(Protocol):
         return count, weight
 
 
-def format_of(path: Path, given: str | None) -> InputFormat:
+def format_of(path: AnyPath, given: str | None) -> InputFormat:
     """The format `given`, or else that of the file's extension. Raises `InputError` for an unknown one."""
     if given is not None:
         if given not in get_args(InputFormat):
             raise InputError(f"input format {given!r}: must be one of {', '.join(get_args(InputFormat))}")
         return cast("InputFormat", given)
-    found = _FORMAT_OF_SUFFIX.get(Path(without_compression(path.name.lower())).suffix)
+    found = format_of_suffix(path.name)
     if found is None:
         raise InputError(
             f"{path}: its extension does not tell its format; rename it to one of "
@@ -89,7 +93,12 @@ def format_of(path: Path, given: str | None) -> InputFormat:
     return found
 
 
-def check_encoding(path: Path) -> None:
+def format_of_suffix(name: str) -> InputFormat | None:
+    """The format that the extension of a name tells; None if it tells none."""
+    return _FORMAT_OF_SUFFIX.get(Path(without_compression(name.lower())).suffix)
+
+
+def check_encoding(path: AnyPath) -> None:
     """Raise `InputError` if the text in `path` is UTF-16."""
     with reading(path) as file:
         if file.read(2) in _UTF16_BOMS:
@@ -99,7 +108,7 @@ def check_encoding(path: Path) -> None:
 class LineSource(Source):
     """A source with one record for each line."""
 
-    def __init__(self, path: Path, *, max_line_bytes: int) -> None:
+    def __init__(self, path: AnyPath, *, max_line_bytes: int) -> None:
         self._path = path
         self._max_line_bytes = max_line_bytes
 
@@ -114,7 +123,7 @@ class LineSource(Source):
 class JsonArraySource(Source):
     """A source with one record for each element of a file that is one JSON array."""
 
-    def __init__(self, path: Path, *, max_line_bytes: int) -> None:
+    def __init__(self, path: AnyPath, *, max_line_bytes: int) -> None:
         self._path = path
         self._max_line_bytes = max_line_bytes
 
@@ -150,7 +159,7 @@ class JsonArraySource(Source):
 class _TextWindow:
     """The part of a text file that is being decoded."""
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
+    def __init__(self, file: IO[bytes], path: AnyPath) -> None:
         import codecs
 
         self._file = file
@@ -246,23 +255,39 @@ class SelectedSource(Source):
         return self._within if self._drawn is None else len(self._drawn)
 
 
-def lines_of(path: Path, limit: int) -> Iterator[tuple[int, bytes | None]]:
+def lines_of(path: AnyPath, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines without their ends; None for a line of more than `limit` bytes, which is never held whole."""
     with reading(path) as file:
         for number, _, content in split_lines(file, limit):
             yield number, content
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal. Raises `InputError` if it cannot be read."""
+def version_of(path: AnyPath) -> Version:
+    """What tells whether a file has changed since. Raises `InputError` if it is not there."""
+    if isinstance(path, RemotePath):
+        return path.version()
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"input {path} cannot be read: {error.strerror}") from error
+    return Version(found.st_size, None, str(found.st_mtime_ns))
+
+
+def fingerprint_of(path: AnyPath, version: Version) -> str:
+    """The SHA-256 of a file, in hexadecimal, or what its store has in place of it, which need not be read.
+
+    Raises `InputError` if it cannot be read.
+    """
+    if version.tag is not None:
+        return f"tag:{version.tag}"
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(cast("Any", file), "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"input {path} cannot be read: {error.strerror}") from error
 
 
-def begins_with(path: Path, size: int, sha256: str) -> bool:
+def begins_with(path: AnyPath, size: int, sha256: str) -> bool:
     """Whether the first `size` bytes of a file have this SHA-256, and are whole lines."""
     digest = hashlib.sha256()
     last = b""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,13 +13,16 @@ from batchwright.durable_files import followed, is_special
 from batchwright.errors import InputError, shown
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.compression import pyarrow_for
+from batchwright.jobs.input_names import STREAM
 from batchwright.jobs.output_forms import OutputForm, output_form_of
+from batchwright.jobs.remote.addresses import scheme_of
+from batchwright.jobs.remote.parts import MANIFEST
+from batchwright.jobs.remote.remote_file import AnyPath, RemotePath, located
 from batchwright.jobs.sources import InputFormat, format_of
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import OPENAI_DEFAULTS
 
-STREAM = "-"
-TABLES = ("csv", "tsv", "parquet")
+TABLES = ("csv", "tsv", "parquet", "arrow")
 
 RetryFailed: TypeAlias = Literal["passing", "all"]
 """Failed lines that are tried again: those whose error may pass, or all."""
@@ -32,9 +33,9 @@ class JobSpec:
     """The specification of a job, as the caller gave it."""
 
     inputs: tuple[str, ...]
-    """Paths, one of which may be `-` for standard input if it is the only one."""
+    """Paths and addresses, one of which may be `-` for standard input if it is the only one."""
     output: str
-    """A path, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
+    """A path, an address, or `-` for standard output. A stream, such as that or a pipe, cannot be resumed."""
     model: str | None
     """Name of the model; None: the endpoint's default."""
     embedding_model: str | None = None
@@ -70,7 +71,25 @@ class JobSpec:
 
     @property
     def to_stream(self) -> bool:
-        return self.output == STREAM or is_special(Path(self.output))
+        return self.output == STREAM or (self.address is None and is_special(Path(self.output)))
+
+    @property
+    def address(self) -> RemotePath | None:
+        """The address of the output; None if it is on this machine."""
+        return None if scheme_of(self.output) is None else RemotePath(self.output.rstrip("/"))
+
+    @property
+    def to_folder(self) -> bool:
+        """Whether the output is named as a folder of parts, or already is one."""
+        if self.output.endswith("/"):
+            return True
+        return self.address is None and not self.to_stream and (Path(self.output) / MANIFEST).is_file()
+
+    @property
+    def at_once(self) -> bool:
+        """Whether results are written into the output as they finish; others are made at the end."""
+        is_there = self.address is not None or not self.to_folder
+        return self.form.is_plain and not self.ordered and not self.writes_rows and is_there
 
     @property
     def from_stream(self) -> bool:
@@ -78,13 +97,13 @@ class JobSpec:
         return any(map(_is_stream, self.inputs))
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(map(Path, self.inputs))
+    def paths(self) -> tuple[AnyPath, ...]:
+        return tuple(map(located, self.inputs))
 
     @property
     def form(self) -> OutputForm:
         """The form of the output. Raises `InputError`."""
-        return OutputForm() if self.to_stream else output_form_of(Path(self.output))
+        return OutputForm() if self.to_stream else output_form_of(Path((self.address or Path(self.output)).name))
 
     @property
     def is_table(self) -> bool:
@@ -146,7 +165,7 @@ class JobSpec:
         input_format = self.resolved_format()
         if input_format == "txt" and self.is_table:
             raise InputError("templates are for rows with columns, not for txt: give a CSV, Parquet or JSON file")
-        if self.from_stream and input_format in ("parquet", "json"):
+        if self.from_stream and input_format in ("parquet", "arrow", "json"):
             raise InputError(f"{input_format} cannot be read from a stream: save it to a file first")
         if self.system is not None and not self.chat:
             raise InputError("--system needs --chat: it is put before prompts that are made into chats")
@@ -177,53 +196,51 @@ class JobSpec:
                 raise InputError(f"inputs {', '.join(self.inputs)}: a stream must be the only one")
             return
         for path in self.paths:
+            if isinstance(path, RemotePath):
+                continue  # it is looked at when it is fingerprinted
             if path.is_dir():
                 raise InputError(f"input {path} is a folder: name a file, or all of them: '{path}/*.jsonl'")
             if not path.exists():
                 raise InputError(f"input {path} does not exist")
 
     def _check_output(self) -> None:
-        require_local("output", self.output)
         if self.output == STREAM and sys.stdout is None:
             raise InputError("standard output is closed: name an output file")
         if self.to_stream:
             return
+        if (self.form.content == "parquet" or self.form.compression == ".zst") and self.output:
+            pyarrow_for(f"output {self.address or self.output}")
+        if self.address is not None:
+            if scheme_of(self.output) in ("http", "https"):
+                raise InputError(
+                    f"output {self.address}: the web cannot be written to; use s3://, gs://, az:// or hf://"
+                )
+            if self.address.address in {name.rstrip("/") for name in self.inputs}:
+                raise InputError(f"output {self.address} is the input itself: name another file")
+            return
         path = followed(Path(self.output))
-        if path.is_dir():
-            raise InputError(f"output {path} is a folder: name a file")
+        if path.is_dir() and not (self.to_folder and ((path / MANIFEST).is_file() or not any(path.iterdir()))):
+            raise InputError(f"output {path} is a folder{' with other files' * self.to_folder}: name a file")
+        if self.to_folder and path.exists() and not path.is_dir():
+            raise InputError(f"output {path}/ is a file: leave out the / at its end, or name another folder")
         if not path.absolute().parent.is_dir():
             raise InputError(f"output {path}: its folder does not exist; make it first")
-        if not self.from_stream and path.exists() and any(map(path.samefile, self.inputs)):
+        if (
+            not self.from_stream
+            and path.exists()
+            and any(path.samefile(each) for each in self.paths if isinstance(each, Path))
+        ):
             raise InputError(f"output {path} is the input itself: name another file")
-        if (self.form.content == "parquet" or self.form.compression == ".zst") and self.output:
-            pyarrow_for(f"output {path}")
-
-
-def expanded(inputs: Sequence[str]) -> tuple[str, ...]:
-    """The files that `inputs` name, with patterns such as `data/*.csv` in order. Raises `InputError` for no match."""
-    found: list[str] = []
-    for name in inputs:
-        require_local("input", name)
-        if name == STREAM or Path(name).exists() or not glob.has_magic(name):
-            found.append(name)
-            continue
-        matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - of any folder
-        if not matches:
-            raise InputError(f"input {name}: no file matches it")
-        found += matches
-    return tuple(dict.fromkeys(found))
 
 
 def require_local(role: str, name: str) -> None:
     """Raise `InputError` for an address such as `s3://…` as the name of a file."""
-    if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", name):
-        raise InputError(
-            f"{role} {name}: {scheme[1]}:// is not supported, only files on this machine: copy it here, or mount it"
-        )
+    if scheme := scheme_of(name):
+        raise InputError(f"{role} {name}: {scheme}:// is not supported for it, only files on this machine")
 
 
 def _is_stream(name: str) -> bool:
-    return name == STREAM or Path(name).is_fifo() or Path(name).is_char_device()
+    return name == STREAM or (scheme_of(name) is None and (Path(name).is_fifo() or Path(name).is_char_device()))
 
 
 def _resolved(model: str | None) -> str | None:

@@ -26,7 +26,7 @@ from batchwright.jobs.table_sources import TextRowSource, open_source
 from batchwright.jobs.templates import PromptTemplate, Templates
 from batchwright.wire.requests import CHAT_URL
 
-_TABLES = ("csv", "tsv", "parquet")
+_TABLES = ("csv", "tsv", "parquet", "arrow")
 _DEFAULT_ID = re.compile(r"row-\d+")
 _MEMORY = 2 * 2**30
 """Most bytes of address space."""

@@ -1,14 +1,13 @@
-"""Tables as streams of rows: CSV, Parquet, and JSON objects whose fields are the columns."""
+"""Tables as streams of rows: CSV, JSON objects whose fields are the columns, and what Arrow reads."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from batchwright.errors import InputError, InvalidRequest
-from batchwright.jobs.compression import pyarrow_for
+from batchwright.jobs.arrow_sources import ArrowSource, ParquetSource
+from batchwright.jobs.remote.remote_file import AnyPath
 from batchwright.jobs.sources import (
     ChainedSource,
     InputFormat,
@@ -21,11 +20,9 @@ from batchwright.jobs.sources import (
 )
 from batchwright.lines.batch_line import decode_line, line_too_long
 
-_ROWS_AT_A_TIME = 256
-
 
 def open_source(
-    paths: Sequence[Path],
+    paths: Sequence[AnyPath],
     input_format: InputFormat,
     *,
     max_line_bytes: int,
@@ -48,9 +45,11 @@ def open_source(
     return JsonRowSource(source) if rows and input_format in ("jsonl", "json") else source
 
 
-def _source_of(path: Path, input_format: InputFormat, max_line_bytes: int, wanted: Collection[str] | None) -> Source:
+def _source_of(path: AnyPath, input_format: InputFormat, max_line_bytes: int, wanted: Collection[str] | None) -> Source:
     if input_format == "parquet":
         return ParquetSource(path, wanted)
+    if input_format == "arrow":
+        return ArrowSource(path, wanted)
     check_encoding(path)
     if input_format in ("csv", "tsv"):
         return CsvSource(path, delimiter="," if input_format == "csv" else "\t", max_line_bytes=max_line_bytes)
@@ -114,7 +113,7 @@ class CsvSource(Source):
 
     columns: tuple[str, ...]
 
-    def __init__(self, path: Path, *, delimiter: str, max_line_bytes: int) -> None:
+    def __init__(self, path: AnyPath, *, delimiter: str, max_line_bytes: int) -> None:
         self._path = path
         self._delimiter = delimiter
         self._max_line_bytes = max_line_bytes
@@ -189,79 +188,3 @@ class _CsvLines:
         except UnicodeDecodeError:
             self.undecodable = True
             return line.decode(errors="replace") + "\n"
-
-
-class ParquetSource(Source):
-    """A source with one record for each row of a Parquet file. Needs the extra `parquet`."""
-
-    def __init__(self, path: Path, wanted: Collection[str] | None = None) -> None:
-        self.path = path
-        with self._file() as file:
-            self.columns = tuple(cast("list[str]", file.schema_arrow.names))
-            self._count = cast("int", file.metadata.num_rows)
-        self._read = [column for column in self.columns if wanted is None or column in wanted]
-
-    def records(self) -> Iterator[Record]:
-        number = 0
-        for batch in self.batches(self._read, _ROWS_AT_A_TIME):
-            for row in _rows_of(batch):
-                number += 1
-                yield Record(number, row)
-
-    def _next(self, batches: Iterator[Any]) -> Any:
-        import pyarrow as pa
-
-        try:
-            return next(batches, None)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.path} is damaged: {error}") from error
-
-    def count(self) -> int:
-        return self._count
-
-    def measure(self) -> tuple[int, int]:
-        return self._count, self._count
-
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        """Arrow record batches of up to `rows` rows with these columns, in this order. Raises `InputError`."""
-        with self._file() as file:
-            batches = file.iter_batches(batch_size=rows, columns=[*columns])
-            while (batch := self._next(batches)) is not None:
-                yield batch.select([*columns])
-
-    def schema(self, columns: Sequence[str]) -> Any:
-        """The Arrow schema of these columns."""
-        with self._file() as file:
-            pa, whole = pyarrow_for("Parquet"), file.schema_arrow
-            # The metadata of datasets on the Hugging Face hub names all columns, and refuses any other.
-            metadata = {key: value for key, value in (whole.metadata or {}).items() if key != b"huggingface"}
-            return pa.schema([whole.field(name) for name in columns], metadata=metadata)
-
-    def _file(self) -> Any:
-        pa = pyarrow_for(f"{self.path}: Parquet")
-        import pyarrow.parquet as pq
-
-        try:
-            return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{self.path} cannot be read as Parquet: {error}") from error
-
-
-def _rows_of(batch: Any) -> Iterable[Mapping[str, object] | InvalidRequest]:
-    try:
-        return cast("list[Mapping[str, object]]", batch.to_pylist())
-    except (ValueError, OverflowError):
-        # A single value is at fault, and all other rows can still be read.
-        return (_row(batch, index) for index in range(batch.num_rows))
-
-
-def _row(batch: Any, index: int) -> Mapping[str, object] | InvalidRequest:
-    row: dict[str, object] = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            row[name] = column[index].as_py()
-        except UnicodeDecodeError:
-            return InvalidRequest(f"column {name!r} holds text that is not UTF-8", param=name, code="invalid_encoding")
-        except (ValueError, OverflowError) as error:
-            return InvalidRequest(f"column {name!r} holds a value that cannot be read: {error}", param=name)
-    return row
