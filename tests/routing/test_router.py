@@ -39,12 +39,16 @@ def test_lines_with_a_common_beginning_go_together_until_it_is_not_worth_it() ->
     for number in range(40):
         router.submit(f"online {number}", replace(work, traffic="online"))
     assert {replica for _, replica in router.assign(0.0)} == {0, 1}  # somebody waits for each
-    for number in range(400):
-        router.submit(f"b{number}", work)
-    counts = {0: 0, 1: 0}
+
+
+def test_a_beginning_is_computed_again_when_lines_would_wait_many_times_longer() -> None:
+    router = joined(0, 1)
+    for number in range(1000):
+        router.submit(str(number), line(8 * KEY_TOKENS + 10, group=1))
+    counts = [0, 0]
     for key, _ in router.waiting:
         counts[router._items[key].replica or 0] += 1
-    assert counts[0] > counts[1] > 0  # by now the wait is longer than the beginning is worth many times over
+    assert counts[0] > counts[1] > 0
 
 
 def test_groups_are_spread() -> None:
