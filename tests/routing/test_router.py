@@ -230,6 +230,13 @@ class Histories(RuleBasedStateMachine):
         self.router.finish(key, tokens)
         del self.computing[key], self.works[key]
 
+    @precondition(lambda self: self.computing)
+    @rule(data=st.data())
+    def recall(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.computing)))
+        self.router.recall(key)
+        del self.computing[key]
+
     @precondition(lambda self: self.works)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:

@@ -209,6 +209,17 @@ class Router(Generic[_Key]):
             self._answers.observe(item.work.limit, tokens / item.work.sequences)
             self._prefixes.note_answer(item.replica, tokens)
 
+    def recall(self, key: _Key) -> None:
+        """Have a request that was assigned wait again: its replica never got it."""
+        item = self._items[key]
+        self._unsend(item)
+        item.is_sent = False
+        if item.at_once is None:
+            self._place(item)
+        else:
+            item.replica = None
+            self._suspects[item] = None
+
     def withdraw(self, key: _Key) -> None:
         """Remove a request, wherever it is; does nothing if there is none."""
         item = self._items.pop(key, None)

@@ -76,6 +76,10 @@ class ProcessReplica(Replica):
         return self._stats
 
     @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    @property
     def pid(self) -> int | None:
         """Process id; None before the first start."""
         return None if self._process is None else self._process.pid

@@ -37,6 +37,10 @@ class Replica(Protocol):
     def stats(self) -> EngineStats | None:
         """Figures of its engine since it was started last, as it told them last; None where there are none."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether calls reach it."""
+
     async def start(self, progress: Callable[[str], None]) -> ReplicaFacts:
         """Load the model; again, after it died. `progress` is called with a line of text at each step.
 

@@ -65,6 +65,8 @@ class _Entry:
     sequences: int
     place: asyncio.Future[_Member]
     """The replica that computes it, once that is decided; another one after that replica died."""
+    has_reached: bool = False
+    """Whether that replica was up when it was given the call, which it may have died of."""
     has_begun: bool = False
     """Whether a part of its answer was passed on."""
 
@@ -156,6 +158,7 @@ class ReplicatedInference(Route):
             while True:
                 member = await self._placed(entry)
                 try:
+                    entry.has_reached = member.replica.is_up
                     body = await member.replica.answer(self._with_time_left(entry))
                 except ReplicaDied as error:
                     self._lose(member, str(error))
@@ -172,6 +175,7 @@ class ReplicatedInference(Route):
             while True:
                 member = await self._placed(entry)
                 try:
+                    entry.has_reached = member.replica.is_up
                     async with closing(member.replica.stream(self._with_time_left(entry))) as bodies:
                         async for body in bodies:
                             entry.has_begun = True
@@ -296,8 +300,10 @@ class ReplicatedInference(Route):
         for key, entry in lost:
             if entry.has_begun:
                 self._router.withdraw(key)
-            else:
-                entry.place = asyncio.get_running_loop().create_future()
+                continue
+            if not entry.has_reached:
+                self._router.recall(key)
+            entry.has_reached, entry.place = False, asyncio.get_running_loop().create_future()
         failed = self._router.leave(member.number, self._clock.now())
         for key in failed:
             message = f"{self._most_deaths} replicas died while they computed this request; the last one: {reason}"
@@ -311,6 +317,7 @@ class ReplicatedInference(Route):
         while True:
             reason = await member.replica.ended()
             self._lose(member, reason)
+            self._why_down = reason
             while not member.is_up:
                 self._keep_figures(member)
                 due = member.restarts.died(self._clock.now(), random.random())
