@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from batchwright.engine_config import EngineConfig
+from batchwright.engine_config import EngineConfig, parse_bytes
 from batchwright.inference.replicas.cores import ReplicaCount, places_for
 from batchwright.inference.replicas.messages import ReplicaSpec
 from batchwright.inference.replicas.process_replica import ProcessReplica
@@ -32,6 +32,8 @@ async def open_replicas(
         resolve(name, progress=progress)
     places = places_for(count, config.device)
     chosen = dict(config.chosen())
+    if config.kv_memory is not None:
+        chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own
     if places[0].gpu is None:
         chosen["device"] = "cpu"
     spec = ReplicaSpec(model=model, embedding_model=embedding_model, config=chosen, count=len(places), stepped=stepped)

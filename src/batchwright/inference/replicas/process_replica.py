@@ -99,8 +99,8 @@ class ProcessReplica(Replica):
         self._stats, self._told = None, None
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._send(self._spec)
         try:
+            self._send(self._spec)
             while True:
                 message = await self._next()
                 if isinstance(message, Loading):
