@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import random
 from collections.abc import Sequence
 from itertools import accumulate, cycle, islice
@@ -13,17 +12,27 @@ from benchmarks.replicas.device import Job
 
 _LIMIT = 2048
 """`max_tokens` of each line."""
+_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_PROMPTS = (8, 181, 396, 1020, 1189, 4083, 4142, 14_050)
+"""Tokens that these shares of the prompts of the Azure trace of conversations do not exceed; then of its answers."""
+_ANSWERS = (2, 41, 85, 129, 395, 451, 601, 1000)
 _PREFIX_KEYS = (8, 32)
 """Least and most keys of a prefix."""
 
 
 def lengths(trace: Path | None, draw: random.Random) -> list[tuple[int, int]]:
-    """Return tokens of prompts and answers, those of `trace`, or as many that are drawn with its quartiles."""
+    """Return tokens of prompts and answers, those of `trace`, or as many that are drawn with quantiles like its."""
     if trace is None:
-        prompts = [min(14_000, max(8, int(draw.lognormvariate(math.log(1020), 0.8)))) for _ in range(19_366)]
-        return [(prompt, min(1_000, max(2, int(draw.lognormvariate(math.log(170), 0.8))))) for prompt in prompts]
+        return [(_drawn(_PROMPTS, draw), _drawn(_ANSWERS, draw)) for _ in range(19_366)]
     with trace.open() as file:
         return [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
+
+
+def _drawn(quantiles: Sequence[int], draw: random.Random) -> int:
+    share = draw.random()
+    position = max(index for index, each in enumerate(_SHARES[:-1]) if share >= each)
+    (low, high), (start, end) = quantiles[position : position + 2], _SHARES[position : position + 2]
+    return round(low + (high - low) * (share - start) / (end - start))
 
 
 def make_jobs(
