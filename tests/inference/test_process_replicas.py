@@ -115,7 +115,7 @@ def test_a_replica_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None
         async with asyncio.timeout(LIMIT):
             replica = odd(monkeypatch, "hangs", patience=0.2)
             await replica.start(lambda text: None)
-            with pytest.raises(ReplicaDied, match=r"no sign of life for 0\.2 s"):
+            with pytest.raises(ReplicaDied, match=r"no sign of life.* for 0\.2 s"):
                 await replica.answer(a_call("x"))
 
     asyncio.run(main())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from batchwright.engine.engine_stats import EngineStats
 
 PATIENCE = 300.0
-"""Seconds without a sign of life after which a replica that is up counts as dead: no step takes as long."""
+"""Seconds without a sign of life, or with calls and without a step, after which a replica counts as dead."""
 _MODULE = "batchwright.inference.replicas.replica_main"
 _GRACE = 10.0
 """Seconds in which a process has to end once it was told to."""
@@ -153,8 +153,6 @@ class ProcessReplica(Replica):
                 self._process.send_signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        if self._process is None or not hasattr(self, "_dead"):
-            return
         if self._is_up:
             with suppress(ConnectionError):
                 self._send(Close())
@@ -197,7 +195,8 @@ class ProcessReplica(Replica):
         try:
             while True:
                 message = await self._next()
-                self._heard = time.monotonic()
+                if self._shows_progress(message):
+                    self._heard = time.monotonic()
                 if isinstance(message, Beat):
                     self._stats = decoded_figures(message.figures)
                 elif isinstance(message, Broken):
@@ -214,10 +213,17 @@ class ProcessReplica(Replica):
                 replies.put_nowait(ReplicaDied(reason))
             self._dead.set_result(reason)
 
+    def _shows_progress(self, message: FromReplica) -> bool:
+        """Return whether the engine goes on: while there are calls, a beat alone only shows that the process does."""
+        if not isinstance(message, Beat) or not self._waiting or self._stats is None:
+            return True
+        told = decoded_figures(message.figures)
+        return told is None or told.steps != self._stats.steps
+
     async def _watch(self) -> None:
         while (left := self._heard + self._patience - time.monotonic()) > 0:  # noqa: ASYNC110 - time is awaited
             await asyncio.sleep(left)
-        self._told = f"it gave no sign of life for {self._patience:g} s"
+        self._told = f"it gave no sign of life, or computed nothing, for {self._patience:g} s"
         self.kill()
 
     async def _next(self) -> FromReplica:
