@@ -393,9 +393,10 @@ class Router(Generic[_Key]):
         if not self._suspects:
             for replica in self._replicas.values():
                 replica.drains = False
-        elif any(each.is_reserved or not each.sent for each in self._replicas.values()):
-            pass
-        elif self._replicas and now - next(iter(self._suspects)).since >= _PATIENCE:
+            return
+        oldest = next(iter(self._suspects))
+        has_taker = any(each.is_reserved or not each.sent for each in self._replicas.values())
+        if self._replicas and not has_taker and now - oldest.since >= _PATIENCE:
             min(self._replicas.values(), key=lambda each: (each.online_cost, len(each.sent))).drains = True
 
     def _set_speeds(self) -> None:
