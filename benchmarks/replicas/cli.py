@@ -80,12 +80,8 @@ def _virtual(pairs: Sequence[tuple[int, int]], sizes: Sequence[tuple[int, int]],
 
 
 def _real(rounds: int, replicas: int) -> list[str]:
-    rows = []
-    for precision, options in (("bfloat16", []), ("float32", ["--dtype", "float32"])):
-        for workload in WORKLOADS:
-            found = measure(workload, replicas, rounds, options)
-            rows.append([workload.name, precision, *_cells(found, replicas)])
-    head = ["workload", "precision", "one engine", f"{replicas} replicas", "ratio"]
+    rows = [[each.name, *_cells(measure(each, replicas, rounds), replicas)] for each in WORKLOADS]
+    head = ["workload", "one engine", f"{replicas} replicas", "ratio"]
     memories = []
     for dtype in ("bfloat16", "float32"):
         config = EngineConfig(dtype=dtype, device="cpu", kv_memory="64MiB")

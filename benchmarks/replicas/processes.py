@@ -71,7 +71,7 @@ class Rates:
         return [rate / one for rate, one in zip(self.rates[replicas], self.rates[0], strict=True)]
 
 
-def measure(workload: Workload, replicas: int, rounds: int, options: list[str]) -> Rates:
+def measure(workload: Workload, replicas: int, rounds: int) -> Rates:
     """Run a job with one engine on all cores and with replicas, in turns."""
     found = Rates({0: [], replicas: []})
     with TemporaryDirectory() as name:
@@ -79,15 +79,15 @@ def measure(workload: Workload, replicas: int, rounds: int, options: list[str]) 
         for number in range(rounds):
             workload.write(folder / "in.jsonl", number)
             for each in found.rates:
-                found.rates[each].append(_rate(folder, workload, each, options))
+                found.rates[each].append(_rate(folder, workload, each))
     return found
 
 
-def _rate(folder: Path, workload: Workload, replicas: int, options: list[str]) -> float:
+def _rate(folder: Path, workload: Workload, replicas: int) -> float:
     report = folder / "report.json"
     command = [sys.executable, "-m", "batchwright", "run", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
     command += ["--overwrite", "-q", "--temperature", "0", "--max-tokens", str(workload.answer), "--ignore-eos"]
-    command += ["--report", str(report), *options, *(["--replicas", str(replicas)] if replicas else [])]
+    command += ["--report", str(report), *(["--replicas", str(replicas)] if replicas else [])]
     subprocess.run(command, check=True)
     told = json.loads(report.read_bytes())
     return float((told["prompt_tokens"] - told["cached_tokens"] + told["generated_tokens"]) / told["loop_seconds"])
