@@ -102,6 +102,12 @@ class OutOfMemory(GenerationError):
     code = "out_of_memory"
 
 
+class Crashed(BatchwrightError):
+    """Replicas of the model died while they computed this request, as often as is tried."""
+
+    code = "crashed"
+
+
 class DeadlineExceeded(BatchwrightError, TimeoutError):
     """The request's deadline passed before it was finished, or was certain to pass and it was refused at once.
 

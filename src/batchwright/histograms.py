@@ -143,6 +143,15 @@ class Recent:
         ordered = sorted(self._values)
         return ordered[max(1, math.ceil(len(ordered) * q / 100.0)) - 1] if ordered else None
 
+    @classmethod
+    def merged(cls, recents: Iterable[Recent], size: int = 1000) -> Recent:
+        """Return the last values of all, as many of each."""
+        every = [each for each in recents if len(each)]
+        result = cls(size)
+        for each in every:
+            result._values.extend([*each._values][-(size // len(every)) :])  # noqa: SLF001 - of this class
+        return result
+
     def copy(self) -> Recent:
         """Return a copy that counts on its own."""
         other = Recent(self.size)

@@ -71,6 +71,10 @@ _SERVED = (
     "A further name that lines may give as their model, * for any; may be repeated. Without it, a line that names "
     "another model fails."
 )
+_REPLICAS = (
+    "Compute in so many processes, each with the whole model on a GPU or cores of its own; auto: one for each "
+    "GPU, else for each NUMA node (default: in this process)."
+)
 _BACKEND = "An endpoint that computes in place of this machine, such as http://10.0.0.5:8000/v1."
 _DIALECT = "What the endpoint speaks (default: anthropic for api.anthropic.com, else openai)."
 _KEY_ENV = (
@@ -143,6 +147,7 @@ def run_command(
         str | None, _model_option(help="The model for lines for /v1/embeddings, such as minilm.")
     ] = None,
     served_model_name: Annotated[list[str] | None, _model_option(help=_SERVED, metavar="NAME")] = None,
+    replicas: Annotated[str | None, _model_option(help=_REPLICAS, metavar="N|auto", show_default=False)] = None,
     backend: Annotated[str | None, _model_option(help=_BACKEND, metavar="URL")] = None,
     dialect: Annotated[str | None, _model_option(help=_DIALECT, metavar="openai|anthropic", show_default=False)] = None,
     api_key_env: Annotated[str | None, _model_option(help=_KEY_ENV, metavar="NAME", show_default=False)] = None,
@@ -221,6 +226,7 @@ def run_command(
                     backend_concurrency=backend_concurrency,
                     rpm=rpm,
                     tpm=tpm,
+                    replicas=cast("Any", replicas),
                     served_model_names=served_model_name or (),
                     dedupe=not no_dedupe,
                     budget=budget,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from batchwright.histograms import Histogram, Recent
 from batchwright.request import Traffic
@@ -32,6 +33,17 @@ class TrafficStats:
     tpot_ms: Histogram = field(default_factory=Histogram)
     recent_ttft_ms: Recent = field(default_factory=Recent)
     recent_tpot_ms: Recent = field(default_factory=Recent)
+
+    @classmethod
+    def merged(cls, now: Sequence[TrafficStats], gone: Sequence[TrafficStats]) -> TrafficStats:
+        """Return the figures of several engines as of one; `gone`: of some that hold nothing any more."""
+        every = [*now, *gone]
+        summed = _summed(cls, every, ())
+        summed |= {name: sum(getattr(each, name) for each in now) for name in ("waiting", "running")}
+        summed |= {
+            name: Recent.merged(getattr(each, name) for each in every) for name in ("recent_ttft_ms", "recent_tpot_ms")
+        }
+        return cls(**summed)
 
     def copy(self) -> TrafficStats:
         """Return a copy that does not change."""
@@ -90,6 +102,35 @@ class EngineStats:
         default_factory=lambda: {"online": TrafficStats(), "batch": TrafficStats()}
     )
 
+    @classmethod
+    def merged(cls, now: Sequence[EngineStats], gone: Sequence[EngineStats] = ()) -> EngineStats:
+        """Return the figures of several engines as of one; `gone`: of some that have ended, whose counts still count.
+
+        Raises ValueError without any.
+        """
+        every = [*now, *gone]
+        if not every:
+            raise ValueError("merged(): give the figures of at least one engine")
+        latest = every[0]
+        summed = _summed(cls, every, ("implementation", "block_size", "last_step_predicted", "step_margin", "traffic"))
+        gauges = ("max_num_seqs", "kv_blocks", "kv_blocks_used")
+        summed |= {name: sum(getattr(each, name) for each in now or gone[:1]) for name in gauges}
+        summed |= {
+            name: max(getattr(each, name) for each in every)
+            for name in ("occupancy_peak", "kv_blocks_peak", "last_step_seconds", "step_margin")
+        }
+        traffic: dict[Traffic, TrafficStats] = {
+            name: TrafficStats.merged([each.traffic[name] for each in now], [each.traffic[name] for each in gone])
+            for name in latest.traffic
+        }
+        return cls(
+            **summed,
+            implementation=latest.implementation,
+            block_size=latest.block_size,
+            last_step_predicted=latest.last_step_predicted,
+            traffic=traffic,
+        )
+
     def copy(self) -> EngineStats:
         """Return a copy that does not change."""
         latencies = {name: getattr(self, name).copy() for name in ("ttft_ms", "tpot_ms", "latency_ms")}
@@ -120,6 +161,17 @@ class EngineStats:
     def decode_tokens_per_second(self) -> float:
         """Output tokens computed per second of their model time, right guesses included; 0 before any."""
         return (self.decode_tokens + self.accepted_tokens) / self.decode_seconds if self.decode_seconds else 0.0
+
+
+def _summed(kind: type[Any], every: Sequence[Any], without: Collection[str]) -> dict[str, Any]:
+    """Return the sums of fields that are numbers, and the histograms of all values, by name."""
+    names = [each.name for each in fields(kind) if each.name not in without]
+    found = {name: [getattr(each, name) for each in every] for name in names}
+    return {
+        name: Histogram.merged(values) if isinstance(values[0], Histogram) else sum(values)
+        for name, values in found.items()
+        if not isinstance(values[0], Recent)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,11 @@ class EngineInference(Route):
         # Online requests leave batches at least one line for each slot, or they would take the share of the batches.
         return max(_WANTED * self._slots - self._held.total(), self._slots - self._held["batch"])
 
+    @property
+    def engine_stats(self) -> EngineStats:
+        """Figures of the engine."""
+        return self.engine.stats
+
     async def answer(self, call: Call) -> dict[str, Any]:
         body, head = self._read(call)
         with self._held.hold(call.traffic, len(body.prompts) * body.n):

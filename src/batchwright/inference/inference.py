@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.request import Flow, SamplingParams, Traffic
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine_stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,20 @@ class ComputesSlowly(Protocol):
 def standing_of(inference: Inference) -> str | None:
     """Return where the calls of `inference` are, if they take long; None: there is nothing to tell."""
     return inference.standing if isinstance(inference, ComputesSlowly) else None
+
+
+@runtime_checkable
+class CountsSteps(Protocol):
+    """An `Inference` behind which engines of ours compute."""
+
+    @property
+    def engine_stats(self) -> EngineStats | None:
+        """Figures of the engines; None if none of them generates."""
+
+
+def engine_stats_of(inference: Inference) -> EngineStats | None:
+    """Return the figures of the engines behind `inference`; None if there are none."""
+    return inference.engine_stats if isinstance(inference, CountsSteps) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from batchwright.errors import InputError, InvalidRequest, ModelNotFound, shown
 from batchwright.inference.inference import (
@@ -13,6 +13,7 @@ from batchwright.inference.inference import (
     Inference,
     Route,
     WorkUnderWay,
+    engine_stats_of,
     learn_use,
     pacing_of,
     send_no_more,
@@ -23,6 +24,9 @@ from batchwright.inference.inference import (
 )
 from batchwright.pacing.pacer import PacerFigures
 from batchwright.wire.requests import EMBEDDINGS_URL, RESPONSES_URL, only_elsewhere, read_model
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine_stats import EngineStats
 
 ANY_MODEL = "*"
 """Stands for every name, in the names of a `StandIn`."""
@@ -104,6 +108,11 @@ class RoutedInference(_Renaming):
         for route in self.routes:
             learn_use(route, others)
 
+    @property
+    def engine_stats(self) -> EngineStats | None:
+        """Figures of the engines of the first route that has any."""
+        return next((stats for route in self.routes if (stats := engine_stats_of(route)) is not None), None)
+
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         found = [work for route in self.routes if (work := await work_of(route, prefix)) is not None]
         return next((work for work in found if work.running), None)
@@ -177,6 +186,11 @@ class StandIn(_Renaming):
     def standing(self) -> str | None:
         """Where the calls of `inner` are, if they take long."""
         return standing_of(self._inner)
+
+    @property
+    def engine_stats(self) -> EngineStats | None:
+        """Figures of the engines behind `inner`."""
+        return engine_stats_of(self._inner)
 
     async def work_of(self, prefix: str) -> WorkUnderWay | None:
         return await work_of(self._inner, prefix)

@@ -18,7 +18,7 @@ from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeR
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
 from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
-from batchwright.inference.inference import Inference
+from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
@@ -128,6 +128,7 @@ class JobRun:
         self._load_seconds = self._loop_seconds = self._model_seconds = 0.0
         self._tally = Tally()
         self._engine = self.given_engine
+        self._inference: Inference | None = None
         self._generated_before = self._stats.generated_tokens
         self._loop: JobLoop | None = None
         self._meter: JobMeter | None = None
@@ -241,8 +242,15 @@ class JobRun:
     async def _compute(self, job: Job, loaded: LoadedModels) -> None:
         given = None if self.given_inference is None else nullcontext(self.choice.renamed(self.given_inference))
         is_complete = False
+        began = self.clock.now()
+        opened = self.choice.opened(
+            loaded, self._meter, self._batch_job(job), lambda text: self._show("loading", job, text)
+        )
         try:
-            async with given or self.choice.opened(loaded, self._meter, self._batch_job(job)) as inference:
+            async with given or opened as inference:
+                self._inference = inference
+                if loaded.replicas_of is not None:
+                    self._load_seconds = self.clock.now() - began
                 if self.terms is not None and inference.models:
                     self.terms.require_price(self.choice.model or inference.models[0])
                 await self._loop_through(job, inference)
@@ -317,10 +325,12 @@ class JobRun:
 
     @property
     def _stats(self) -> EngineStats:
-        """Statistics of the engine; zeros if there is none."""
+        """Statistics of the engine, or of those of all replicas; zeros if there is none."""
         from batchwright.engine.engine_stats import EngineStats
 
-        return EngineStats() if self._engine is None else self._engine.stats
+        if self._engine is not None:
+            return self._engine.stats
+        return (None if self._inference is None else engine_stats_of(self._inference)) or EngineStats()
 
     def _report(self, job: Job, *, interrupted: bool = False) -> RunReport:
         report = RunReport.of_run(

@@ -22,6 +22,8 @@ from batchwright.inference.loading import (
     system_fingerprint,
 )
 from batchwright.inference.metering import Meter
+from batchwright.inference.replicas.cores import ReplicaCount
+from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.routing import StandIn
 from batchwright.jobs.lines import check_body
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -62,6 +64,8 @@ class ModelChoice:
     """Most requests under way at the endpoint; None: as many as deliver the most."""
     told: tuple[ToldLimit, ...] = ()
     """Rate limits of the endpoint."""
+    replicas: ReplicaCount | None = None
+    """Number of processes, each with the models, that compute on this machine; None: this process computes."""
     served_model_names: tuple[str, ...] = ()
     via: Via = "live"
     """Whether the endpoint computes lines as requests, in its batches, or in batches as far as the deadline allows."""
@@ -83,7 +87,10 @@ class ModelChoice:
         if self.backend is not None and (chosen := self.config.chosen()):
             name, value = next(iter(chosen.items()))
             raise InputError(f"{name}={value!r} with backend={self.backend!r}: it is for models in this process")
-
+        if self.backend is not None and self.replicas is not None:
+            raise InputError(
+                f"replicas={self.replicas} with backend={self.backend!r}: they are for models on this machine"
+            )
         self._check_addresses()
         self._check_batches()
 
@@ -136,8 +143,11 @@ class ModelChoice:
         if self.backend is not None:
             return LoadedModels(None, None)
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
+        model = self.model if generates else None
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
-        return LoadedModels(*load_models(self.model if generates else None, embedding_model, self.config, progress))
+        if self.replicas is not None:
+            return LoadedModels(None, None, replicas_of=(model, embedding_model))
+        return LoadedModels(*load_models(model, embedding_model, self.config, progress))
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that generates; None if that is elsewhere. Takes seconds; raises as `load`."""
@@ -145,15 +155,23 @@ class ModelChoice:
 
     @asynccontextmanager
     async def opened(
-        self, loaded: LoadedModels, meter: Meter | None = None, batches: BatchJob | None = None
+        self,
+        loaded: LoadedModels,
+        meter: Meter | None = None,
+        batches: BatchJob | None = None,
+        progress: Progress = lambda text: None,
     ) -> AsyncIterator[Inference]:
         """The inference, for the duration of the block, at whose end models that were loaded here are closed.
 
         `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
-        `open_endpoint` raises.
+        `open_endpoint` and `open_replicas` raise, which tell their `progress`.
         """
-        if self.backend is None:
-            inference: Inference = loaded.inference()
+        if self.replicas is not None and loaded.replicas_of is not None:
+            inference: Inference = await open_replicas(
+                self.replicas, *loaded.replicas_of, self.config, progress, stepped=True
+            )
+        elif self.backend is None:
+            inference = loaded.inference()
         else:
             from batchwright.inference.batches.opening import open_provider
 
@@ -215,12 +233,14 @@ class NoModel(Inference):
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Models in this process that compute a job."""
+    """Models on this machine that compute a job."""
 
     engine: Engine | None
     encoder: Encoder | None
     owned: bool = True
     """Whether the engine is closed at the end of the job."""
+    replicas_of: tuple[str | None, str | None] | None = None
+    """Names of the models, generating and embedding, that replicas load; None: there are no replicas."""
 
     def inference(self) -> Inference:
         """The inference with these models. Called on the event loop on which it is used."""

@@ -15,6 +15,7 @@ from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.errors import BatchwrightError, InputError, InvalidRequest, shown
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
+from batchwright.inference.replicas.cores import ReplicaCount, parse_count
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.frames import as_files
 from batchwright.jobs.input_names import STREAM, expanded
@@ -51,6 +52,7 @@ def run(
     backend_concurrency: int | None = None,
     rpm: float | None = None,
     tpm: float | None = None,
+    replicas: ReplicaCount | None = None,
     served_model_names: Sequence[str] = (),
     dedupe: bool = True,
     budget: float | str | None = None,
@@ -117,6 +119,8 @@ def run(
       are found and kept without being told.
     - `also`: further endpoints with their keys, or further keys of the same, which share the lines by what each has
       room for; they must have the same models and dialect.
+    - `replicas`: how many processes compute on this machine, each with the whole model on a GPU or a group of cores of
+      its own; `"auto"`: one for each GPU, else for each NUMA node. By default this process computes.
     - `served_model_names`: further names that lines may give as `model`, `*` for any; else a line that names a model
       that is not there fails.
     - `dedupe`: with `backend`, asks identical requests once for all lines, if their answer is the same each time: text
@@ -164,7 +168,8 @@ def run(
     if inference is not None or given is not None:
         whole = "an inference" if inference is not None else "an Engine as model"
         not_live = None if via == "live" else via
-        others = {"embedding_model": embedding_model, "backend": backend, "via": not_live, **config.chosen()}
+        others: dict[str, Any] = {"embedding_model": embedding_model, "backend": backend, "via": not_live}
+        others |= {"replicas": replicas, **config.chosen()}
         for name, value in ({"model": model} | others if inference is not None else others).items():
             if value is not None:
                 raise InputError(f"{name}={shown(value)} has no effect beside {whole}: leave one of them out")
@@ -179,6 +184,7 @@ def run(
         dialect=dialect,
         concurrency=backend_concurrency,
         told=_told(rpm, tpm),
+        replicas=_replicas(replicas),
         served_model_names=tuple(served_model_names),
         via=via,
         deadline=deadline,
@@ -234,6 +240,13 @@ def run(
 def _told(rpm: float | None, tpm: float | None) -> tuple[ToldLimit, ...]:
     try:
         return told_limits(rpm, tpm)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def _replicas(given: ReplicaCount | None) -> ReplicaCount | None:
+    try:
+        return None if given is None else parse_count(given)
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -11,6 +11,7 @@ from batchwright.errors import InputError
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve
 from batchwright.pacing.limits import told_limits
@@ -32,7 +33,9 @@ async def load_inference(settings: Settings) -> Inference:
     Raises what `load_models` and `open_endpoint` raise.
     """
     if settings.backend == "engine":
-        return await _load_models(settings)
+        return await (_load_models(settings) if settings.replicas is None else _load_replicas(settings))
+    if settings.replicas is not None:
+        raise InputError(f"replicas={settings.replicas} with backend={settings.backend!r}: leave one of them out")
     dialect = dialect_for(settings.backend_dialect, settings.backend)
     key = _endpoint_key(settings, dialect)
     if key.warning is not None:
@@ -77,6 +80,22 @@ def model_times(settings: Settings) -> dict[str, float]:
 
 def _made_at(folder: Path) -> float:
     return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
+
+
+async def _load_replicas(settings: Settings) -> Inference:
+    assert settings.replicas is not None
+    replicas = await open_replicas(
+        settings.replicas,
+        settings.model,
+        settings.embedding_model or None,
+        settings.engine,
+        most_deaths=settings.max_crashes,
+    )
+    try:
+        return RoutedInference([replicas], settings.aliases)
+    except InputError:
+        await replicas.close()
+        raise
 
 
 async def _load_models(settings: Settings) -> Inference:

@@ -29,6 +29,7 @@ from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from batchwright.engine_config import EngineConfig, engine_options
 from batchwright.inference.endpoint_address import endpoint_url
+from batchwright.inference.replicas.cores import parse_count
 from batchwright.limiting.quotas import NAMES as QUOTAS
 from batchwright.limiting.quotas import Quotas
 from batchwright.models import BUILTIN, DEFAULT_MODEL, Kind
@@ -82,6 +83,7 @@ def _are_aliases(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+Replicas = Annotated[int | Literal["auto"], BeforeValidator(parse_count)]
 SloClasses = Annotated[Mapping[str, SloClass], NoDecode, BeforeValidator(read_slo_classes)]
 Text = Annotated[str, AfterValidator(_no_blank)]
 Location = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
@@ -191,6 +193,13 @@ class Settings(_EngineSettings):
     )
     embedding_model: str = _setting(
         "Model", DEFAULT_EMBEDDING_MODEL, "Model for /v1/embeddings, named in the same way; an empty text: none."
+    )
+    replicas: Replicas | None = _setting(
+        "Model",
+        None,
+        "Number of processes that compute, each with the whole models on a GPU or a group of cores of its own; auto: "
+        "one for each GPU, else for each NUMA node. One that dies is started again, and its requests are given to "
+        "others. Default: the process of the service computes.",
     )
     backend: Text = _setting(
         "Model",

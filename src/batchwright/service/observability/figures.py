@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from batchwright.histograms import Histogram, Recent
-from batchwright.inference.inference import pacing_of
+from batchwright.inference.inference import engine_stats_of, pacing_of
 from batchwright.priority_levels import PriorityLevels
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class CallFigures:
 
 def engine_stats(inference: Inference) -> EngineStats | None:
     """Return the figures of the engine that generates; None where there is none in this process."""
-    engine: Any = next((part.engine for part in _parts(inference) if hasattr(part, "engine")), None)
-    return None if engine is None else engine.stats
+    return engine_stats_of(inference)
 
 
 def batcher_stats(inference: Inference) -> list[BatcherStats]:

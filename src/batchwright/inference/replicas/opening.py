@@ -1,0 +1,41 @@
+"""Opening replicas that are processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from batchwright.engine_config import EngineConfig, parse_bytes
+from batchwright.inference.replicas.cores import ReplicaCount, places_for
+from batchwright.inference.replicas.messages import ReplicaSpec
+from batchwright.inference.replicas.process_replica import ProcessReplica
+from batchwright.inference.replicas.replicated import ReplicatedInference
+from batchwright.models import resolve
+from batchwright.policies.suspects import MAX_CRASHES
+
+
+async def open_replicas(
+    count: ReplicaCount,
+    model: str | None,
+    embedding_model: str | None,
+    config: EngineConfig,
+    progress: Callable[[str], None] = lambda text: None,
+    *,
+    stepped: bool = False,
+    most_deaths: int = MAX_CRASHES,
+) -> ReplicatedInference:
+    """Open replicas of the models, each a process of this machine. Takes seconds.
+
+    `stepped`: for a program that streams nothing, see `SteppedEngine`. Raises as `load_models`, and `InputError` for a
+    number of replicas that this machine has no place for.
+    """
+    for name in filter(None, (model, embedding_model)):
+        resolve(name, progress=progress)
+    places = places_for(count, config.device)
+    chosen = dict(config.chosen())
+    if config.kv_memory is not None:
+        chosen["kv_memory"] = int(parse_bytes(config.kv_memory))  # settings have a kind of integer of their own
+    if places[0].gpu is None:
+        chosen["device"] = "cpu"
+    spec = ReplicaSpec(model=model, embedding_model=embedding_model, config=chosen, count=len(places), stepped=stepped)
+    replicas = [ProcessReplica(spec, place) for place in places]
+    return await ReplicatedInference.opened(replicas, progress, most_deaths=most_deaths)

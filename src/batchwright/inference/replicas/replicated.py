@@ -1,0 +1,361 @@
+"""`ReplicatedInference`: several replicas of a model that share the calls, each of which may die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from batchwright.clock import Clock, MonotonicClock
+from batchwright.errors import BatchwrightError, Crashed, DeadlineExceeded, EngineClosed, InvalidRequest
+from batchwright.inference.calls import InFlight, closing, time_left
+from batchwright.inference.inference import Call, Route, WorkUnderWay
+from batchwright.inference.replicas.messages import merged_work
+from batchwright.inference.replicas.replica import Replica, ReplicaDied, ReplicaFacts
+from batchwright.limiting.estimates import (
+    completions_of_request,
+    prompt_tokens_of_request,
+    sequences_of_request,
+)
+from batchwright.policies.suspects import MAX_CRASHES
+from batchwright.request import SamplingParams
+from batchwright.routing.prefixes import prefix_keys
+from batchwright.routing.restarts import Restarts
+from batchwright.routing.router import Capacity, Router
+from batchwright.routing.work import Work
+from batchwright.wire.fields import deadline_seconds, priority_or_default
+from batchwright.wire.identity import cacheable_prompt
+from batchwright.wire.requests import EMBEDDINGS_URL
+
+if TYPE_CHECKING:
+    from batchwright.engine.engine_stats import EngineStats
+
+_log = logging.getLogger(__name__)
+_WANTED = 2
+"""Lines to hold for each place, so that no place stays empty while the next lines are fetched."""
+_TICK = 1.0
+"""Seconds between looks at what was measured, and at lines that wait."""
+_LEAST_MEASURED = 1000
+"""Tokens of prompts, and of answers, from which on their seconds are measured."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One replica, and its past."""
+
+    number: int
+    replica: Replica
+    facts: ReplicaFacts
+    restarts: Restarts = field(default_factory=Restarts)
+    is_up: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A call that has not ended."""
+
+    call: Call
+    until: float | None
+    """Time of the event loop after which its answer is of no use."""
+    sequences: int
+    place: asyncio.Future[_Member]
+    """The replica that computes it, once that is decided; another one after that replica died."""
+    has_reached: bool = False
+    """Whether that replica was up when it was given the call, which it may have died of."""
+    has_begun: bool = False
+    """Whether a part of its answer was passed on."""
+
+
+class ReplicatedInference(Route):
+    """Gives each call to one of `replicas`, by `Router`; calls of one that died are given to others.
+
+    A replica that dies is started again, after a pause, longer each time as long as it answers nothing. Made by
+    `opened`.
+    """
+
+    def __init__(self, members: Sequence[_Member], most_deaths: int, clock: Clock) -> None:
+        self._members = list(members)
+        self._router = Router[int](most_deaths=most_deaths)
+        self._most_deaths = most_deaths
+        self._clock = clock
+        self._entries: dict[int, _Entry] = {}
+        self._keys = count()
+        self._held = InFlight()
+        self._gone: list[EngineStats] = []
+        """Figures of processes that have ended, merged into one."""
+        self._why_down = "none was started"
+        self._is_closed = False
+        for member in self._members:
+            self._join(member)
+        tasks = [self._tick(), *(self._keep_up(member) for member in self._members)]
+        self._tasks = [asyncio.create_task(task) for task in tasks]
+
+    @classmethod
+    async def opened(
+        cls,
+        replicas: Sequence[Replica],
+        progress: Callable[[str], None] = lambda text: None,
+        *,
+        most_deaths: int = MAX_CRASHES,
+        clock: Clock | None = None,
+    ) -> ReplicatedInference:
+        """Start `replicas` and return the inference of them, which closes them.
+
+        `most_deaths`: deaths of replicas while they computed a call after which it fails. Raises what loading the model
+        raises, and `EngineClosed` if a replica dies of it.
+        """
+        try:
+            # The first one compiles and converts what is not in the cache yet.
+            facts = [await replicas[0].start(progress)]
+            progress(f"starting {len(replicas)} replicas")
+            facts += await asyncio.gather(*(each.start(lambda text: None) for each in replicas[1:]))
+        except ReplicaDied as error:
+            await asyncio.gather(*(each.close() for each in replicas))
+            raise EngineClosed(f"a replica died while it loaded the model: {error}") from None
+        except BaseException:
+            await asyncio.gather(*(each.close() for each in replicas))
+            raise
+        members = [_Member(number, each, told) for number, (each, told) in enumerate(zip(replicas, facts, strict=True))]
+        return cls(members, most_deaths, clock or MonotonicClock())
+
+    @property
+    def models(self) -> Sequence[str]:
+        return self._members[0].facts.models
+
+    @property
+    def endpoints(self) -> Collection[str]:
+        return self._members[0].facts.endpoints
+
+    @property
+    def room(self) -> int:
+        # As with an engine in this process, online requests leave batches at least one line for each place.
+        places = sum(member.facts.places for member in self._members if member.is_up)
+        return max(_WANTED * places - self._held.total(), places - self._held["batch"])
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Reason why no replica can compute a call now; None when one can."""
+        return None if any(member.is_up for member in self._members) else f"no replica is up: {self._why_down}"
+
+    @property
+    def engine_stats(self) -> EngineStats | None:
+        """Figures of all engines since the first start, those of processes that have ended included."""
+        told = [stats for member in self._members if member.is_up and (stats := member.replica.stats)]
+        if not told and not self._gone:
+            return None
+        from batchwright.engine.engine_stats import EngineStats
+
+        return EngineStats.merged(told, self._gone)
+
+    async def answer(self, call: Call) -> dict[str, Any]:
+        key, entry = self._enter(call)
+        try:
+            while True:
+                member = await self._placed(entry)
+                try:
+                    entry.has_reached = member.replica.is_up
+                    body = await member.replica.answer(self._with_time_left(entry))
+                except ReplicaDied as error:
+                    self._lose(member, str(error))
+                    continue
+                self._finish(key, member, body.get("usage"))
+                return body
+        finally:
+            self._leave(key)
+
+    async def stream(self, call: Call) -> AsyncIterator[dict[str, Any]]:
+        key, entry = self._enter(call)
+        usage: Any = None
+        try:
+            while True:
+                member = await self._placed(entry)
+                try:
+                    entry.has_reached = member.replica.is_up
+                    async with closing(member.replica.stream(self._with_time_left(entry))) as bodies:
+                        async for body in bodies:
+                            entry.has_begun = True
+                            usage = body.get("usage") or usage
+                            yield body
+                except ReplicaDied as error:
+                    self._lose(member, str(error))
+                    if entry.has_begun:
+                        raise EngineClosed(
+                            "the replica that computed this request died after a part of the answer was sent: ask again"
+                        ) from None
+                    continue
+                self._finish(key, member, usage)
+                return
+        finally:
+            self._leave(key)
+
+    async def work_of(self, prefix: str) -> WorkUnderWay | None:
+        found = []
+        for member in [member for member in self._members if member.is_up]:
+            with suppress(ReplicaDied):
+                if (work := await member.replica.work_of(prefix)) is not None:
+                    found.append(work)
+        return merged_work(found)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        for entry in self._entries.values():
+            _fail(entry, EngineClosed("the replicas were closed before the request was finished"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(member.replica.close() for member in self._members))
+
+    def _enter(self, call: Call) -> tuple[int, _Entry]:
+        if self._is_closed:
+            raise EngineClosed("the replicas are closed")
+        try:
+            deadline = deadline_seconds(call.body)
+        except InvalidRequest:
+            deadline = None  # the replica says what is wrong with it
+        left, loop = time_left(call, deadline), asyncio.get_running_loop()
+        key, work = next(self._keys), self._work_of(call)
+        entry = _Entry(call, None if left is None else loop.time() + left, work.sequences, loop.create_future())
+        self._entries[key] = entry
+        self._router.submit(key, work)
+        self._held[call.traffic] += work.sequences
+        self._assign()
+        return key, entry
+
+    def _work_of(self, call: Call) -> Work:
+        defaults, longest = call.defaults, self._members[0].facts.longest
+        if isinstance(defaults, SamplingParams):
+            limit, completions = defaults.max_tokens, defaults.n
+        else:
+            given = defaults or {}
+            limit, completions = given.get("max_tokens") or longest, given.get("n") or 1
+        named = call.body.get("max_completion_tokens") or call.body.get("max_tokens")
+        limit = named if isinstance(named, int) and named > 0 else limit
+        sequences = sequences_of_request(call.endpoint, call.body)
+        if completions_of_request(call.endpoint, call.body) == 1 and call.body.get("n") is None:
+            sequences *= completions
+        is_embedding = call.endpoint == EMBEDDINGS_URL
+        return Work(
+            prompt_tokens=prompt_tokens_of_request(call.endpoint, call.body),
+            limit=0 if is_embedding else min(limit, longest),
+            sequences=1 if is_embedding else sequences,
+            prefixes=prefix_keys(*cacheable_prompt(call.endpoint, call.body)),
+            traffic=call.traffic,
+            priority=priority_or_default(call.body),
+        )
+
+    async def _placed(self, entry: _Entry) -> _Member:
+        """Wait until a replica has a place for the call, and return it."""
+        try:
+            async with asyncio.timeout_at(entry.until):
+                while True:
+                    place = entry.place
+                    member = await asyncio.shield(place)
+                    if place is entry.place:  # else that replica has died since
+                        return member
+        except TimeoutError:
+            raise DeadlineExceeded("the time for this request was over before a replica had a place for it") from None
+
+    def _with_time_left(self, entry: _Entry) -> Call:
+        if entry.until is None:
+            return entry.call
+        return replace(entry.call, timeout=entry.until - asyncio.get_running_loop().time())
+
+    def _finish(self, key: int, member: _Member, usage: Any) -> None:
+        member.restarts.answered()
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        self._router.finish(key, tokens if isinstance(tokens, int) else None)
+
+    def _leave(self, key: int) -> None:
+        entry = self._entries.pop(key)
+        self._held[entry.call.traffic] -= entry.sequences
+        self._router.withdraw(key)
+        if not entry.place.done():
+            entry.place.cancel()
+        self._assign()
+
+    def _assign(self) -> None:
+        if self._is_closed:
+            return
+        for key, number in self._router.assign(self._clock.now()):
+            self._entries[key].place.set_result(self._members[number])
+
+    def _join(self, member: _Member) -> None:
+        self._router.join(member.number, Capacity(member.facts.places, member.facts.kv_tokens))
+
+    def _lose(self, member: _Member, reason: str) -> None:
+        """Take out a replica that died; does nothing if that was done. Its calls are given to others, or fail."""
+        if not member.is_up or self._is_closed:
+            return
+        member.is_up, self._why_down = False, reason
+        lost = [
+            (key, entry)
+            for key, entry in self._entries.items()
+            if entry.place.done() and not entry.place.exception() and entry.place.result() is member
+        ]
+        for key, entry in lost:
+            if entry.has_begun:
+                self._router.withdraw(key)
+                continue
+            if not entry.has_reached:
+                self._router.recall(key)
+            entry.has_reached, entry.place = False, asyncio.get_running_loop().create_future()
+        failed = self._router.leave(member.number, self._clock.now())
+        for key in failed:
+            message = f"{self._most_deaths} replicas died while they computed this request; the last one: {reason}"
+            _fail(self._entries[key], Crashed(message))
+        moved = len(lost) - len(failed)
+        _log.warning("replica %d died: %s; %d requests go to others", member.number + 1, reason, moved)
+        self._assign()
+
+    async def _keep_up(self, member: _Member) -> None:
+        """Start a replica again whenever it has died."""
+        while True:
+            reason = await member.replica.ended()
+            self._lose(member, reason)
+            self._why_down = reason
+            while not member.is_up:
+                self._keep_figures(member)
+                due = member.restarts.died(self._clock.now(), random.random())
+                await asyncio.sleep(due - self._clock.now())
+                try:
+                    member.facts = await member.replica.start(lambda text: None)
+                except (ReplicaDied, BatchwrightError, OSError) as error:
+                    self._why_down = str(error)
+                    _log.warning("replica %d cannot be started again: %s", member.number + 1, error)
+                    continue
+                member.is_up = True
+                self._join(member)
+                _log.info("replica %d is up again", member.number + 1)
+                self._assign()
+
+    def _keep_figures(self, member: _Member) -> None:
+        if (stats := member.replica.stats) is not None:
+            from batchwright.engine.engine_stats import EngineStats
+
+            self._gone = [EngineStats.merged([], [*self._gone, stats])]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            for member in self._members:
+                stats = member.replica.stats
+                if stats is None or not member.is_up:
+                    continue
+                decoded = stats.decode_tokens + stats.accepted_tokens
+                if min(stats.prefill_tokens, decoded) >= _LEAST_MEASURED:
+                    prefill, decode = stats.prefill_seconds / stats.prefill_tokens, stats.decode_seconds / decoded
+                    if prefill > 0 and decode > 0:
+                        self._router.learn(member.number, prefill, decode)
+            self._assign()
+
+
+def _fail(entry: _Entry, error: Exception) -> None:
+    if entry.place.done():
+        return
+    entry.place.set_exception(error)
+    entry.place.exception()  # it may be that nobody waits for it any more

@@ -1,0 +1,1 @@
+"""Tests of the decisions which replica computes what."""
