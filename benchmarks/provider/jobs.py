@@ -58,12 +58,14 @@ def _filler(tokens: int) -> str:
 
 
 def work_of(scenario: Scenario, line: Line) -> list[Work]:
-    """The attempts at a line until it is answered."""
-    estimate = Usage(1, tokens_of(line.text), MAX_TOKENS)
+    """The attempts at a line until it is answered, as a client counts them that knows all answers."""
+    is_charged_late = scenario.limits().is_charged_late
     attempts: list[Work] = []
     while True:
         fate = scenario.law.draw(line.number, len(attempts), MAX_TOKENS)
-        actual = Usage(1, estimate.input_tokens, fate.output_tokens) if fate.billed else Usage(1)
+        asked = tokens_of(line.text)
+        actual = Usage(1, asked, fate.output_tokens) if fate.billed else Usage(1)
+        estimate = Usage(1, asked, actual.output_tokens if is_charged_late else MAX_TOKENS)
         attempts.append(Work(estimate, actual, fate.seconds))
         if fate.answered:
             return attempts
@@ -78,6 +80,15 @@ class Job:
     """Of each line, those of its prompt and its answer."""
     plan: Plan
     """Of all attempts, in the better of two orders: as they come, and the longest first."""
+    window: float | None = None
+    """Seconds of the windows in which the provider counts, if it does so."""
+
+    @property
+    def until(self) -> float:
+        """When the share of the allowed tokens is taken: as the plan ends, or at the end of that window."""
+        if self.window is None:
+            return self.plan.makespan
+        return math.ceil(self.plan.makespan / self.window) * self.window
 
     def write(self, path: Path) -> None:
         """Write the job as a file for OpenAI's batch API, which each client reads in its own way."""
@@ -98,13 +109,13 @@ def job_of(scenario: Scenario, seconds: float) -> Job:
         taken.append(line)
         every += work_of(scenario, line)
         counts.append(len(every))
-    trial = best_plan(scenario.limits(), every)
+    trial = best_plan(scenario.limits().foreseen(), every)
     latency = sum(work.seconds for work in every) / len(every)
     fitting = sum(trial.admitted[count - 1] <= seconds - latency for count in counts)
     kept = taken[: max(fitting, 1)]
     attempts = [work_of(scenario, line) for line in kept]
     work = [each for tried in attempts for each in tried]
     orders = (work, sorted(work, key=lambda each: -each.seconds))
-    plan = min((best_plan(scenario.limits(), order) for order in orders), key=lambda each: each.makespan)
+    plan = min((best_plan(scenario.limits().foreseen(), order) for order in orders), key=lambda each: each.makespan)
     answers = [tried[-1].actual for tried in attempts]
-    return Job(kept, [usage.input_tokens + usage.output_tokens for usage in answers], plan)
+    return Job(kept, [usage.input_tokens + usage.output_tokens for usage in answers], plan, scenario.window)

@@ -396,6 +396,21 @@ class Limits:
         self.limits = limits
         self._count_refused = count_refused
 
+    def foreseen(self) -> Limits:
+        """These limits for who knows all answers: what counts as it comes is counted on arrival, so none runs up debt.
+
+        The estimates must then hold what the answers take.
+        """
+        for limit in self.limits:
+            if limit.charge is Charge.ACTUAL:
+                limit.charge = Charge.ESTIMATE
+        return self
+
+    @property
+    def is_charged_late(self) -> bool:
+        """Whether one of them counts what answers take as they come."""
+        return any(limit.charge is Charge.ACTUAL for limit in self.limits)
+
     def admit(self, now: float, estimate: Usage) -> Refusal | None:
         """Admit a request that may take so much, or say why not. An admitted one must be settled at its end."""
         refusal = self.refusal(now, estimate)

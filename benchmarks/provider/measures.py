@@ -26,7 +26,7 @@ class Measures:
     written: int
     """Lines whose answer is in the client's output."""
     share: float
-    """Tokens of lines that were answered until the clairvoyant client is done, over those that it has by then: all."""
+    """Tokens of lines answered until `Job.until`, over those that the clairvoyant client has by then: all."""
     makespan: float | None
     """Seconds until the last line was answered over the clairvoyant client's; None if some were not answered."""
     refused_per_thousand: float
@@ -43,9 +43,8 @@ class Measures:
 def measure(job: Job, ledger: Ledger, written: int) -> Measures:
     """Measure a run by the provider's own record. `written`: answers in the client's output."""
     first = answered_by(ledger.entries)
-    until = job.plan.makespan
     ends = [entry.ended or 0.0 for entry in first.values()]
-    delivered = sum(entry.tokens for entry in first.values() if (entry.ended or 0.0) <= until)
+    delivered = sum(entry.tokens for entry in first.values() if (entry.ended or 0.0) <= job.until)
     wanted = sum(job.tokens_of_lines)
     whole = len(first) == len(job.lines)
     refused = ledger.refused
@@ -54,7 +53,7 @@ def measure(job: Job, ledger: Ledger, written: int) -> Measures:
         answered=len(first),
         written=written,
         share=delivered / wanted,
-        makespan=max(ends) / until if whole and ends else None,
+        makespan=max(ends) / job.plan.makespan if whole and ends else None,
         refused_per_thousand=1000 * len(refused) / max(len(ledger), 1),
         to_rate=_to_rate(job.plan.admitted, [entry for entry in ledger if entry.outcome != REFUSED]),
         paid_twice=len(ledger.paid_again()),

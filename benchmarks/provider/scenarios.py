@@ -41,6 +41,8 @@ class Scenario:
     """Of a job that a clairvoyant client finishes in this time."""
     headers: Headers = "openai"
     """The form in which it states its limits, if it does."""
+    window: float | None = None
+    """Seconds of a window whose whole amount may be used at any time in it; None: it is refilled continuously."""
     shared_prefix: int = 0
     """Tokens with which all prompts begin."""
 
@@ -102,8 +104,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "rpm-minute": Scenario("requests per minute, a bucket of a minute", _rpm_minute, Told(rpm=600)),
     "tpm": Scenario("tokens per minute, `max_tokens` counted on arrival", _tpm, Told(rpm=3000, tpm=180_000)),
     "settled": Scenario("input and output tokens per minute, adjusted", _settled, Told(rpm=3000), headers="anthropic"),
-    "fixed": Scenario("a count that begins anew each minute", _fixed, Told(rpm=600), seconds=170.0),
-    "sliding": Scenario("at most 600 in any minute", _sliding, Told(rpm=600), seconds=170.0),
+    "fixed": Scenario("a count that begins anew each minute", _fixed, Told(rpm=600), seconds=170.0, window=60.0),
+    "sliding": Scenario("at most 600 in any minute", _sliding, Told(rpm=600), seconds=170.0, window=60.0),
     "quantized": Scenario("requests per minute, by the second", _quantized, Told(rpm=600)),
     "concurrency": Scenario("16 requests under way", _concurrency, Told(concurrency=16)),
     "slope": Scenario("usage may rise by half in 5 s", _slope, Told(rpm=900)),
