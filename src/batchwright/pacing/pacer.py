@@ -54,6 +54,8 @@ _CAPPED_SURGE = 1.5
 _SURGE_OVER = 3.0
 _FAR_MORE = 4.0
 """Times the rate that the text of a refusal names which show, if accepted, that it is not that rate."""
+_DIFFERS = 1.5
+"""Times the amount that is expected of a request which the endpoint may count for it."""
 _SAME = 1.001
 _MEMORY = 0.98
 
@@ -483,7 +485,7 @@ class Pacer:
                 sent = budget.earlier(attempt.use, attempt.at)
             budget.observe(sent, limit, now, refused=refused)
             if limit.remaining is not None and limit.remaining < max(
-                1.0, attempt.use.at_most(limit.kind) * budget.ratio
+                1.0, _DIFFERS * attempt.use.at_most(limit.kind) * budget.ratio
             ):
                 longest = min(_LONGEST_PAUSE, budget.window / 2.0)
         return longest

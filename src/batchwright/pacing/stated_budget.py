@@ -44,6 +44,7 @@ _STEADY = 0.2
 _FADES = 0.8
 """Share of the longest reset that is remembered after as much time."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
+_MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
 _RATIO_KNOWN = 0.01
@@ -86,6 +87,8 @@ class StatedBudget:
         self.window = MINUTE
         self.care = 1.0
         """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
+        self._margin = 1.0
+        """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
         self.ratio = 1.0
         """What the endpoint counts for each unit that is expected here."""
         self._left = math.inf
@@ -204,6 +207,7 @@ class StatedBudget:
         if refused and sent.at > self._refused_at:
             self._refused_at = now
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
+            self._margin = min(_MOST_MARGIN, self._margin * _MORE_MARGIN)
         elif not refused:
             self.care = min(1.0, self.care + _LESS_CARE)
 
@@ -227,7 +231,7 @@ class StatedBudget:
         even = self.limit / self.window * self.care
         if self.window <= _SHORT:
             return even
-        reserve = max(_RESERVE * self._capacity, min(2.0 * amount, 0.1 * self._capacity))
+        reserve = max(_RESERVE * self._capacity, min(2.0 * amount * self._margin, 0.1 * self._capacity))
         spare = self._left - reserve
         if self.is_window:
             seconds = max(self._ends - now, 0.5)
