@@ -93,8 +93,8 @@ class FoundRate:
         ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
         if self.rate is None:
             self.rate = guess
-            if named >= _WINDOW:
-                self._amounts, self._seconds = max(self._accepted, 0.5), max(ends - self._began, 1e-3)
+            if named >= _WINDOW and self._accepted > 0.0:
+                self._amounts, self._seconds = self._accepted, max(ends - self._began, 1e-3)
                 self.rate = self._amounts / self._seconds
             self._refusals = 1
         else:
