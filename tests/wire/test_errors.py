@@ -75,10 +75,13 @@ def test_each_becomes_the_clients_own_exception(
 
 
 def test_every_error_has_a_status_and_a_body() -> None:
+    arguments: dict[type, dict[str, Any]] = {
+        errors.QuotaExceeded: {"quota": "concurrent_requests"},
+        errors.RowsFailed: {"frame": None, "report": None},
+    }
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, BatchwrightError):
-            named: dict[str, Any] = {"quota": "concurrent_requests"} if kind is errors.QuotaExceeded else {}
-            error: Any = kind("why", **named)
+            error: Any = kind("why", **arguments.get(kind, {}))
             assert 400 <= status_of(error) < 600
             assert error_body(error)["error"]["code"] == error.code
 
