@@ -163,3 +163,12 @@ def test_retries_are_at_most_the_budget_and_two_for_each_success(outcomes: list[
         else:
             assert spent >= 200
         assert spent <= 200 + 2 * successes
+
+
+def test_limits_of_a_minute_and_of_a_day_are_kept_side_by_side() -> None:
+    pacer = Pacer(8)
+    attempt = pacer.begin(Use(10.0, 10.0), 0.0)
+    minute, day = StatedLimit("requests", 60, 59, 1.0, 60.0), StatedLimit("requests", 1000, 0, 8e4, 86_400.0)
+    pacer.succeeded(attempt, 1.0, input_tokens=10, output_tokens=10, stated=[minute, day])
+    assert [(each.limit, each.window) for each in pacer.figures(1.0).limits] == [(60.0, 60.0), (1000.0, 86_400.0)]
+    assert pacer.wait(Use(10.0, 10.0), 1.0) > 60.0, "the day's is used up"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
@@ -59,6 +60,9 @@ _DIFFERS = 1.5
 _SAME = 1.001
 _MEMORY = 0.98
 
+_StatedKey: TypeAlias = tuple[RateKind, float | None]
+"""What a stated limit counts, and its window in seconds; None: the endpoint does not name it."""
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
@@ -76,7 +80,7 @@ class Attempt:
     epoch: int
     cap_epoch: int
     told: Sequence[tuple[SlidingWindow, Counted]]
-    stated: dict[RateKind, Sent] = field(default_factory=dict)
+    stated: dict[_StatedKey, Sent] = field(default_factory=dict)
     ended: bool = False
 
 
@@ -138,7 +142,7 @@ class Pacer:
         self.refused_count = 0
         """Requests refused for a limit."""
         self._told = [SlidingWindow(each) for each in told]
-        self._stated: dict[RateKind, StatedBudget] = {}
+        self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
         self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
@@ -213,7 +217,7 @@ class Pacer:
             self.search.epoch,
             0 if self._cap is None else self._cap.epoch,
             [(window, window.begin(use, now)) for window in self._told],
-            {kind: budget.begin(use, now) for kind, budget in self._stated.items()},
+            {key: budget.begin(use, now) for key, budget in self._stated.items()},
         )
         if self._found.rate is None:
             self._remember(attempt, now)
@@ -250,8 +254,8 @@ class Pacer:
             weight = self._cap.value / self.sharing.places(self._cap.value)
             may_probe = self.sharing.may_probe(self._cap.epoch + 1)
             self._cap.succeeded(attempt.cap_epoch, attempt.at_once, weight=weight, may_probe=may_probe)
-        for kind, sent in attempt.stated.items():
-            self._stated[kind].end(sent, used.of(kind))
+        for key, sent in attempt.stated.items():
+            self._stated[key].end(sent, used.of(key[0]))
         self._observe(attempt, stated, now, refused=False)
 
     def refused(
@@ -309,8 +313,8 @@ class Pacer:
     def failed(self, attempt: Attempt, now: float) -> None:
         """Note that a request failed for a reason that says nothing about limits, or was given up."""
         self._end(attempt)
-        for kind, sent in attempt.stated.items():
-            self._stated[kind].end(sent, attempt.use.of(kind))
+        for key, sent in attempt.stated.items():
+            self._stated[key].end(sent, attempt.use.of(key[0]))
 
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
         """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
@@ -369,8 +373,8 @@ class Pacer:
         self._found.withdrawn(attempt.amount)
         for window, entry in attempt.told:
             window.settle(entry, 0.0, now)
-        for kind, sent in attempt.stated.items():
-            self._stated[kind].end(sent, 0.0)
+        for key, sent in attempt.stated.items():
+            self._stated[key].end(sent, 0.0)
 
     def figures_with(self, waiting: int, use: Use | None, now: float) -> PacerFigures:
         """Return what is known at `now` while requests are waiting, the next of which is expected to use `use`."""
@@ -391,7 +395,7 @@ class Pacer:
             for each in self._told
         )
         stated = (
-            LimitFigures(kind, each.limit, each.window, each.left(now), True) for kind, each in self._stated.items()
+            LimitFigures(each.kind, each.limit, each.window, each.left(now), True) for each in self._stated.values()
         )
         rate = self._found.rate if self._found.is_measured else None
         return PacerFigures(
@@ -469,17 +473,18 @@ class Pacer:
 
     def _is_stated(self, told: ToldLimit) -> bool:
         """Return whether the endpoint itself states a limit as low as this one: its own account is the better one."""
-        budget = self._stated.get(told.kind)
-        return budget is not None and 0.0 < budget.limit / budget.window <= told.limit / told.window * _SAME
+        rates = (each.limit / each.window for each in self._stated.values() if each.kind == told.kind)
+        return any(0.0 < rate <= told.limit / told.window * _SAME for rate in rates)
 
     def _observe(self, attempt: Attempt, stated: Sequence[StatedLimit], now: float, *, refused: bool) -> float | None:
         """Learn stated limits. If one of them has too little left for the request, return how long a pause may be."""
         longest = None
         for limit in stated:
-            budget = self._stated.get(limit.kind)
+            key = (limit.kind, limit.window)
+            budget = self._stated.get(key)
             if budget is None:
-                budget = self._stated[limit.kind] = StatedBudget(limit.kind)
-            sent = attempt.stated.get(limit.kind)
+                budget = self._stated[key] = StatedBudget(limit.kind)
+            sent = attempt.stated.get(key)
             if sent is None:
                 # Sent before the limit was known: what was sent since then is not known either.
                 sent = budget.earlier(attempt.use, attempt.at)
@@ -492,8 +497,8 @@ class Pacer:
 
     def _forgive(self, attempt: Attempt, now: float) -> None:
         """Count no tokens of a request that was not computed; as a request it may count all the same."""
-        for kind, sent in attempt.stated.items():
-            self._stated[kind].end(sent, 0.0)
+        for key, sent in attempt.stated.items():
+            self._stated[key].end(sent, 0.0)
         for window, entry in attempt.told:
             if window.told.kind != "requests":
                 window.settle(entry, 0.0, now)
