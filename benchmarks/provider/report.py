@@ -131,6 +131,8 @@ def _better(comparisons: Sequence[Comparison]) -> list[str]:
             elif got.share >= own.share - 0.001 and got.refused_per_thousand < own.refused_per_thousand:
                 refused = f"{got.refused_per_thousand:.1f} 429s, ours {own.refused_per_thousand:.1f}"
                 found.append(f"{_short(each)}: {run.system.title} has {refused}")
+    if all(run.system.name == OURS for each in comparisons for run in each.runs):
+        return []
     if not found:
         return ["- Another client is better: nowhere."]
     return [f"- Another client is better in {len(found)} places:", *(f"  - {each}" for each in found)]
