@@ -6,6 +6,9 @@ above that rate, and pause shortly after each refusal: what is saved in the paus
 so nothing of the limit is lost while there is about one refusal in a hundred requests. The longer none comes, the
 further the pace rises, so a limit that was raised is followed.
 
+A refusal that names a pause of some seconds ends a window: what was accepted before it had all of that time, the pause
+included.
+
 What the unstated limit counts, requests or tokens, is not known. Amounts are a mean of both: 1 for a request of the
 mean size.
 """

@@ -1,10 +1,11 @@
 """`Pacer`: when the next request may be sent to an endpoint elsewhere, for one address, key and model.
 
 It obeys, at once: limits that the user states (`SlidingWindow`); limits that answers state (`StatedBudget`); a rate or
-a number of requests at once that refusals show (`FoundRate`, `ConcurrencyCap`); and the number of requests beyond which
-no more is delivered (`ConcurrencySearch`). A refusal that a stated limit explains teaches nothing further. Of the
-others the first is taken for one of too many requests at once; if another comes with fewer under way than were
-accepted before, it was a rate.
+a number of requests at once that refusals show (`FoundRate`, `ConcurrencyCap`); how fast usage may rise, as they say
+(`RiseLimit`); and the number of requests beyond which no more is delivered (`ConcurrencySearch`). A refusal that a
+stated limit explains teaches nothing further. One that blames a rate or a rise is believed. Of the others the first is
+taken for one of too many requests at once; if another comes with fewer under way than were accepted before, it was a
+rate.
 
 Pure: times are arguments, in seconds of any clock that only goes forward.
 """

@@ -43,11 +43,6 @@ class RiseLimit:
         """Refusals in a row, nothing being accepted between them."""
         self._pace = Pace()
 
-    @property
-    def is_found(self) -> bool:
-        """Whether anything was refused because usage rose too fast."""
-        return self._level is not None
-
     def wait(self, now: float) -> float:
         """Return the seconds until the next request may go."""
         if self._level is None:

@@ -45,6 +45,7 @@ _FADES = 0.8
 """Share of the longest reset that is remembered after as much time."""
 _LEAST_CARE, _MORE_CARE, _LESS_CARE = 0.95, 0.98, 1e-5
 _MOST_MARGIN, _MORE_MARGIN = 5.0, 1.7
+"""Most times that the reserve may grow, and factor by which it grows at each refusal that was not foretold."""
 _KEEP = 0.95
 """Share of what was learned of the ratio that is kept at each answer."""
 _RATIO_KNOWN = 0.01
