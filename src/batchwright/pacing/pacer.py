@@ -422,7 +422,7 @@ class Pacer:
         if cause == "rate":
             if self._cap is not None:
                 self._cap = None
-                self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
+                self._overturn()
             self._refused_under_way.clear()
             self._suspicions = 0
             self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
@@ -446,20 +446,24 @@ class Pacer:
                 self._block(now + max(retry_after or 0.0, _PAUSE * (1 + self._cap.strikes)))
                 return
             self._cap = None
-            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
+            self._overturn()
             self._refused_under_way.clear()
         self._suspicions = self._suspicions + 1 if self._is_number_to_blame() else 0
         if self._suspicions > (_DOUBTS if self.sharing.has_others else 0):
             self._suspicions = 0
             self._cap = ConcurrencyCap(max(1, min(self._refused_under_way) - 1))
             self._found = FoundRate()
-            self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
+            self._overturn()
             self._refused_under_way.clear()
         else:
             self._found.refused(attempt.amount, attempt.at, now, self._guess(named, now), retry_after)
             self.sharing.measured_rate()
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _overturn(self) -> None:
+        """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
+        self._verdict = max(self._verdict, self.sharing.verdict[0] - 1) + 1
 
     def _is_number_to_blame(self) -> bool:
         """Return whether all of the last refusals came with as many under way, and never so many were accepted."""
