@@ -11,12 +11,12 @@ import reprlib
 _SHOWN_CHARACTERS = 100
 _SHOWN_ITEMS = 8
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
+"""Statuses below 500 with which an endpoint refuses a call for the moment."""
 _PAYMENT_REQUIRED = 402
 _OUT_OF_QUOTA: frozenset[object] = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
 )
 """Codes and types of errors, of several providers, that only a payment mends."""
-"""Statuses below 500 with which an endpoint refuses a call for the moment."""
 
 
 class BatchwrightError(Exception):

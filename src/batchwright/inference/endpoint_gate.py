@@ -59,9 +59,11 @@ class Turn:
         message = str(body.get("message") or "")
         cause = cause_of_refusal(body.get("code"), message)
         is_refused = error.status == _REFUSED or (error.status in _OVERLOADED and cause == "rise")
-        if is_refused and not error.is_out_of_quota:
+        if is_refused and error.may_pass:
             named = limits_of_refusal(message)
             self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named)
+        elif is_refused:
+            self._pacer.rejected(self._attempt, _now())
         elif error.status in _OVERLOADED or (isinstance(error, EndpointUnreachable) and error.timed_out):
             self._pacer.overloaded(self._attempt, _now(), pause)
         else:

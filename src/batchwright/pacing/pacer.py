@@ -317,6 +317,11 @@ class Pacer:
         for key, sent in attempt.stated.items():
             self._stated[key].end(sent, attempt.use.of(key[0]))
 
+    def rejected(self, attempt: Attempt, now: float) -> None:
+        """Note that a request was refused which is never accepted, such as one larger than a limit."""
+        self._end(attempt)
+        self._forgive(attempt, now)
+
     def note(self, now: float, waiting: int = 0) -> dict[str, float]:
         """Return what other processes are told, with so many requests waiting; nothing if there is nothing to tell."""
         if not (self.under_way or waiting or any(window.used(now) for window in self._told)):
