@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import AsyncIterator
@@ -353,6 +354,19 @@ async def test_nobody_listens() -> None:
     told = error_body(caught.value)["error"]
     assert (status_of(caught.value), told["message"]) == (502, "the endpoint does not answer")
     await endpoint.close()
+
+
+@pytest.mark.parametrize("key", ["k", "EMPTY", "not-needed"])
+@in_real_time
+async def test_a_key_that_is_none_is_no_reason_to_change_an_answer(key: str, pauses: list[float]) -> None:
+    answer = {**CHAT, "choices": [{"index": 0, "message": {"role": "assistant", "content": f"tokens: {key}"}}]}
+    script = [Reply(content=json.dumps(answer).encode()), events(answer), refusal(400, f"not {key}!")]
+    async with connected(*script, key=key) as (_, endpoint):
+        assert await endpoint.answer(call()) == answer
+        assert [chunk async for chunk in endpoint.stream(call())] == [answer]
+        with pytest.raises(EndpointError) as caught:
+            await endpoint.answer(call())
+        assert error_body(caught.value)["error"]["message"] == "not [API key]!"
 
 
 @in_real_time

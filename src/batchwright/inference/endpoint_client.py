@@ -1,6 +1,7 @@
 """Single requests to an endpoint elsewhere, without retries.
 
-The API key is sent in one header and appears nowhere else: if an answer contains it, it is masked.
+The API key is sent in one header and appears nowhere else: if an error contains it, it is masked, and in an answer too,
+unless it is as short as those that stand for none, such as `EMPTY`, which are words of any answer.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _TITLE = re.compile(r"<title[^>]*>(.+?)</title>", re.IGNORECASE | re.DOTALL)
 _WEB_PAGE = "a web page"
 _VERSION = re.compile(r"/v\d")
 _KEY_REFUSED = frozenset({401, 403})
+_SHORTEST_SECRET = 16
+"""Characters of a key that is masked in answers."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 """Errors of a request of which not a byte was sent."""
 _DONE = b"[DONE]"
@@ -253,7 +256,7 @@ class EndpointClient:
 
     def _object(self, content: bytes) -> dict[str, Any]:
         try:
-            value = msgspec.json.decode(self._blotted(content.decode()))
+            value = self._decoded(content)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
@@ -261,6 +264,11 @@ class EndpointClient:
         shown = self._excerpt(content)
         hint = f"; there is no API at this address{self._address_meant}" if shown.startswith(_WEB_PAGE) else ""
         raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown}{hint}")
+
+    def _decoded(self, content: bytes) -> Any:
+        """Return a JSON value without the key. Raises ValueError and RecursionError."""
+        text = content.decode()
+        return msgspec.json.decode(self._blotted(text) if len(self._key.value or "") >= _SHORTEST_SECRET else text)
 
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
@@ -321,7 +329,11 @@ class EndpointClient:
 
     def _told(self, answer: Mapping[str, Any]) -> dict[str, object] | None:
         told = _error_object(answer)
-        return None if told is None else self._dialect.error(told)
+        if told is None:
+            return None
+        if isinstance(message := told.get("message"), str):
+            told = {**told, "message": self._blotted(message)}
+        return self._dialect.error(told)
 
     def _retry_after(self, headers: Mapping[str, str]) -> float | None:
         """Return the time to wait in seconds, which headers give in seconds, in milliseconds or as a date."""
