@@ -17,7 +17,7 @@ from batchwright.backoff import Backoff
 from batchwright.errors import BudgetExhausted, EndpointError, EngineClosed
 from batchwright.inference.batches.account import standing_text
 from batchwright.inference.batches.held import line_name
-from batchwright.inference.batches.journal import BatchEntry, Journal
+from batchwright.inference.batches.journal import BatchEntry, Journal, may_be_paid
 from batchwright.inference.batches.opening import open_provider
 from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
 from batchwright.inference.batches.times import BatchTimes
@@ -135,6 +135,24 @@ def test_no_more_lines_are_wanted_than_fit_into_memory(tmp_path: Path) -> None:
             await one.close()
 
     asyncio.run(main())
+
+
+def test_who_asks_whether_anything_is_paid_changes_nothing(tmp_path: Path) -> None:
+    """The run before was killed when it had made the file of its journal, and not written its beginning."""
+    folder = tmp_path / "batches"
+    assert not may_be_paid(folder)
+    assert not folder.exists()
+    folder.mkdir()
+    for name, content in {"journal.jsonl": '{"form"', "x.input.jsonl": "x"}.items():
+        (folder / name).write_text(content)
+    assert not may_be_paid(folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        "journal.jsonl": '{"form"',
+        "x.input.jsonl": "x",
+    }
+    journal = Journal(folder, 7.0)
+    journal.close()
+    assert journal.begun == Journal(folder, 9.0).begun == 7.0
 
 
 ENTRY = st.builds(
