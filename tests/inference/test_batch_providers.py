@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,11 @@ from batchwright.errors import EndpointError, InputError
 from batchwright.inference.batches import opening
 from batchwright.inference.batches.anthropic_batches import Translation
 from batchwright.inference.batches.journal import BatchEntry
+from batchwright.inference.batches.json_values import time_of
 from batchwright.inference.batches.kinds import KINDS, OTHERS, ProviderKind, kind_of
 from batchwright.inference.batches.opening import open_provider
 from batchwright.inference.batches.provider import BatchProvider, LineResult
+from batchwright.inference.batches.submitter import concerns_all
 
 ENTRY = BatchEntry(
     uuid="0a1b2c3d-0000-4000-8000-000000000000",
@@ -258,3 +261,40 @@ def test_results_in_the_form_of_openai(line: object, result: LineResult | None) 
 def test_results_in_the_form_of_anthropic(result: dict[str, Any], expected: LineResult) -> None:
     provider = open_provider("http://127.0.0.1:1/v1", None, kind=kind("Anthropic"))
     assert provider.result(json.dumps({"custom_id": "a", "result": result}).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (1_700_000_000, 1.7e9),
+        ("2023-11-14T22:13:20Z", 1.7e9),
+        ("2023-11-14T22:13:20.5", 1.7e9 + 0.5),
+        ("2023-11-15T07:13:20+09:00", 1.7e9),
+        ("soon", None),
+        (None, None),
+    ],
+)
+def test_times_are_those_of_utc(value: object, seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert time_of(value) == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("error", "does"),
+    [
+        (EndpointError("x", status=401), True),
+        (EndpointError("x", status=402), True),
+        (EndpointError("x", status=429, body={"code": "insufficient_quota"}), True),
+        (EndpointError("x", status=400, body={"message": "Your credit balance is too low."}), True),
+        (EndpointError("x", status=429), False),
+        (EndpointError("x", status=400), False),
+        (EndpointError("x"), False),
+    ],
+)
+def test_an_error_that_concerns_all(error: EndpointError, does: bool) -> None:
+    assert concerns_all(error) == does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from batchwright.errors import EndpointError
@@ -36,10 +36,11 @@ def count(value: object) -> int:
 
 
 def time_of(value: object) -> float | None:
-    """Return a Unix time, which is given as a number or in ISO 8601."""
+    """Return a Unix time, which is given as a number or in ISO 8601, in UTC unless it says otherwise."""
     if isinstance(value, int | float):
         return float(value)
     try:
-        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
-    except ValueError:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return None if time is None else (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None
