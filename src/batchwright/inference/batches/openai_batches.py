@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from batchwright.inference.batches.file_client import FileClient
+from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
 from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
-from batchwright.inference.batches.kinds import ProviderKind
-from batchwright.inference.batches.provider import BatchProvider, LineResult, RemoteBatch, look_up
+from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
 
 _PAGE = 100
@@ -36,7 +35,7 @@ _NOT_COMPUTED = frozenset({"batch_expired", "batch_cancelled", "batch_canceled"}
 """Codes of lines that were not computed before their batch ended."""
 
 
-class OpenAIBatches(BatchProvider):
+class OpenAIBatches(HttpBatches):
     """OpenAI's Files and Batches at one endpoint.
 
     A batch carries its uuid in its metadata and in the name of its input file; its input file belongs to no other
@@ -44,18 +43,6 @@ class OpenAIBatches(BatchProvider):
     """
 
     settles_in = 60.0
-
-    def __init__(self, client: FileClient, kind: ProviderKind) -> None:
-        self.name = kind.name
-        self.limits = kind.limits
-        self._client = client
-        self._kind = kind
-
-    def custom_id(self, uuid: str, name: str) -> str:
-        return name
-
-    def line_name(self, custom_id: str) -> str:
-        return custom_id
 
     def line(self, custom_id: str, endpoint: str, body: Mapping[str, Any]) -> bytes:
         return msgspec.json.encode(
@@ -141,9 +128,6 @@ class OpenAIBatches(BatchProvider):
         return LineResult(
             custom_id, status=code, error=dict(told) or {"message": f"the line failed with status {status}"}
         )
-
-    async def close(self) -> None:
-        await self._client.close()
 
     @property
     def _batches(self) -> str:
