@@ -12,7 +12,7 @@ import msgspec
 from batchwright.inference.batches.file_client import FileClient
 from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
+from batchwright.inference.batches.json_values import count, data, id_of, part, result_object, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
 from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending
@@ -113,11 +113,7 @@ class AnthropicBatches(HttpBatches):
         await self._client.download([f"/{_PATH}/{batch.id}/results"] if batch.files else [], target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id, result = value["custom_id"], part(value, "result")
         message = part(result, "message")

@@ -22,7 +22,7 @@ from batchwright.errors import EndpointError, InvalidRequest, RunFailed
 from batchwright.inference.batches.file_client import FileClient
 from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import part, text, time_of
+from batchwright.inference.batches.json_values import part, result_object, text, time_of
 from batchwright.inference.batches.kinds import ProviderKind
 from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
@@ -154,11 +154,7 @@ class FireworksBatches(HttpBatches):
         await self._client.download(urls, target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id, error = value["custom_id"], value.get("error")
         response = part(value, "response")

@@ -10,7 +10,7 @@ import msgspec
 
 from batchwright.inference.batches.http_batches import HttpBatches
 from batchwright.inference.batches.journal import BatchEntry
-from batchwright.inference.batches.json_values import count, data, id_of, part, text, time_of
+from batchwright.inference.batches.json_values import count, data, id_of, part, result_object, text, time_of
 from batchwright.inference.batches.provider import LineResult, RemoteBatch, look_up
 from batchwright.submitting.endings import Ending, Problem
 
@@ -107,11 +107,7 @@ class OpenAIBatches(HttpBatches):
         await self._client.download([f"/files/{file}/content" for file in batch.files], target)
 
     def result(self, line: bytes) -> LineResult | None:
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        if (value := result_object(line)) is None:
             return None
         custom_id = value["custom_id"]
         response, error = part(value, "response"), value.get("error")
@@ -120,7 +116,7 @@ class OpenAIBatches(HttpBatches):
             return LineResult(custom_id, answer=body)
         told = part(body, "error") if isinstance(body, dict) else {}
         told = told or (error if isinstance(error, dict) else {"message": str(error)} if error else {})
-        if told.get("code") in _NOT_COMPUTED:
+        if text(told.get("code")) in _NOT_COMPUTED:
             return LineResult(custom_id)
         if not told and not response:
             return LineResult(custom_id)
