@@ -356,6 +356,17 @@ async def test_nobody_listens() -> None:
     await endpoint.close()
 
 
+@in_real_time
+async def test_a_403_tells_its_reason_to_the_owner_of_the_key_alone() -> None:
+    async with connected(refusal(403, "your input was flagged"), key=KEY) as (_, endpoint):
+        with pytest.raises(EndpointError, match="accept the API key; it says: your input was flagged") as caught:
+            await endpoint.answer(call())
+    assert caught.value.status == 403
+    told = error_body(caught.value)["error"]
+    assert told["message"] == "the endpoint does not accept the key of this service"
+    assert "flagged" not in str(told)
+
+
 @pytest.mark.parametrize("key", ["k", "EMPTY", "not-needed"])
 @in_real_time
 async def test_a_key_that_is_none_is_no_reason_to_change_an_answer(key: str, pauses: list[float]) -> None:

@@ -272,12 +272,12 @@ class EndpointClient:
 
     def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> EndpointError:
         status = response.status
-        if status in _KEY_REFUSED:
-            return self._key_refused(status)
         try:
             told = self._told(self._object(content))
         except EndpointError:
             told = None
+        if status in _KEY_REFUSED:
+            return self._key_refused(status, told)
         what = _message(told) if told else self._excerpt(content)
         after = self._retry_after(response.headers)
         if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -297,9 +297,11 @@ class EndpointClient:
             return ""
         return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
 
-    def _key_refused(self, status: int) -> EndpointError:
-        # The answer's details about the key do not concern callers.
-        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}", status=status)
+    def _key_refused(self, status: int, told: dict[str, object] | None) -> EndpointError:
+        # A 401 is about the key, parts of which it may repeat; a 403 may be about a model, or the content of one line.
+        told = told if status == HTTPStatus.FORBIDDEN else None
+        said = "" if told is None else f"; it says: {_message(told)[:_SHOWN]}"
+        return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{said}", status=status, body=told)
 
     def _excerpt(self, content: bytes) -> str:
         """Return what is shown of an answer that is no JSON object."""
@@ -321,7 +323,7 @@ class EndpointClient:
         told = self._told(answer)
         status = None if told is None else self._dialect.error_status(told)
         if status in _KEY_REFUSED:
-            raise self._key_refused(status)
+            raise self._key_refused(status, told)
         kind = AnswerBroken if status is None else EndpointError  # one of which nothing is known may pass
         message = _message(told)
         after = retry_after_of_refusal(message) if status == HTTPStatus.TOO_MANY_REQUESTS else None
