@@ -27,7 +27,7 @@ moto = pytest.importorskip("moto.server")
 
 MAKE = """
 import fsspec, sys
-fsspec.filesystem("s3").mkdir(sys.argv[1])
+fsspec.filesystem("s3").makedirs(sys.argv[1], exist_ok=True)
 """
 OUTPUT = """
 import fsspec, sys
@@ -35,6 +35,7 @@ for part in fsspec.open_files(sys.argv[1] + "/part-*"):
     with part as file:
         sys.stdout.buffer.write(file.read())
 """
+EXAMPLE = ROOT / "examples" / "batch.jsonl"
 VARIABLES = {"POSTGRES_PASSWORD": "secret", "S3_SECRET_KEY": "testing"}
 PROGRAM = [sys.executable, "-m", "batchwright"]
 STARTED = "working on batches"
@@ -81,14 +82,16 @@ class Machine:
         return word
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
     found: dict[str, Any] = compose(DEPLOY / "compose.cluster.yaml", VARIABLES)["services"]
     return found
 
 
-@pytest.fixture
-def machine(services: dict[str, Any], tmp_path: Path, smollm2_path: Path) -> Iterator[Machine]:
+@pytest.fixture(scope="module")
+def machine(
+    services: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
+) -> Iterator[Machine]:
     """This machine, with the PostgreSQL and the S3 that the compose file has."""
     made, used = services["postgres"]["environment"], services["workers"]["environment"]["BATCHWRIGHT_DATABASE"]
     database = urlsplit(used)
@@ -109,7 +112,7 @@ def machine(services: dict[str, Any], tmp_path: Path, smollm2_path: Path) -> Ite
                 s3["AWS_ENDPOINT_URL"]: f"http://{host}:{port}",
                 "/input/": f"{ROOT / 'examples'}/",
             }
-            found = Machine(here, tmp_path)
+            found = Machine(here, tmp_path_factory.mktemp("volume"))
             found.run([sys.executable, "-c", MAKE, made["S3_BUCKET"]], s3)
             yield found
         finally:
@@ -129,15 +132,17 @@ def test_a_run_from_s3_to_s3(machine: Machine, services: dict[str, Any]) -> None
 
 
 def test_workers_on_one_store(machine: Machine, services: dict[str, Any]) -> None:
-    """Those of the compose file are stopped; that of the Job ends by itself."""
+    """Those of the compose file and one of the Job together: that one ends by itself, the others when they are told."""
     workers, submit = services["workers"], services["submit"]
     [container] = manifest("workers.yaml", "Job")["spec"]["template"]["spec"]["containers"]
     variables = workers["environment"]
-    batch = (ROOT / "examples" / "batch.jsonl").read_text(encoding="utf-8").splitlines()
+    without_wait = [word for word in submit["command"] if word != "--wait"]
+    batch = machine.run([*PROGRAM, *without_wait], submit["environment"]).strip()
     with ExitStack() as stack:
         command, count = [*PROGRAM, *workers["command"]], workers["deploy"]["replicas"]
         started = [stack.enter_context(machine.start(command, variables)) for _ in range(count)]
         try:
+            machine.run([*PROGRAM, *container["args"]], variables)
             shown = json.loads(machine.run([*PROGRAM, *submit["command"], "--json"], submit["environment"]))
             for worker in started:
                 assert worker.stderr is not None
@@ -146,11 +151,9 @@ def test_workers_on_one_store(machine: Machine, services: dict[str, Any]) -> Non
             for worker in started:
                 worker.send_signal(signal.SIGTERM)
         assert [worker.wait() for worker in started] == [0] * count
-    assert shown["request_counts"] == {"total": len(batch), "completed": len(batch), "failed": 0}
-
-    left = machine.run([*PROGRAM, *submit["command"][:-1]], submit["environment"]).strip()
-    machine.run([*PROGRAM, *container["args"]], variables)
-    output = machine.run([*PROGRAM, "jobs", "results", left], variables)
+    asked = [json.loads(line)["custom_id"] for line in EXAMPLE.read_text(encoding="utf-8").splitlines()]
+    assert shown["request_counts"] == {"total": len(asked), "completed": len(asked), "failed": 0}
+    output = machine.run([*PROGRAM, "jobs", "results", batch], variables)
     lines = [json.loads(line) for line in output.splitlines()]
-    assert sorted(line["custom_id"] for line in lines) == sorted(json.loads(line)["custom_id"] for line in batch)
+    assert sorted(line["custom_id"] for line in lines) == sorted(asked)
     assert {line["response"]["status_code"] for line in lines} == {200}
