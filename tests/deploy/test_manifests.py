@@ -27,7 +27,7 @@ from batchwright.service.settings import Settings
 from .files import COMPOSE_FILES, DEPLOY, ROOT, commands, compose, entrypoint, manifest, manifests, schema
 
 NAMES = sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml"))
-OLDEST, NEWEST = "1.31", "1.37"
+OLDEST, NEWEST = "1.33", "1.37"
 """Versions of Kubernetes: the first with all fields that are used switched on, and the newest with a schema here."""
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
@@ -98,6 +98,14 @@ def test_compose_files_are_those_of_the_specification(path: Any) -> None:
     assert [each.message for each in validator.iter_errors(found)] == []
     found["services"]["postgres"]["volume"] = []
     assert not validator.is_valid(found)
+
+
+def test_the_comments_of_a_compose_file_name_its_services() -> None:
+    for path in COMPOSE_FILES:
+        services = compose(path, {"POSTGRES_PASSWORD": "x", "S3_SECRET_KEY": "x"})["services"]
+        named = re.findall(r"^#.* (?:run --rm|up -d) (\w+)", path.read_text(encoding="utf-8"), re.M)
+        assert named
+        assert {*named} <= {*services}
 
 
 class _Parsed(Exception):
