@@ -21,6 +21,7 @@ from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
 from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
 from batchwright.pacing.rise_limit import RiseLimit
@@ -145,6 +146,7 @@ class Pacer:
         self._told = [SlidingWindow(each) for each in told]
         self._stated: dict[_StatedKey, StatedBudget] = {}
         self._found = FoundRate()
+        self._window = FoundWindow()
         self._rise = RiseLimit()
         self._cap: ConcurrencyCap | None = None
         self._blocked_until = float("-inf")
@@ -176,7 +178,7 @@ class Pacer:
     @property
     def is_rate_known(self) -> bool:
         """Whether a limit on a rate is told, stated or found."""
-        return bool(self._told or self._stated) or self._found.rate is not None
+        return bool(self._told or self._stated or self._window.length) or self._found.rate is not None
 
     def wait(self, use: Use, now: float, *, is_urgent: bool = False) -> float:
         """Return the seconds until a request that is expected to use `use` may go; infinite: only when one ended.
@@ -186,7 +188,8 @@ class Pacer:
         self._ramp(now)
         if self.under_way >= self.concurrency:
             return float("inf")
-        wait = max(self._blocked_until - now, self._found.wait(now), self._rise.wait(now), 0.0)
+        found = self._found.wait(now) if self._window.length is None else self._window.wait(now)
+        wait = max(self._blocked_until - now, found, self._rise.wait(now), 0.0)
         if not is_urgent:
             wait = max(wait, self._surge.wait(self._surge_rate(now), now))
         for window in self._told:
@@ -207,6 +210,7 @@ class Pacer:
         amount = 0.5 + 0.5 * tokens / max(self.sharing.mean_size(self._mean_tokens), 1.0)
         self._sent_amount += amount
         self._found.begin(amount, now)
+        self._window.begin(now)
         self._rise.begin(now)
         self._surge.take(1.0, self._surge_rate(now), now)
         attempt = Attempt(
@@ -280,7 +284,7 @@ class Pacer:
         self._rise.withdrawn(attempt.at)
         explained = self._observe(attempt, stated, now, refused=True)
         if explained is not None:
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             if attempt.at > self._refused_at:
                 self._refused_at = now
                 self._explained += 1
@@ -289,16 +293,19 @@ class Pacer:
             return
         if attempt.at <= self._refused_at:
             # It was under way with another one that was refused: one event.
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             return
         if self._cap is not None and self.sharing.has_others and attempt.at <= self._refused_at + PERIOD:
             # The other processes have not heard of the last refusal yet.
-            self._found.withdrawn(attempt.amount)
+            self._withdraw_amount(attempt)
             self._block(now + max(retry_after or 0.0, _PAUSE))
             return
         self._refused_at = now
         if cause == "rise":
             self._rise.refused(now, retry_after)
+            self._withdraw_amount(attempt)
+            return
+        if not self.sharing.has_others and self._learn_window(attempt, now, retry_after):
             self._found.withdrawn(attempt.amount)
             return
         self._learn_refusal(attempt, now, retry_after, cause, named)
@@ -307,7 +314,7 @@ class Pacer:
         """Learn that the endpoint was too busy for a request (503, 529), or did not answer it in time."""
         self._end(attempt)
         self._forgive(attempt, now)
-        self._found.withdrawn(attempt.amount)
+        self._withdraw_amount(attempt)
         if self.search.overloaded(attempt.epoch) and retry_after is not None:
             self._block(now + retry_after)
 
@@ -344,6 +351,9 @@ class Pacer:
             self.sharing.hear_until(since)
         if self.sharing.learn(notes, now, keep=max((each.told.window for each in self._told), default=MINUTE)):
             self._found.be_sure(now)
+        if self.sharing.has_others:
+            # Each process sees a part of the requests only.
+            self._window.forget()
         for window in self._told:
             window.share(self.sharing)
         latest, is_cap = self.sharing.verdict
@@ -376,7 +386,7 @@ class Pacer:
         """Take back a request that was let in, and was not sent after all."""
         self._end(attempt)
         self.sent -= 1
-        self._found.withdrawn(attempt.amount)
+        self._withdraw_amount(attempt)
         for window, entry in attempt.told:
             window.settle(entry, 0.0, now)
         for key, sent in attempt.stated.items():
@@ -403,7 +413,7 @@ class Pacer:
         stated = (
             LimitFigures(each.kind, each.limit, each.window, each.left(now), True) for each in self._stated.values()
         )
-        rate = self._found.rate if self._found.is_measured else None
+        rate = self._window.rate or (self._found.rate if self._found.is_measured else None)
         return PacerFigures(
             sent=self.sent,
             refused=self.refused_count,
@@ -465,6 +475,28 @@ class Pacer:
             self.sharing.measured_rate()
         if len(self._refused_under_way) <= 1:
             self._accepted_under_way = 0
+
+    def _learn_window(self, attempt: Attempt, now: float, retry_after: float | None) -> bool:
+        """Return whether a window was known, or now is, that explains a refusal."""
+        rate, limit = self._window.rate, self._window.limit
+        self._window.withdrawn(attempt.at)
+        self._window.refused(attempt.at, retry_after)
+        if self._window.length is None:
+            if rate:
+                self._found.go_on_at(rate, float(limit), now)
+            return False
+        if self._cap is not None:
+            self._cap = None
+            self._overturn()
+        self._refused_under_way.clear()
+        self._suspicions = 0
+        self._block(attempt.at + (retry_after or 0.0))
+        return True
+
+    def _withdraw_amount(self, attempt: Attempt) -> None:
+        """Count a request that was refused, or not sent after all, for no limit that answers do not state."""
+        self._found.withdrawn(attempt.amount)
+        self._window.withdrawn(attempt.at)
 
     def _overturn(self) -> None:
         """Note that not what was blamed so far is limited, a number at once or a rate, but the other."""
