@@ -19,17 +19,21 @@ from batchwright.pacing.pace import Pace
 
 _PAUSE = 2.0
 """Amounts for which a pause after a refusal lasts."""
-_LEAST_GAIN = 0.01
+_LEAST_GAIN = 0.008
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
-_BELIEVED = 15.0
-"""Seconds without a refusal after which a rate is doubted."""
-_GROWTH = 2.0
-"""Factor by which the pace rises in as many seconds more."""
+_BELIEVED, _LONGEST_BELIEVED = 15.0, 60.0
+"""Seconds without a refusal after which a rate is doubted at the earliest and at the latest."""
+_BELIEVED_AMOUNTS = 75.0
+"""Amounts without a refusal after which it is doubted between these times."""
+_DOUBLES = 7.5
+"""Seconds in which the pace doubles from then on."""
 _LONGEST_DOUBT = 300.0
-_RISEN = 1.5
-"""Times the rate above which the pace must have risen for the rate to be worth less than the pace."""
+_RISEN = 2.0
+"""Times the rate above which the pace must have risen for the rate to be that of an earlier limit."""
+_RISEN_AMOUNTS = 60.0
+"""Amounts for which what was accepted until then counts."""
 _SEARCHED = 8.0
 """Amounts in which the pace doubles until a second refusal shows the rate."""
 _SEARCHED_SECONDS = 10.0
@@ -101,16 +105,15 @@ class FoundRate:
                 self.rate = self._amounts / self._seconds
             self._refusals = 1
         else:
+            has_risen = self._raised(now) > _RISEN * self.rate
             self._amounts += self._accepted
             self._seconds += max(ends - self._emptied, 1e-3)
             if self._accepted > 0.0:
-                pace = self._raised(now)
-                has_risen = pace > _RISEN * self.rate
+                if has_risen and self._accepted > _RISEN_AMOUNTS:
+                    # Another limit holds now, and what was accepted while the pace rose tells little of it.
+                    self._seconds = _RISEN_AMOUNTS * max(ends - self._emptied, 1e-3) / self._accepted
+                    self._amounts = _RISEN_AMOUNTS
                 self.rate = max(self._amounts, 0.5) / self._seconds
-                if has_risen:
-                    # The mean is that of a time in which it went slower than it might have.
-                    self.rate = max(self.rate, _KEEP * pace)
-                    self._amounts = self.rate * self._seconds
                 self._amounts *= _KEEP
                 self._seconds *= _KEEP
                 self._refusals = 1
@@ -153,5 +156,6 @@ class FoundRate:
         # What few requests have shown is soon doubted, and anything after a while.
         step = min(_GAIN_STEP, _LEAST_STEP + self._amounts * self.weight / 2.0)
         quiet = min(now - self.until, _LONGEST_DOUBT)
-        doubted: float = _GROWTH ** (max(0.0, quiet - _BELIEVED) / _BELIEVED)
+        believed = min(_LONGEST_BELIEVED, max(_BELIEVED, _BELIEVED_AMOUNTS / self.rate))
+        doubted: float = 2.0 ** (max(0.0, quiet - believed) / _DOUBLES)
         return self.rate * (1.0 + _LEAST_GAIN * (1.0 + (self._quiet / step) ** 2)) * doubted
