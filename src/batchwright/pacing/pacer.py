@@ -167,6 +167,8 @@ class Pacer:
         self._ramped_at = float("-inf")
         self._surge = Pace()
         self._answers = DecayedRate(_SURGE_OVER)
+        self._most_answered = 0.0
+        """Most answers a second since usage was last said to rise too fast: after a pause as many may be asked for."""
         self._answered_at = float("inf")
 
     @property
@@ -242,6 +244,7 @@ class Pacer:
         self._answers.elapse(max(0.0, now - self._answered_at))
         self._answers.add()
         self._answered_at = now
+        self._most_answered = max(self._most_answered, min(self._answers.rate, self._answers.events / _SURGE_OVER))
         used = Use(
             attempt.use.input_tokens if input_tokens is None else input_tokens,
             attempt.use.output_tokens if output_tokens is None else output_tokens,
@@ -302,6 +305,7 @@ class Pacer:
             return
         self._refused_at = now
         if cause == "rise":
+            self._most_answered = 0.0
             self._rise.refused(now, retry_after)
             self._withdraw_amount(attempt)
             return
@@ -552,7 +556,7 @@ class Pacer:
             # Beside other processes, what this one sends more they send less.
             least = self._first_surge if self.sharing.has_others else 1.0
             return min(least + _CAPPED_SURGE * self._answers.rate, float(_AFTER_REFUSAL * 2.0 ** (since / _PAUSE)))
-        return self._first_surge + _MOST_SURGE * self._answers.rate
+        return max(self._first_surge + _MOST_SURGE * self._answers.rate, self._most_answered)
 
     def _at_once(self) -> int:
         """Return how many requests are under way of all processes: the others have their parts, if parts are known."""

@@ -15,6 +15,7 @@ after requests in a row.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from batchwright.pacing.limits import DAY, MINUTE, Use
@@ -23,12 +24,16 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _HORIZON = 10.0
 """Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
+_SOON = 2.0
+"""Seconds of the pace to which a bucket's stock is always spent at the usual times the even rate."""
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
 """Seconds of a window that is too short for what an answer says of it to be still true: it is used evenly."""
-_SURGE = 6.0
-"""Most times the even rate at which the rest of a window is used."""
+_SURGE, _MOST_SURGE = 6.0, 24.0
+"""Times the even rate at which what is left is used: at first, and at most after windows that were used up."""
+_MORE_SURGE = 2.0
+"""Factor by which each window is used faster than one that was used up without a refusal that was not foretold."""
 _LATE = 0.25
 """Seconds, or that share of a shorter window, until the next one is used: its end is known only so well."""
 _TELLING = 0.02
@@ -68,6 +73,8 @@ class Sent:
     """Amounts of all requests up to this one, itself included."""
     settled: float
     """Amounts of all answers that had come by then."""
+    left_window: float = 0.0
+    """Amounts that were older than a window by then."""
 
 
 class StatedBudget:
@@ -90,6 +97,7 @@ class StatedBudget:
         """Share of the limit that is used: less than all after refusals that what was left had not foretold."""
         self._margin = 1.0
         """Times the usual reserve that is kept, since what is left is foretold less well than it seemed."""
+        self._surge = _SURGE
         self.ratio = 1.0
         """What the endpoint counts for each unit that is expected here."""
         self._left = math.inf
@@ -107,6 +115,10 @@ class StatedBudget:
         self._told_at = -math.inf
         self._longest_reset = 0.0
         self._slides = False
+        self._young: deque[tuple[float, float]] = deque()
+        """Times and amounts of what was sent within the last window, if that is a minute at most."""
+        self._left_window = 0.0
+        """Amounts that were sent longer ago than a window."""
         self._rolled: float | None = None
         """Amounts sent until a window's end was passed, if no answer has shown yet what was left after it."""
         self._surplus = 0.0
@@ -139,7 +151,7 @@ class StatedBudget:
             return self._pace.wait(self._rate(amount, now), now)
         missing = min(amount, self._capacity) - self._left
         if missing > 1e-9 * self.limit:
-            return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
+            return self._until_more(missing, now)
         return self._pace.wait(self._rate(amount, now), now)
 
     def begin(self, use: Use, now: float) -> Sent:
@@ -152,7 +164,9 @@ class StatedBudget:
             counted = amount * self.ratio
             self._pace.take(counted, self._rate(counted, now), now)
             self._left -= counted
-        return Sent(now, amount, self._total, self._settled)
+        if self.window <= MINUTE:
+            self._young.append((now, amount))
+        return Sent(now, amount, self._total, self._settled, self._left_window)
 
     def earlier(self, use: Use, at: float) -> Sent:
         """Return how a request counts that was sent before the limit was known, as if before all others."""
@@ -192,8 +206,8 @@ class StatedBudget:
         else:
             self._learn_ratio(sent, stated.remaining)
             since = (self._total - sent.total) * self.ratio
-        refilled = 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
         self._advance(now)
+        refilled = self._refilled(sent, now)
         left = min(self._capacity, stated.remaining + refilled - since)
         if stated.window is None and self.window > _SHORT and self.kind == "requests" and self._last is not None:
             self._doubt_window(left - self._left, now)
@@ -207,6 +221,7 @@ class StatedBudget:
             self._doubted_at = self._refused_at = now
         if refused and sent.at > self._refused_at:
             self._refused_at = now
+            self._surge = _SURGE
             self.care = max(_LEAST_CARE, self.care * _MORE_CARE)
             self._margin = min(_MOST_MARGIN, self._margin * _MORE_MARGIN)
         elif not refused:
@@ -235,11 +250,11 @@ class StatedBudget:
         reserve = max(_RESERVE * self._capacity, min(2.0 * amount * self._margin, 0.1 * self._capacity))
         spare = self._left - reserve
         if self.is_window:
-            seconds = max(self._ends - now, 0.5)
-            left = max(self._left, 0.0)
-            return min(max(left / min(seconds, _HORIZON), 2.0 * even), _SURGE * even)
+            return self._surge * even
         if spare >= 0.0:
-            return even + spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
+            spent = spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
+            # What is far more than what may be mistaken is spent evenly, not ever more slowly.
+            return even + max(spent, min((_SURGE - 1.0) * even, spare / _SOON))
         # Falls with what is left, so that the reserve fills again.
         return even * max(0.5, 1.0 + spare / (2.0 * reserve))
 
@@ -250,12 +265,36 @@ class StatedBudget:
     def _advance(self, now: float) -> None:
         if now <= self._at or not self.limit:
             return
-        if not self.is_window:
+        left_window = self._left_window
+        while self._young and self._young[0][0] <= now - self.window:
+            self._left_window += self._young.popleft()[1]
+        if self._slides_known:
+            self._left = min(self._capacity, self._left + (self._left_window - left_window) * self.ratio)
+        elif not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
         elif now >= self._ends + self._late:
+            if self._left < 0.1 * self._capacity and self._refused_at < self._ends - self.window:
+                self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
             self._left, self._rolled = self._capacity, self._total
             self._ends += self.window * math.ceil((now - self._ends) / self.window)
         self._at = now
+
+    @property
+    def _slides_known(self) -> bool:
+        """Whether what was sent is left again just when it is older than a window."""
+        return self._slides and self.window <= MINUTE and not self._is_charged_late
+
+    def _refilled(self, sent: Sent, now: float) -> float:
+        """Return the amount that is left again since a request was sent."""
+        if self._slides_known:
+            return (self._left_window - sent.left_window) * self.ratio
+        return 0.0 if self.is_window else (now - sent.at) * self.limit / self.window
+
+    def _until_more(self, missing: float, now: float) -> float:
+        """Return the seconds until more is left, at the latest when `missing` more is."""
+        if self._slides_known and self._young:
+            return max(0.0, self._young[0][0] + self.window + self._late - now)
+        return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
 
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
