@@ -20,7 +20,7 @@ from typing import TypeAlias
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
-from batchwright.pacing.found_rate import FoundRate
+from batchwright.pacing.found_rate import WINDOW, FoundRate
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
@@ -438,7 +438,8 @@ class Pacer:
         named: Sequence[StatedLimit],
     ) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
-        if cause == "rate":
+        if cause == "rate" or (cause is None and (retry_after or 0.0) >= WINDOW):
+            # Nobody knows for how long a number at once will be used up.
             if self._cap is not None:
                 self._cap = None
                 self._overturn()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from batchwright.pacing.limits import DAY, MINUTE, Use
 from batchwright.pacing.pace import Pace
+from batchwright.pacing.window_end import WindowEnd
 from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _HORIZON = 10.0
@@ -42,8 +43,8 @@ _NEARLY_FULL = 0.9
 """Share of the limit that must have been left once for resets to tell anything: else it may never hold so much."""
 _LOOKED_BACK = 0.1
 """Share of the longest reset over which that time is compared, since in a window it changes so slowly."""
-_MOVED = 0.1
-"""Share of a window by which its end must move for it to slide."""
+_MOVED, _ENDED = 0.1, 0.8
+"""Shares of a window between which its end must have moved for it to slide: beyond, it is the end of the next one."""
 _STEADY = 0.2
 """Mean deviation, as a logarithm, of the time in which a bucket says that it fills."""
 _FADES = 0.8
@@ -103,8 +104,7 @@ class StatedBudget:
         self._left = math.inf
         self._at = -math.inf
         """Time for which `_left` holds."""
-        self._ends = math.inf
-        """When a window ends."""
+        self._end = WindowEnd()
         self._first_end = -math.inf
         """When it was to end, as first stated: an end that moves is that of a window that slides."""
         self._tellings = 0
@@ -197,7 +197,7 @@ class StatedBudget:
         if stated.window is not None:
             self.window = stated.window
         if stated.reset is not None:
-            self._tell_kind(stated, sent)
+            self._tell_kind(stated, sent, now)
         if is_older:
             return  # its answer took longer than that of a later one, which says what was left since
         if self._is_charged_late:
@@ -272,11 +272,11 @@ class StatedBudget:
             self._left = min(self._capacity, self._left + (self._left_window - left_window) * self.ratio)
         elif not self.is_window:
             self._left = min(self._capacity, self._left + (now - self._at) * self.limit / self.window)
-        elif now >= self._ends + self._late:
-            if self._left < 0.1 * self._capacity and self._refused_at < self._ends - self.window:
+        elif now >= self._end.value + self._late:
+            if self._left < 0.1 * self._capacity and self._refused_at < self._end.value - self.window:
                 self._surge = min(_MOST_SURGE, _MORE_SURGE * self._surge)
             self._left, self._rolled = self._capacity, self._total
-            self._ends += self.window * math.ceil((now - self._ends) / self.window)
+            self._end.pass_by(math.ceil((now - self._end.value) / self.window), self.window)
         self._at = now
 
     @property
@@ -294,12 +294,12 @@ class StatedBudget:
         """Return the seconds until more is left, at the latest when `missing` more is."""
         if self._slides_known and self._young:
             return max(0.0, self._young[0][0] + self.window + self._late - now)
-        return max(0.0, self._ends + self._late - now) if self.is_window else missing * self.window / self.limit
+        return max(0.0, self._end.value + self._late - now) if self.is_window else missing * self.window / self.limit
 
     def _refills(self, stated: StatedLimit) -> float:
         return 0.0 if stated.reset is None else stated.reset * self.limit / self.window
 
-    def _tell_kind(self, stated: StatedLimit, sent: Sent) -> None:
+    def _tell_kind(self, stated: StatedLimit, sent: Sent, now: float) -> None:
         """Learn from a stated reset what kind of limit it is, and how long its window is."""
         assert stated.reset is not None
         assert stated.remaining is not None
@@ -313,13 +313,13 @@ class StatedBudget:
             self._slides = self._slides or (self.window > _SHORT and missing > since + 0.5 * stated.limit)
             self._rolled = None
         if self._last is None or sent.at >= self._last[0]:
-            ends = sent.at + stated.reset
+            self._end.tell(sent.at, now, stated.reset, self.window)
+            moved = self._end.value - self._first_end
             if sent.at >= self._first_end:
-                self._first_end = ends
-            elif self.is_window and self.window > _SHORT and ends > self._first_end + _MOVED * self.window:
+                self._first_end = self._end.value
+            elif self.is_window and self.window > _SHORT and _MOVED < moved / self.window < _ENDED:
                 self._slides = True
                 self.window = min(_WINDOWS, key=lambda each: abs(math.log(each / self._longest_reset)))
-            self._ends = ends
         if missing >= _TELLING * stated.limit and stated.reset > 0.0:
             filled = math.log(stated.reset * stated.limit / missing)
             if self._seen >= _NEARLY_FULL * stated.limit:
