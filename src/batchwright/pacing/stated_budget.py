@@ -249,7 +249,7 @@ class StatedBudget:
             return even
         reserve = max(_RESERVE * self._capacity, min(2.0 * amount * self._margin, 0.1 * self._capacity))
         spare = self._left - reserve
-        if self.is_window:
+        if self.is_window or (self._slides_known and spare > 0.0):
             return self._surge * even
         if spare >= 0.0:
             spent = spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
