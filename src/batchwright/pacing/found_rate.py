@@ -23,11 +23,11 @@ _LEAST_GAIN = 0.008
 _GAIN_STEP = 60.0
 """Amounts without a refusal after which the pace has risen by twice the least gain."""
 _LEAST_STEP = 4.0
-_BELIEVED, _LONGEST_BELIEVED = 15.0, 60.0
+_BELIEVED, _LONGEST_BELIEVED = 12.0, 60.0
 """Seconds without a refusal after which a rate is doubted at the earliest and at the latest."""
 _BELIEVED_AMOUNTS = 75.0
 """Amounts without a refusal after which it is doubted between these times."""
-_DOUBLES = 7.5
+_DOUBLES = 15.0
 """Seconds in which the pace doubles from then on."""
 _LONGEST_DOUBT = 300.0
 _SEARCHED = 8.0
@@ -36,7 +36,7 @@ _SEARCHED_SECONDS = 10.0
 """Seconds in which it doubles at the latest."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-WINDOW = 5.0
+_WINDOW = 5.0
 """Seconds of a pause that a refusal names from which on it is taken for the rest of a window."""
 _SURGE, _MORE_SURGE, _MOST_SURGE = 6.0, 2.0, 24.0
 """Times the rate at which the next window is used: at first, more after each window that was used so, and at most."""
@@ -101,11 +101,11 @@ class FoundRate:
         self._accepted = max(0.0, self._accepted - amount)
         named = retry_after or 0.0
         # A pause that is long ends with a window: what was accepted before it had all of that time.
-        ends = max(sent_at, now + named) if named >= WINDOW else sent_at
-        self._take_stock(is_window=named >= WINDOW)
+        ends = max(sent_at, now + named) if named >= _WINDOW else sent_at
+        self._take_stock(is_window=named >= _WINDOW)
         if self.rate is None:
             self.rate = guess
-            if named >= WINDOW and self._accepted > 0.0:
+            if named >= _WINDOW and self._accepted > 0.0:
                 self._amounts, self._seconds = self._accepted, max(ends - self._began, 1e-3)
                 self.rate = self._amounts / self._seconds
             self._refusals = 1

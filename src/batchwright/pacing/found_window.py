@@ -31,8 +31,9 @@ _CORRECTED = 0.25
 _FIRST_ROUNDS, _MOST_ROUNDS = 8, 64
 """Windows without a refusal after which one request more is tried."""
 _LOST = 3
-"""Refusals that came too early, hardly any window being without one between them, after which no window is known."""
+"""Refusals that the windows did not foretell, hardly any window being without one, after which none is known."""
 _EARLY_FADES = 0.8
+"""Share of such refusals that still counts after each window that was used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class FoundWindow:
         self._quiet = 0
         """Windows in a row that were used up without a refusal."""
         self._early = 0.0
-        """Refusals of late that came before the limit was reached; they fade with each full window."""
+        """Refusals of late that were not foretold."""
 
     @property
     def rate(self) -> float:
@@ -105,8 +106,9 @@ class FoundWindow:
 
     def refused(self, sent_at: float, retry_after: float | None) -> None:
         """Learn from a refusal, and for how many seconds from then on nothing is admitted."""
-        if retry_after is None or not 0.0 < retry_after <= _LENGTHS[0]:
+        if retry_after is None or not 0.0 < retry_after <= (self.length or _LENGTHS[0]):
             self._told.clear()
+            self._mistrust()
             return
         ends = sent_at + retry_after
         counts = tuple(sum(ends - length <= each < sent_at for each in self._sent) for length in _LENGTHS)
@@ -127,6 +129,8 @@ class FoundWindow:
             if len(told) < fewest:
                 return
             for number, length in enumerate(_LENGTHS):
+                if length < _LENGTHS[0] and all(each.pause.is_integer() for each in told):
+                    continue  # rounded up
                 counts = sorted(each.counts[number] for each in told)
                 if counts[0] < 2 or counts[-1] - counts[0] > max(1.0, _COUNT_SPREAD * counts[-1]):
                     continue
@@ -149,18 +153,22 @@ class FoundWindow:
         assert self.length is not None
         offset = _offset(refusal.ends, self._start, self.length)
         if abs(offset) > _SPREAD * self.length:
-            self._early += 1.0
-        else:
-            self._start += _CORRECTED * offset
-            accepted = refusal.counts[_LENGTHS.index(self.length)]
-            if accepted < self.limit:
-                self._early += 1.0
-                if self._early > 1.5:
-                    self.limit = max(1, accepted)
-            elif self._step and self._next_step == 1:
-                self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
+            self._mistrust()
+            return
+        self._start += _CORRECTED * offset
+        accepted = refusal.counts[_LENGTHS.index(self.length)]
+        if accepted < self.limit:
+            if self._early >= _EARLY_FADES:
+                self.limit = max(1, accepted)
+            self._mistrust()
+        elif self._step and self._next_step == 1:
+            self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
         self._step, self._next_step, self._quiet = 0, 1, 0
         self._used = max(self._used, self.limit)
+
+    def _mistrust(self) -> None:
+        """Note that a refusal was not foretold by the windows; after some of them, take none for known."""
+        self._early += 1.0
         if self._early >= _LOST:
             self.forget()
 

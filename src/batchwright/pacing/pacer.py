@@ -20,7 +20,7 @@ from typing import TypeAlias
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
-from batchwright.pacing.found_rate import WINDOW, FoundRate
+from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
 from batchwright.pacing.pace import Pace
@@ -44,6 +44,8 @@ _PAUSE = 0.25
 _LONGEST_PAUSE = 5.0
 _AFTER_REFUSAL = 10.0
 """Requests a second with which it goes on after a pause, twice as many each time that the pause was long."""
+_LONG_NAMED = 10.0
+"""Seconds of a pause that a refusal names which show that no number at once is to blame."""
 _CAP_SPREAD = 0.1
 """Share by which numbers of requests at once that are refused may differ where the number is to blame."""
 _RECENT = 10.0
@@ -438,7 +440,7 @@ class Pacer:
         named: Sequence[StatedLimit],
     ) -> None:
         """Decide whether it was the number of requests at once or a rate that refused a request, and learn which."""
-        if cause == "rate" or (cause is None and (retry_after or 0.0) >= WINDOW):
+        if cause == "rate" or (cause is None and (retry_after or 0.0) >= _LONG_NAMED):
             # Nobody knows for how long a number at once will be used up.
             if self._cap is not None:
                 self._cap = None
@@ -495,7 +497,7 @@ class Pacer:
             self._overturn()
         self._refused_under_way.clear()
         self._suspicions = 0
-        self._block(attempt.at + (retry_after or 0.0))
+        self._block(attempt.at + (retry_after or _PAUSE))
         return True
 
     def _withdraw_amount(self, attempt: Attempt) -> None:

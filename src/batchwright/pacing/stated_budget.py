@@ -25,8 +25,8 @@ from batchwright.wire.rate_limits import RateKind, StatedLimit
 
 _HORIZON = 10.0
 """Seconds in which what a window has left, or a bucket beside its reserve, is spent."""
-_SOON = 2.0
-"""Seconds of the pace to which a bucket's stock is always spent at the usual times the even rate."""
+_STEADY_SURGE, _SOON = 3.0, 4.0
+"""Times the even rate at which a bucket's stock is spent besides, until it would last for so many seconds."""
 _RESERVE = 0.01
 """Share of the limit that is kept back, since what is left is known with a delay."""
 _SHORT = 5.0
@@ -254,7 +254,7 @@ class StatedBudget:
         if spare >= 0.0:
             spent = spare / min(_HORIZON, max(1.0, self._capacity / even / 3.0))
             # What is far more than what may be mistaken is spent evenly, not ever more slowly.
-            return even + max(spent, min((_SURGE - 1.0) * even, spare / _SOON))
+            return even + max(spent, min(_STEADY_SURGE * even, spare / _SOON))
         # Falls with what is left, so that the reserve fills again.
         return even * max(0.5, 1.0 + spare / (2.0 * reserve))
 
