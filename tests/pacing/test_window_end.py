@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_the_end_is_found_whenever_headers_are_filled_in(
         now = sent_at + latency
         reset = window - (now if stated_at_its_end else sent_at) % window
         told.tell(sent_at, now, float(round(reset, 1 - rounds)), window)
-    spread = sum(abs(a - b) for a, b in zip(alternating, alternating[1:], strict=False)) / len(alternating)
+    spread = sum(abs(a - b) for a, b in pairwise(alternating)) / len(alternating)
     if spread > 1.0:
         assert abs((told.value + 30.0) % 60.0 - 30.0) <= (1.0 if rounds else 0.1)
 

@@ -84,7 +84,7 @@ class RiseLimit:
             quiet = max(0.0, now - self.until)
             steepest = _STEEPEST * math.log(2.0) / _DOUBLES
             self._exponent = min(steepest, self._exponent * (1.0 + _FASTER) ** min(quiet, 600.0)) * _SLOWER
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * _LONGER**min(self._refusals, 30))
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * _LONGER ** min(self._refusals, 30))
         self._refusals += 1
         self.until = now + max(pause, retry_after or 0.0)
         last = 0.0 if self._level is None or (accepted and self._refusals == 1) else _LESS * self._level
