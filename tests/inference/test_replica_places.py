@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchwright.cpu_cores import Core, core_groups, cores_of
 from batchwright.errors import InputError
-from batchwright.inference.replicas.cores import Core, core_groups, cores_of, parse_count, places_for
+from batchwright.inference.replicas.cores import parse_count, places_for
 
 
 def machine(folder: Path, nodes: int, cores: int, threads: int) -> Path:

@@ -124,6 +124,11 @@ class ModelChoice:
         duration_seconds("batch_window", self.batch_window)
 
     @property
+    def processes(self) -> ReplicaCount | None:
+        """Number of replicas. With tensor parallelism there is at least one, which starts again when a rank dies."""
+        return 1 if self.replicas is None and self.config.tensor_parallel > 1 else self.replicas
+
+    @property
     def is_live_elsewhere(self) -> bool:
         """Whether an endpoint elsewhere computes the lines as requests, so that their order matters to its cache."""
         return self.backend is not None and self.via == "live"
@@ -145,7 +150,7 @@ class ModelChoice:
         generates = self.embedding_model is None or bool({*endpoints} - {EMBEDDINGS_URL})
         model = self.model if generates else None
         embedding_model = self.embedding_model if EMBEDDINGS_URL in endpoints else None
-        if self.replicas is not None:
+        if self.processes is not None:
             return LoadedModels(None, None, replicas_of=(model, embedding_model))
         return LoadedModels(*load_models(model, embedding_model, self.config, progress))
 
@@ -166,9 +171,9 @@ class ModelChoice:
         `meter` counts what calls to an endpoint cost; `batches`: the job, for `via` batch and auto. Raises what
         `open_endpoint` and `open_replicas` raise, which tell their `progress`.
         """
-        if self.replicas is not None and loaded.replicas_of is not None:
+        if self.processes is not None and loaded.replicas_of is not None:
             inference: Inference = await open_replicas(
-                self.replicas, *loaded.replicas_of, self.config, progress, stepped=True
+                self.processes, *loaded.replicas_of, self.config, progress, stepped=True
             )
         elif self.backend is None:
             inference = loaded.inference()

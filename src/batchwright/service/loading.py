@@ -11,6 +11,7 @@ from batchwright.errors import InputError
 from batchwright.inference.endpoint_keys import EndpointKey, find_key
 from batchwright.inference.inference import Inference
 from batchwright.inference.loading import load_models, local_inference, open_endpoint, system_fingerprint
+from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.opening import open_replicas
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import resolve
@@ -33,7 +34,9 @@ async def load_inference(settings: Settings) -> Inference:
     Raises what `load_models` and `open_endpoint` raise.
     """
     if settings.backend == "engine":
-        return await (_load_models(settings) if settings.replicas is None else _load_replicas(settings))
+        # A rank that dies takes the others with it: as a replica, they are started again.
+        replicas = 1 if settings.replicas is None and settings.engine.tensor_parallel > 1 else settings.replicas
+        return await (_load_models(settings) if replicas is None else _load_replicas(settings, replicas))
     if settings.replicas is not None:
         raise InputError(f"replicas={settings.replicas} with backend={settings.backend!r}: leave one of them out")
     dialect = dialect_for(settings.backend_dialect, settings.backend)
@@ -82,10 +85,9 @@ def _made_at(folder: Path) -> float:
     return max(file.stat().st_mtime for file in folder.iterdir() if file.is_file())
 
 
-async def _load_replicas(settings: Settings) -> Inference:
-    assert settings.replicas is not None
+async def _load_replicas(settings: Settings, count: ReplicaCount) -> Inference:
     replicas = await open_replicas(
-        settings.replicas,
+        count,
         settings.model,
         settings.embedding_model or None,
         settings.engine,

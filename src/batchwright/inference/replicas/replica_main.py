@@ -97,7 +97,8 @@ def _load(spec: ReplicaSpec, progress: object) -> tuple[Engine | None, RoutedInf
         import psutil
 
         free = psutil.virtual_memory().available
-        config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / spec.count)))
+        sharing = spec.count * config.tensor_parallel
+        config = config.with_options(kv_memory=int(min(_KV_MOST, free * _KV_SHARE / sharing)))
     engine, encoder = load_models(spec.model, spec.embedding_model, config, progress)  # type: ignore[arg-type]
     if engine is None:
         return None, local_inference(None, encoder)
@@ -213,6 +214,8 @@ class _Serving:
 
     async def _beat(self) -> None:
         while True:
+            if self._engine is not None and (reason := self._engine.core.body.failure) is not None:
+                self._break(reason)
             self._send_figures()
             await asyncio.sleep(self._beat_every)
 
