@@ -22,6 +22,7 @@ from torch import Tensor
 import batchwright
 from batchwright import Engine, EngineConfig, InferenceRequest, SamplingParams
 from batchwright.engine.bodies import load_body
+from batchwright.engine.bodies.llama import LlamaBody
 from batchwright.engine.bodies.load import load_shard
 from batchwright.engine.bodies.shard import Shard
 from batchwright.engine.step.batch import StepBatch, build_batch
@@ -37,6 +38,7 @@ CPU = torch.device("cpu")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 32}
 TOKENS = 10
 GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+ASKED = [f"A list of {number} words:" for number in range(16)]
 needs_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
 
 
@@ -53,8 +55,8 @@ def a_step(*lengths: int) -> StepBatch:
 
 @pytest.fixture(scope="module")
 def some_prompts(prompts: list[list[int]]) -> list[list[int]]:
-    """Prompts of up to 128 tokens, the last two of which begin alike."""
-    return [each for each in prompts if len(each) <= 128]
+    """Prompts of up to 128 tokens, the first two of which begin alike."""
+    return sorted((each for each in prompts if len(each) <= 128), key=lambda each: each[:64] != prompts[-6][:64])
 
 
 def with_preemption(engine: Engine, prompts: list[list[int]]) -> list[Any]:
@@ -71,28 +73,42 @@ def with_preemption(engine: Engine, prompts: list[list[int]]) -> list[Any]:
     return [answers[request.request_id] for request in requests + urgent]
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What one process gives."""
+
+    tokens: list[Any]
+    """For `some_prompts`."""
+    texts: list[str]
+    """For `ASKED`."""
+    logits: Tensor
+    """Of the step `a_step(9, 40, 1)`."""
+    values: int
+    """Number of values of the model."""
+
+
 @pytest.fixture(scope="module")
-def expected(smollm2_path: Path, some_prompts: list[list[int]]) -> tuple[list[Any], Tensor, int]:
-    """What one process gives for each prompt, the logits of a step, and the number of values of the model."""
-    with Engine(smollm2_path, kv_memory="100MB", **OPTIONS) as engine:
-        answers = engine.generate(some_prompts, GREEDY)
+def alone(smollm2_path: Path, some_prompts: list[list[int]]) -> Alone:
+    with Engine(smollm2_path, kv_memory="100MB", **OPTIONS | {"max_num_seqs": 64}) as engine:
+        answers = engine.generate([*some_prompts, *ASKED], GREEDY)
         body = engine.core.body
+        assert isinstance(body, LlamaBody)
         with torch.inference_mode():
             logits = body.forward(a_step(9, 40, 1))
-        return [answer.token_ids for answer in answers], logits, body.values_held  # type: ignore[attr-defined]
+    tokens = [answer.token_ids for answer in answers[: len(some_prompts)]]
+    return Alone(tokens, [answer.output for answer in answers[len(some_prompts) :]], logits, body.values_held)
 
 
 @needs_cores
 def test_the_same_tokens_and_logits_from_half_of_the_model_each(
-    smollm2_path: Path, some_prompts: list[list[int]], expected: tuple[list[Any], Tensor, int]
+    smollm2_path: Path, some_prompts: list[list[int]], alone: Alone
 ) -> None:
-    tokens, logits, values = expected
     threads = torch.get_num_threads()
     options = OPTIONS | {"max_num_seqs": len(some_prompts) - 4}
     with Engine(smollm2_path, kv_memory="100MB", tensor_parallel=2, **options) as engine:
         answers = with_preemption(engine, some_prompts)
         assert [answer.error for answer in answers] == [None] * len(answers)
-        assert [answer.token_ids for answer in answers] == tokens
+        assert [answer.token_ids for answer in answers] == alone.tokens
         assert engine.stats.preemptions > 0
         assert engine.stats.cached_tokens > 0
         assert "tensor parallel on 2 processes" in engine.stats.implementation
@@ -100,11 +116,11 @@ def test_the_same_tokens_and_logits_from_half_of_the_model_each(
         body = engine.core.body
         assert isinstance(body, ParallelBody)
         # 9 heads of 3 KV heads: 3 on rank 0, and 6 on rank 1. Only the norms are on both.
-        assert all(0.45 < held / values < 0.55 for held in body.values_held)
-        assert values < sum(body.values_held) < 1.001 * values
+        assert all(0.45 < held / alone.values < 0.55 for held in body.values_held)
+        assert alone.values < sum(body.values_held) < 1.001 * alone.values
         with torch.inference_mode():
             found = body.forward(a_step(9, 40, 1))
-        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, alone.logits, rtol=1e-4, atol=1e-4)
 
         with pytest.raises(ValueError, match=r"tensor_parallel=2: torch.distributed is in use"):
             Engine(smollm2_path, tensor_parallel=2, **OPTIONS)
@@ -119,11 +135,8 @@ def test_the_same_tokens_and_logits_from_half_of_the_model_each(
 
 @needs_cores
 def test_a_run_goes_on_when_a_rank_is_killed(
-    smollm2_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    smollm2_path: Path, alone: Alone, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = [f"A list of {number} words:" for number in range(16)]
-    with Engine(smollm2_path, kv_memory="64MB", **OPTIONS) as engine:
-        texts = sorted(answer.output for answer in engine.generate(asked, GREEDY))
     killed: list[int] = []
 
     def kill_a_rank(progress: RunProgress) -> None:
@@ -134,7 +147,7 @@ def test_a_run_goes_on_when_a_rank_is_killed(
             rank.kill()
 
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
+    source.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ASKED))
     with caplog.at_level(logging.WARNING):
         report = batchwright.run(
             source,
@@ -146,9 +159,9 @@ def test_a_run_goes_on_when_a_rank_is_killed(
         )
     assert killed
     assert "replica 1 died: rank 1 of 2 was ended by SIGKILL" in caplog.text
-    assert (report.succeeded, report.failed) == (len(asked), 0)
+    assert (report.succeeded, report.failed) == (len(ASKED), 0)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert sorted(line["response"]["body"]["choices"][0]["text"] for line in lines) == texts
+    assert sorted(line["response"]["body"]["choices"][0]["text"] for line in lines) == sorted(alone.texts)
 
 
 @needs_cores
