@@ -50,6 +50,7 @@ class ParallelBody(ModelBody):
         self._cause_found = threading.Event()
         self._others: list[RankProcess] = []
         self._threads = torch.get_num_threads()
+        self._folder = tempfile.TemporaryDirectory(prefix="batchwright-ranks-")
         try:
             # They import torch and read their parts while this process reads its own.
             for rank, (device, cpus, threads) in enumerate(places[1:], start=1):
@@ -99,15 +100,16 @@ class ParallelBody(ModelBody):
         return [replace(each, kv_heads=most) for each in self._own.kv_shapes(num_blocks, block_size, attention)]
 
     def allocate(self, num_blocks: int, block_size: int, attention: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="batchwright-ranks-") as folder:
-            meeting = Path(folder) / "meeting"
-            for each in self._others:
-                each.send(Allocate(num_blocks, block_size, attention, meeting))
-            self._own.allocate(num_blocks, block_size, attention)
-            join_group(meeting, 0, len(self._others) + 1, self.device)
-            self._is_joined = True
-            for each in self._others:
-                each.joined()
+        meeting = Path(self._folder.name) / "meeting"
+        for each in self._others:
+            each.send(Allocate(num_blocks, block_size, attention, meeting))
+        self._own.allocate(num_blocks, block_size, attention)
+        join_group(meeting, 0, len(self._others) + 1, self.device)
+        self._is_joined = True
+        for each in self._others:
+            each.joined()
+        if self.device.type == "cpu":  # gloo has connected all ranks; NCCL may look there again
+            self._folder.cleanup()
         self.attention, self.caches = self._own.attention, self._own.caches
 
     def forward(self, batch: StepBatch) -> Tensor:
@@ -142,6 +144,7 @@ class ParallelBody(ModelBody):
             with suppress(RuntimeError):  # it may be broken
                 dist.destroy_process_group()
         torch.set_num_threads(self._threads)
+        self._folder.cleanup()
 
     def _look(self) -> None:
         """Note that a rank has ended."""
