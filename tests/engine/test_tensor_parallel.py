@@ -30,6 +30,7 @@ from batchwright.engine.tensor_parallel import parallel_body, rank_process
 from batchwright.engine.tensor_parallel.parallel_body import ParallelBody
 from batchwright.errors import EngineClosed, InputError, UnsupportedModel
 from batchwright.jobs.job_run import RunProgress
+from batchwright.request import Prompt
 from batchwright.scheduling import Chunk, Sequence
 
 from .support import TINY, run, tiny_model
@@ -90,7 +91,8 @@ class Alone:
 @pytest.fixture(scope="module")
 def alone(smollm2_path: Path, some_prompts: list[list[int]]) -> Alone:
     with Engine(smollm2_path, kv_memory="100MB", **OPTIONS | {"max_num_seqs": 64}) as engine:
-        answers = engine.generate([*some_prompts, *ASKED], GREEDY)
+        prompts: list[Prompt] = [*some_prompts, *ASKED]
+        answers = engine.generate(prompts, GREEDY)
         body = engine.core.body
         assert isinstance(body, LlamaBody)
         with torch.inference_mode():
