@@ -152,8 +152,8 @@ class ParallelBody(ModelBody):
             self._cause_found.set()
 
     def _reason(self, error: BaseException) -> str:
-        if self.failure is None and isinstance(error, RankUnreachable):
-            self._cause_found.wait(_GRACE)
+        if isinstance(error, RankUnreachable):
+            self._cause_found.wait(_GRACE)  # ranks that lost the same one may be known before
         if (lost := self.failure) is not None:
             return lost
         if isinstance(error, RankUnreachable):
