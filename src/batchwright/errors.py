@@ -209,11 +209,14 @@ class RunFailed(BatchwrightError):
 
 
 class RowsFailed(BatchwrightError):
-    """Rows of a data frame could not be answered. `frame` has the answers of the others, and `report` the figures."""
+    """Rows of a data frame could not be answered. `frame` has the answers of the others, and `report` the figures.
+
+    Both are None for a batch of Ray Data, whose errors travel to another process.
+    """
 
     code = "rows_failed"
 
-    def __init__(self, message: str, *, frame: object, report: object) -> None:
+    def __init__(self, message: str, *, frame: object = None, report: object = None) -> None:
         super().__init__(message)
         self.frame = frame
         self.report = report

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from batchwright.errors import EngineClosed, GenerationError
-from batchwright.inference.calls import closing
+from batchwright.inference.calls import closing, device_failure
 from batchwright.inference.inference import work_of
 from batchwright.inference.replicas.messages import (
     HEADER_BYTES,
@@ -185,24 +185,11 @@ class _Serving:
     def _fail(self, ask: Ask, error: Exception) -> None:
         if isinstance(error, EngineClosed):
             self._break(str(error))
-        if isinstance(error, GenerationError) and (reason := self._device_failure()) is not None:
+        if isinstance(error, GenerationError) and (reason := device_failure(self._engine)) is not None:
             self._break(reason)
         if not hasattr(error, "code"):
             _log.error("%s failed", ask.request_id, exc_info=error)
         self._send(Raised(ask.id, encoded_error(error)))
-
-    def _device_failure(self) -> str | None:
-        """Return why the device computes nothing any more; None if it does. After some errors CUDA never does again."""
-        device = None if self._engine is None else self._engine.core.body.device
-        if device is None or device.type != "cuda":
-            return None
-        import torch
-
-        try:
-            torch.cuda.synchronize(device)
-        except RuntimeError as error:
-            return f"the device failed: {error}"
-        return None
 
     def _break(self, reason: str) -> None:
         """End this process: another one can go on."""
