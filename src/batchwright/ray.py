@@ -123,9 +123,7 @@ class _MapsBatches:
         error_column = f"{self._output}_error"
         for name in (self._output, error_column) if self._errors == "null" else (self._output,):
             if name in batch.columns:
-                raise InputError(
-                    f"output={self._output!r}: the input has a column {name!r} already; choose another name"
-                )
+                raise InputError(f"output={self._output!r}: there is a column {name!r} already; choose another name")
         outcomes = await self._outcomes([*self._lines(batch)])
         failures = [_failure(each) if isinstance(each, Exception) else None for each in outcomes]
         if failed := [failure for failure in failures if failure is not None]:
@@ -254,9 +252,8 @@ class Generate(_MapsBatches):
         if self._templates is None:
             assert self._messages is not None
             if self._messages not in batch.columns:
-                raise InputError(
-                    f"messages={self._messages!r}: the input has only {', '.join(map(repr, batch.columns))}"
-                )
+                there = ", ".join(map(repr, batch.columns))
+                raise InputError(f"messages={self._messages!r}: the input has no such column; it has {there}")
             cells = batch.rows([self._messages])
             return [_chat(number, row[self._messages]) for number, row in enumerate(cells, 1)]
         self._templates.check(batch.columns)
