@@ -26,6 +26,7 @@ def ray_data(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch, and of a block of the dataset.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in turns.")] = 3,
+    vllm_rounds: Annotated[int, typer.Option(min=1, help="Rounds with vLLM, which takes a minute to start.")] = 2,
     vllm: Annotated[Path, typer.Option(help="Environment with vLLM and ray[data]; without one it is left out.")] = (
         DEFAULT_VLLM
     ),
@@ -33,7 +34,14 @@ def ray_data(
 ) -> None:
     """Rows a second of a file with `run`, of Ray Data with our class, and of Ray Data with vLLM."""
     found = measure(
-        ways(vllm), model=model, rows=rows, tokens=tokens, rounds=rounds, batch_size=batch_size, say=typer.echo
+        ways(vllm),
+        model=model,
+        rows=rows,
+        tokens=tokens,
+        batch_size=batch_size,
+        rounds=rounds,
+        vllm_rounds=vllm_rounds,
+        say=typer.echo,
     )
     host = machine()
     parts = [

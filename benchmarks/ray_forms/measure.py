@@ -85,13 +85,24 @@ def ways(vllm: Path) -> list[Way]:
 
 
 def measure(
-    chosen: list[Way], *, model: str, rows: int, tokens: int, rounds: int, batch_size: int, say: Callable[[str], None]
+    chosen: list[Way],
+    *,
+    model: str,
+    rows: int,
+    tokens: int,
+    batch_size: int,
+    rounds: int,
+    vllm_rounds: int,
+    say: Callable[[str], None],
 ) -> Measured:
-    """Compute the rows in each round in each way, those of vLLM that are not the fastest in the first round only."""
+    """Compute the rows in each round in each way; with vLLM in `vllm_rounds`, after the first in its fastest way only.
+
+    vLLM takes a minute to start, and each round starts everything anew.
+    """
     found = Measured({way: [] for way in chosen})
     for number in range(rounds):
         for way in chosen:
-            if number and way.system == "vllm" and way != found.fastest("vllm"):
+            if way.system == "vllm" and number and (number >= vllm_rounds or way != found.fastest("vllm")):
                 continue
             with TemporaryDirectory(prefix="batchwright-") as folder:
                 job: Job = {
