@@ -45,7 +45,8 @@ def note_start(stamp: str) -> None:
 def serve(answer: Callable[[Job, ray.data.Dataset], ray.data.Dataset], column: str) -> None:
     """Compute the job on standard input and print seconds from the first batch in an actor to the last row here."""
     job: Job = json.loads(sys.stdin.read())
-    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"})
+    # By default Ray's processes give way to all others, and `run` does not.
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"})
     ray.init(num_cpus=_CPUS, object_store_memory=_OBJECTS, include_dashboard=False, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     with Path(job["rows"]).open() as file:

@@ -21,7 +21,7 @@ import os
 import random
 import sys
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class _Row:
     outcome: asyncio.Future[dict[str, Any] | Exception]
 
 
-class _MapsBatches:
+class _MapsBatches(ABC):
     """What both classes do: it makes a line of each row, computes the lines, and adds columns to the batch."""
 
     _kind: ColumnKind = "text"
@@ -177,8 +177,13 @@ class _MapsBatches:
     def _done(self, row: _Row, outcome: Outcome) -> None:
         if isinstance(outcome, Exception) and self._ends_process and (reason := self._why_dead(outcome)) is not None:
             _end_process(reason)
-        if not row.outcome.done():
-            row.outcome.set_result(Cancelled("the row was cancelled") if outcome is None else outcome)
+        if row.outcome.done():
+            return
+        ended = Cancelled("the row was cancelled") if outcome is None else outcome
+        if isinstance(ended, Exception) and nobody_computes(ended):
+            row.outcome.set_exception(ended)  # which is no failure of the row
+        else:
+            row.outcome.set_result(ended)
 
     def _why_dead(self, error: Exception) -> str | None:
         """Why nothing can be computed here any more, as `error` shows; None if it can."""
@@ -202,7 +207,8 @@ class Generate(_MapsBatches):
     When its engine dies it ends the process of its actor, so that Ray starts another one and computes the batches
     again.
 
-    Raises `InputError` for columns that are missing or in the way, and what loading the model raises.
+    Raises `InputError` for columns that are missing or in the way, and what loading the model raises. Outside an actor
+    a dead engine raises `EngineClosed`.
     """
 
     def __init__(
@@ -225,7 +231,7 @@ class Generate(_MapsBatches):
         self._templates = None
         if messages is None:
             default = "{prompt}" if messages_template is None else None
-            self._templates = Templates.of(prompt or default, system, messages_template)
+            self._templates = Templates.of(default if prompt is None else prompt, system, messages_template)
         elif given := [text for text in (prompt, system, messages_template) if text is not None]:
             raise InputError(f"messages={messages!r}: the column holds whole chats; leave {shown(given[0])} out")
         self._parser = LineParser("jsonl", self._templates, chat=chat)

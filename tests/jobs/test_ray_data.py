@@ -22,7 +22,7 @@ import pyarrow as pa
 import batchwright
 from batchwright.encoder.encoder import Encoder
 from batchwright.engine.engine import Engine
-from batchwright.errors import InputError, RowsFailed
+from batchwright.errors import EngineClosed, InputError, RowsFailed
 from batchwright.models import resolve
 from batchwright.ray import Embed, Generate
 
@@ -172,6 +172,16 @@ def test_vectors_are_those_of_the_encoder(encoder: Encoder) -> None:
 def test_arguments_that_make_no_sense_are_refused(given: Any, match: str) -> None:
     with pytest.raises(InputError, match=match):
         Generate(**given)
+
+
+def test_a_closed_engine_is_no_failure_of_rows(options: dict[str, Any]) -> None:
+    async def go() -> None:
+        computes = Generate(prompt=PROMPT, **options)
+        await computes._running.close()
+        await made_of(computes, FORMATS["numpy"](["number 1", "number 2"]))
+
+    with pytest.raises(EngineClosed):
+        asyncio.run(go())
 
 
 # In Ray.
