@@ -47,7 +47,7 @@ def serve(answer: Callable[[Job, ray.data.Dataset], ray.data.Dataset], column: s
     job: Job = json.loads(sys.stdin.read())
     # By default Ray's processes give way to all others, and `run` does not.
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"})
-    ray.init(num_cpus=_CPUS, object_store_memory=_OBJECTS, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=_CPUS, object_store_memory=_OBJECTS, include_dashboard=False, log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     with Path(job["rows"]).open() as file:
         rows = [json.loads(line) for line in file]

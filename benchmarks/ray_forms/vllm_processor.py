@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,12 +15,10 @@ def answer(job: Job, dataset: ray.data.Dataset) -> ray.data.Dataset:
     """Return the dataset with answers."""
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-    stage_class: Any = __import__(
-        "ray.llm._internal.batch.stages.vllm_engine_stage", fromlist=["vLLMEngineStageUDF"]
-    ).vLLMEngineStageUDF
+    stages: Any = importlib.import_module("ray.llm._internal.batch.stages.vllm_engine_stage")
     stamp, tokens = job["stamp"], job["tokens"]
 
-    class Timed(stage_class):  # type: ignore[misc]
+    class Timed(stages.vLLMEngineStageUDF):  # type: ignore[misc]
         async def __call__(self, batch: Any) -> AsyncIterator[Any]:
             note_start(stamp)
             async for made in super().__call__(batch):

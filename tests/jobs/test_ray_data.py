@@ -194,7 +194,7 @@ def ray_data() -> Iterator[Any]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray = pytest.importorskip("ray")
         data = pytest.importorskip("ray.data")
-        ray.init(num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False, log_to_driver=False)
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
         context.execution_options.preserve_order = True
