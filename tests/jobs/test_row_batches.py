@@ -32,7 +32,7 @@ def batches(columns: dict[str, list[Any]]) -> dict[str, Any]:
 
 @given(st.lists(st.tuples(CELLS, st.integers(-(2**63), 2**63 - 1)), max_size=6))
 def test_rows_are_the_same_in_every_format(rows: list[tuple[object, int]]) -> None:
-    columns = {"cell": [cell for cell, _ in rows], "n": [number for _, number in rows]}
+    columns: dict[str, list[Any]] = {"cell": [cell for cell, _ in rows], "n": [number for _, number in rows]}
     for batch in batches(columns).values():
         read = row_batch(batch)
         assert len(read) == len(rows)
