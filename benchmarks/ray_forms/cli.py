@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import statistics
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,7 @@ def ray_data(
     save: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the page here.")] = None,
 ) -> None:
     """Rows a second of a file with `run`, of Ray Data with our class, and of Ray Data with vLLM."""
+    before = os.getloadavg()[0]
     found = measure(
         ways(vllm),
         model=model,
@@ -49,7 +51,8 @@ def ray_data(
         f"Printed by `benchmarks/ray_data.py` on {host['date']}; {host['processor']}, {host['cores']} cores, Python"
         f" {host['python']}, Ray {importlib.metadata.version('ray')}. {model}, bfloat16, greedy, {rows} rows of 8"
         f" to 60 words, {tokens} tokens each, batches and blocks of {batch_size} rows, 256 rows at once. Figures are"
-        " ratios of one run of the benchmark. What is measured and how to repeat it:"
+        f" ratios of one run of the benchmark; load average before it {before:.0f}, after it {os.getloadavg()[0]:.0f}."
+        " What is measured and how to repeat it:"
         " [benchmarks/README.md](../README.md#ray-data).",
         _table(found),
         *_verdicts(found),
