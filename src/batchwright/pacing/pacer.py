@@ -20,6 +20,7 @@ from typing import TypeAlias
 from batchwright.decayed_rate import DecayedRate
 from batchwright.pacing.concurrency import FIRST_LEVEL, ConcurrencyCap, ConcurrencySearch, alike
 from batchwright.pacing.expected_use import ExpectedUse
+from batchwright.pacing.figures import LimitFigures, PacerFigures
 from batchwright.pacing.found_rate import FoundRate
 from batchwright.pacing.found_window import FoundWindow
 from batchwright.pacing.limits import MINUTE, ToldLimit, Use
@@ -86,45 +87,6 @@ class Attempt:
     told: Sequence[tuple[SlidingWindow, Counted]]
     stated: dict[_StatedKey, Sent] = field(default_factory=dict)
     ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LimitFigures:
-    """A limit of an endpoint, to be shown."""
-
-    kind: str
-    limit: float
-    window: float
-    """Seconds."""
-    left: float
-    is_stated: bool
-    """Whether the endpoint states it; else the user does."""
-
-
-@dataclass(frozen=True, slots=True)
-class PacerFigures:
-    """What a pacer has found, to be shown."""
-
-    sent: int
-    """Requests sent, tries that failed included."""
-    refused: int
-    """Those of them that were refused for a limit."""
-    under_way: int
-    concurrency: int
-    """Requests that may be under way."""
-    found_concurrency: bool
-    """Whether refusals have shown that no more are accepted at once."""
-    found_per_minute: float | None
-    """Requests a minute, of the mean size, that a limit admits which is not stated; None: none was found."""
-    limits: Sequence[LimitFigures]
-    blocked_seconds: float
-    """Time for which the endpoint wants no request."""
-    waiting: int = 0
-    """Requests that wait for their turn."""
-    next_in: float = 0.0
-    """Seconds until the next of them may go, by limits that are stated or told and by refusals."""
-    waits_for: LimitFigures | None = None
-    """The limit for which it waits; None where it is none of `limits`."""
 
 
 class Pacer:
