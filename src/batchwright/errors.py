@@ -17,6 +17,11 @@ _OUT_OF_QUOTA = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
 )
 """Codes and types of errors, of several providers, that only a payment mends."""
+_NO_SUCH_PATH = frozenset({"not found", "method not allowed", "file not found"})
+"""Messages, in small letters, of web frameworks and of llama.cpp's server for paths that they do not know."""
+_UNKNOWN_URL = "unknown_url"
+_INVALID_URL = "invalid url ("
+"""Code and beginning of a message with which OpenAI's API, and those that copy it, say the same."""
 
 
 class BatchwrightError(Exception):
@@ -308,10 +313,13 @@ class EndpointError(BatchwrightError):
 
     @property
     def is_no_such_path(self) -> bool:
-        """Whether there is nothing at the address that was asked, as a web server says it, not an API."""
+        """Whether there is nothing at the path that was asked, whatever the request is about."""
         if self.status not in (404, 405):
             return False
-        return not self.body or str(self.body.get("message")).lower() in ("not found", "method not allowed")
+        if not self.body or self.body.get("code") == _UNKNOWN_URL:
+            return True
+        message = str(self.body.get("message")).lower()
+        return message in _NO_SUCH_PATH or message.startswith(_INVALID_URL)
 
     @property
     def may_pass(self) -> bool:

@@ -31,6 +31,8 @@ class Endpoint(ThreadingHTTPServer):
         self.headers: dict[str, str] = {}
         """Further headers of answers."""
         self.has_nothing = False
+        self.nothing: dict[str, Any] = {"detail": "Not Found"}
+        """What it says then."""
 
     @property
     def url(self) -> str:
@@ -60,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         if self.server.has_nothing:
-            status, body = 404, {"detail": "Not Found"}
+            status, body = 404, self.server.nothing
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("retry-after-ms", "1")
@@ -279,6 +281,29 @@ def test_an_address_at_which_there_is_nothing_ends_the_run(tmp_path: Path, endpo
         run(source, tmp_path / "out.jsonl", backend=endpoint.url)
     with pytest.raises(RunFailed, match="answered 404: Not Found; there is no /completions at this address"):
         run(source, tmp_path / "out.jsonl", backend=endpoint.url, model="m", backend_concurrency=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "Invalid URL (POST /completions)", "type": "invalid_request_error", "code": None},
+        {"message": "there is nothing at POST /completions", "type": "invalid_request_error", "code": "unknown_url"},
+        {"message": "File Not Found", "type": "not_found_error", "code": 404},
+    ],
+    ids=["openai", "batchwright", "llama.cpp"],
+)
+def test_an_api_whose_address_lacks_its_version_ends_the_run(
+    error: dict[str, Any], tmp_path: Path, endpoint: Endpoint
+) -> None:
+    source = lines(tmp_path / "in.jsonl", *({"prompt": name} for name in "abcdefgh"))
+    endpoint.has_nothing, endpoint.nothing = True, {"error": error}
+    address = endpoint.url.removesuffix("/v1")
+    with pytest.raises(EndpointError, match=rf"there is no /models at .* is {address}/v1 meant\?"):
+        run(source, tmp_path / "out.jsonl", backend=address)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    with pytest.raises(RunFailed, match=rf"there is no /completions at this address .* is {address}/v1 meant\?"):
+        run(source, tmp_path / "out.jsonl", backend=address, model="m", backend_concurrency=1)
+    assert len(endpoint.asked) == 1
 
 
 def test_retries_leave_no_trace_among_the_results(tmp_path: Path, endpoint: Endpoint) -> None:
