@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.jobs.test_backend import Endpoint, lines, serving
 
-from batchwright.errors import RunFailed
+from batchwright.errors import EndpointError, RunFailed
 from batchwright.jobs.job_run import RunInterrupted, RunProgress
 from batchwright.jobs.run import run
 
@@ -133,6 +133,24 @@ def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(
         assert 4 <= len(other.asked) <= 3 + 4
         assert len(endpoint.asked) == 37
         assert [*report.pacing] == [f"1 {endpoint.url} far", f"2 {other.url} far"]
+
+
+@pytest.mark.parametrize("model", [None, "far"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_endpoint_that_is_down_from_the_start_is_not_missed(
+    is_first: bool, model: str | None, source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    down = "http://127.0.0.1:1/v1"
+    first, second = (down, endpoint.url) if is_first else (endpoint.url, down)
+    report = run(source, tmp_path / "out.jsonl", backend=first, also=[(second, "key")], model=model)
+    assert (report.succeeded, report.failed) == (40, 0)
+    assert asked(endpoint) == Counter(NAMES)
+
+
+def test_endpoints_that_are_all_down_end_the_run(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match=r"^http://127.0.0.1:1/v1 gave no answer.*nothing listens there"):
+        run(source, tmp_path / "out.jsonl", backend="http://127.0.0.1:1/v1", also=[("http://127.0.0.1:2/v1", "key")])
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_limit_for_which_requests_wait_long_is_told_once(

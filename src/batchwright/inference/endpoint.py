@@ -236,7 +236,7 @@ class EndpointInference(Route):
         With `waits`, an endpoint that does not answer is asked again in the background, and until then there are no
         models. Raises `EndpointError` otherwise, and for an answer that is not a list of models.
         """
-        if self._theirs and waits:
+        if self._theirs and waits and not self._watch.down:
             return
         self._asks_for_models = not self._theirs
         try:

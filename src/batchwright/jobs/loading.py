@@ -185,7 +185,6 @@ class ModelChoice:
                 max_concurrency=self.concurrency,
                 max_waiting=self.concurrency or 1,
                 told=self.told,
-                waits=False,
                 dialect=self.dialect,
                 meter=meter,
             )
