@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from tests.jobs.test_backend import Endpoint, lines, serving
 
 from batchwright.errors import EndpointError, RunFailed
-from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.jobs.job_run import RunEnded, RunInterrupted, RunProgress
 from batchwright.jobs.run import run
 
 NAMES = [f"p{number}" for number in range(40)]
@@ -57,9 +58,14 @@ def test_without_money_the_run_ends_and_goes_on_when_there_is_some(
 ) -> None:
     output = tmp_path / "out.jsonl"
     endpoint.faults = lambda prompt: 402 if len(endpoint.asked) > 10 else None
-    with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept"):
-        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4)
+    told, saved = {"price": "input=1,output=2"}, tmp_path / "report.json"
+    with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept") as ended:
+        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4, report=saved, **told)
     kept = output.read_bytes().splitlines()
+    assert isinstance(ended.value, RunEnded)
+    assert (ended.value.report.done, ended.value.report.total) == (len(kept), 40)
+    spending = json.loads(saved.read_bytes())["spending"]
+    assert spending["cost"] == pytest.approx(len(kept) * 5e-6), "what was paid is in the report"
     assert 1 <= len(kept) <= 10
     refused = len(endpoint.asked) - len(kept)
     assert len(endpoint.asked) <= 10 + 2 * 4, "what was not under way is not tried"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
-from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused
+from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused, RunFailed
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
 from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
@@ -103,6 +103,14 @@ class RunInterrupted(KeyboardInterrupt):
 
 class BudgetSpent(BudgetExhausted):
     """The end of a run whose budget is spent. All finished lines are in the output."""
+
+    def __init__(self, message: str, report: RunReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class RunEnded(RunFailed):
+    """The end of a run that could not go on, once it computed. All finished lines are in the output."""
 
     def __init__(self, message: str, report: RunReport) -> None:
         super().__init__(message)
@@ -216,6 +224,8 @@ class JobRun:
                 raise
             report = self._report(job)
             raise BudgetSpent(exhausted(error, self._meter, report.done, job.total), report) from error
+        except RunFailed as error:
+            raise RunEnded(str(error), self._report(job)) from error
         return self._report(job)
 
     def _loaded(self, job: Job) -> LoadedModels:
