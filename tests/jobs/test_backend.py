@@ -30,6 +30,8 @@ class Endpoint(ThreadingHTTPServer):
         self.faults: Callable[[str], int | None] = lambda prompt: None
         self.headers: dict[str, str] = {}
         """Further headers of answers."""
+        self.pause: str | None = "1"
+        """Milliseconds after which it wants to be asked again."""
         self.has_nothing = False
         self.nothing: dict[str, Any] = {"detail": "Not Found"}
         """What it says then."""
@@ -65,7 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, body = 404, self.server.nothing
         content = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("retry-after-ms", "1")
+        if self.server.pause is not None:
+            self.send_header("retry-after-ms", self.server.pause)
         for name, value in self.server.headers.items():
             self.send_header(name, value)
         self.send_header("content-length", str(len(content)))

@@ -178,3 +178,21 @@ def test_a_limit_for_which_requests_wait_long_is_told_once(
         run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
     (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
     assert "in 14 min: the stated 100 requests/day are used up. The run waits" in told
+
+
+def test_a_pause_of_hours_is_told_as_long_as_it_is_and_why(
+    source: Path, tmp_path: Path, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.headers = {"retry-after": "25920"}
+    endpoint.pause = None
+    endpoint.faults = lambda prompt: 429
+
+    def progress(now: RunProgress) -> None:
+        if any(figures.waiting and figures.next_in > 600 for figures in now.pacing.values()):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunInterrupted):
+        run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
+    (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
+    assert "in 7.2 h: it has refused requests until then ('no p" in told
+    assert "'); asked again every 10 min. The run waits" in told

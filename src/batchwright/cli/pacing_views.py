@@ -35,7 +35,7 @@ def pacing_rows(pacing: Mapping[str, PacerFigures]) -> list[tuple[str, str]]:
         named = f" ({model})" if len(pacing) > 1 and model else ""
         share = 1000.0 * figures.refused / figures.sent if figures.sent else 0.0
         refused = f", {figures.refused:,} refused for a limit ({share:.1f} in 1,000)" if figures.refused else ""
-        rows.append((f"endpoint{named}", f"{figures.sent:,} requests sent{refused}"))
+        rows.append((f"endpoint{named}", f"{figures.sent:,} request{'' if figures.sent == 1 else 's'} sent{refused}"))
         found = _bounds(figures, at_the_end=True)
         if found:
             rows.append((f"limits{named}", ", ".join(found)))

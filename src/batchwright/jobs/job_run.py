@@ -18,6 +18,7 @@ from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeR
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
 from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
+from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.answer_tables import TableColumns
 from batchwright.jobs.dry_run import plan
@@ -385,7 +386,8 @@ class JobRun:
     def _show_loop(self, job: Job) -> None:
         if self._loop is not None:
             for text in self._long_waits.news(self._loop.pacing, self.clock.now(), datetime.now()):
-                _log.warning("%s. The run waits; it can be stopped, and the same command goes on", text)
+                said = words_of_pause(self._loop.pacing.values())
+                _log.warning("%s%s. The run waits; it can be stopped, and the same command goes on", text, said)
         self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
