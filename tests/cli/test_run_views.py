@@ -236,7 +236,7 @@ def test_what_an_interrupted_run_leaves() -> None:
     assert paid_so_far(report).splitlines() == [
         "",
         "2 requests were under way: what they answer is lost, and may be paid.",
-        "Paid so far: $4.98; at most $0.25 more for 2 requests whose answers were lost; an unknown amount more for 1 "
+        "Paid so far: $4.98; at most $0.25 more for 2 requests whose cost is not known; an unknown amount more for 1 "
         "line in batches at the provider.",
     ]
     assert paid_so_far(RunReport(output="o", model="m", total=9)) == ""

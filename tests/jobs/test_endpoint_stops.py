@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -125,6 +127,36 @@ def test_a_second_interrupt_does_not_wait_for_lines_under_way(source: Path, tmp_
     endpoint.faults = lambda prompt: None
     report = run(source, output, backend=endpoint.url, model="far", backend_concurrency=3)
     assert (report.succeeded, report.failed, report.resumed) == (40, 0, 0)
+
+
+def test_requests_that_a_second_interrupt_cuts_off_are_those_that_may_be_paid(
+    source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    held = threading.Event()
+
+    def hold(prompt: str) -> None:
+        held.wait(60)
+
+    endpoint.faults = hold
+    options = ["--backend", endpoint.url, "--model", "far", "--backend-concurrency", "8"]
+    options += ["--price", "input=1,output=2", "--max-tokens", "9", "-o", str(tmp_path / "out.jsonl")]
+    command = [sys.executable, "-m", "batchwright", "run", str(source), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            while len(endpoint.asked) < 8:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            for line in process.stderr:
+                if "Ctrl-C ends at once" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            told = process.stderr.read()
+        finally:
+            held.set()
+    assert "\n8 requests were under way: what they answer is lost, and may be paid." in told
+    assert " more for 8 requests whose cost is not known." in told
 
 
 def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(

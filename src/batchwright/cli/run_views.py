@@ -330,7 +330,7 @@ def _not_known(spending: Spending) -> str:
     """What may have to be paid besides what answers cost."""
     text = ""
     for number, noun, where, most in (
-        (spending.unknown_requests, "request", "whose answers were lost", spending.unknown_at_most),
+        (spending.unknown_requests, "request", "whose cost is not known", spending.unknown_at_most),
         (spending.in_batches, "line", "in batches at the provider", spending.in_batches_at_most),
     ):
         if number:

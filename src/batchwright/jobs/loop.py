@@ -218,8 +218,9 @@ class JobLoop:
             await self._wind_down()
             raise
         finally:
-            self.cut_off = self._executor.under_way
+            cut_off = self._executor.under_way
             await self._executor.close()
+            self.cut_off = cut_off + self._executor.cancelled
             self.pacing = pacing_of(self._inference)
 
     async def _wind_down(self) -> None:

@@ -35,9 +35,9 @@ class Spending:
     cost_of_all_runs: float
     """Cost of the answers of this run and of earlier ones."""
     unknown_at_most: float | None
-    """Most that requests of all runs may have cost besides, whose answers were lost; None if that has no bound."""
+    """Most that requests of all runs may have cost besides whose cost is not known; None if that has no bound."""
     unknown_requests: int
-    """Number of those requests."""
+    """Number of those requests: their answers were lost, or did not say what they cost."""
     in_batches_at_most: float | None
     """Most that lines may cost besides which are in batches at the provider; None if that has no bound."""
     in_batches: int
@@ -197,7 +197,7 @@ def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) ->
     assert meter.limit is not None
     totals = meter.totals
     lost = (
-        f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose answers were lost" if totals.lost else ""
+        f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose cost is not known" if totals.lost else ""
     )
     return (
         f"the budget of {shown_dollars(meter.limit)} is spent: {shown_dollars(totals.spent)} for {done:,} of {total:,} "
