@@ -128,6 +128,8 @@ def _standing(progress: RunProgress, rate: float) -> str:
         parts.append(bounds)
     if progress.cost is not None and (progress.cost or progress.budget is not None):
         parts.append(_money(progress.cost) + ("" if progress.budget is None else f" of {_money(progress.budget)}"))
+    if progress.budget_covers is not None:
+        parts.append(f"which is enough for about {counted(progress.budget_covers, 'line')}")
     if progress.seconds_left is not None:
         parts.append(f"{duration(progress.seconds_left)} left")
     if progress.waiting is not None:

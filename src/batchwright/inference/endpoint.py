@@ -31,7 +31,7 @@ from batchwright.inference.endpoint_retries import REFUSED, RETRIES, EndpointRet
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
-from batchwright.inference.metering import Meter, metered_answer, metered_chunks
+from batchwright.inference.metering import CountingMeter, Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
 from batchwright.pacing.limits import ToldLimit, Use
 from batchwright.pacing.pacer import Pacer, PacerFigures
@@ -124,7 +124,7 @@ class EndpointInference(Route):
             # A request that the client sends again by itself could be paid twice, and counted once.
             resends=meter is None,
         )
-        self._meter = meter
+        self._meter = None if meter is None else CountingMeter(meter, self._model_of)
         self._watch = EndpointWatch(self._probe)
         self._queue_watch = EngineQueueWatch(self._client.metrics, lambda: bool(self._under_way), self._learn_queue)
         self._shows_queue = not is_provider(base_url)
@@ -192,7 +192,12 @@ class EndpointInference(Route):
         if self._loop is None:
             return {}
         now = self._loop.time()
-        return {model: gate.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+        unpaid = {} if self._meter is None else self._meter.waiting
+        return {
+            model: gate.figures(now, unsent=unpaid.get(model, 0))
+            for model, gate in self._gates.items()
+            if gate.pacer.sent
+        }
 
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what other processes are told of the limits, by a name for address, key and model."""
@@ -395,7 +400,12 @@ class EndpointInference(Route):
     ) -> Awaitable[dict[str, Any]]:
         if self._meter is None:
             return self._client.send(path, body, turn.heard)
-        return metered_answer(self._meter, call, fields, len(body), lambda: self._client.send(path, body, turn.heard))
+
+        async def send() -> dict[str, Any]:
+            self._require_open(call)  # the money may have come after the last request
+            return await self._client.send(path, body, turn.heard)
+
+        return metered_answer(self._meter, call, fields, len(body), send)
 
     def _streamed(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn
@@ -430,7 +440,7 @@ class EndpointInference(Route):
                 self._watch.suspect()
             error.is_wrong_address = self._has_no_list and error.is_no_such_path
             raise
-        except (BudgetExhausted, InvalidRequest, EngineClosed):
+        except (BudgetExhausted, EndpointDown, InvalidRequest, EngineClosed):
             turn.withdraw()  # raised before anything is sent
             raise
         self._retry_budget.succeeded()

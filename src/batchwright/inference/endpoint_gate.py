@@ -202,15 +202,17 @@ class Gate:
         """Number of calls that wait, at most."""
         return sum(len(owner.waiting) for owner in self._owners.values())
 
-    def figures(self, now: float) -> EndpointFigures:
+    def figures(self, now: float, unsent: int = 0) -> EndpointFigures:
         """Return what the pacer has found, and for how long the next call has to wait for a limit.
 
-        That is the time that the endpoint names, though it is asked again before a long one is over.
+        That is the time that the endpoint names, though it is asked again before a long one is over. `unsent`: calls
+        that were let in and wait for something else.
         """
         turns = next((turns for turns in self._turns.values() if len(turns)), None)
         use = None if turns is None else turns.first().waiting[0][3]
         found = self.pacer.figures_with(self.waiting, use, now)
         figures = EndpointFigures(*(getattr(found, each.name) for each in fields(PacerFigures)))
+        figures = replace(figures, sent=max(0, found.sent - unsent), under_way=max(0, found.under_way - unsent))
         left = self._pause.until - now
         if found.blocked_seconds <= 0.0 or left <= 0.0:
             return figures

@@ -35,7 +35,7 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
+from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, lines_covered, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.long_waits import LongWaits
@@ -85,6 +85,9 @@ class RunProgress:
     """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
     budget: float | None = None
     """Dollars that all runs may cost; None if there is no budget."""
+    budget_covers: int | None = None
+    """Lines for which the budget is about enough, by what answers cost so far; None: for all, or too little is known.
+    """
 
     @property
     def done(self) -> int:
@@ -398,6 +401,7 @@ class JobRun:
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
+        covered = None if self._meter is None or phase != "running" else lines_covered(self._meter, job.total)
         self.progress(
             RunProgress(
                 phase,
@@ -409,13 +413,14 @@ class JobRun:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
-                seconds_left=None if forecast is None else forecast.seconds_left,
+                seconds_left=None if forecast is None or covered is not None else forecast.seconds_left,
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
                 pacing={} if self._loop is None else self._loop.pacing,
                 cost=None if self._meter is None else in_dollars(self._meter.totals.spent),
                 budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
+                budget_covers=covered,
             )
         )
 

@@ -22,6 +22,8 @@ from batchwright.pricing.usage import TokensUsed
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, filled, with_defaults
 
+_ENOUGH_ANSWERS = 10
+"""Answers whose mean cost tells that of the others."""
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
 
@@ -203,6 +205,15 @@ def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) ->
         f"the budget of {shown_dollars(meter.limit)} is spent: {shown_dollars(totals.spent)} for {done:,} of {total:,} "
         f"lines{lost}; {error}. Finished lines are kept: the same command with a larger --budget goes on"
     )
+
+
+def lines_covered(meter: JobMeter, lines: int) -> int | None:
+    """Return for how many of `lines` the budget is about enough, by the answers so far; None: for all, or unknown."""
+    totals = meter.totals
+    if meter.limit is None or totals.answers < _ENOUGH_ANSWERS or not totals.spent:
+        return None
+    covered = (meter.limit - totals.kept) * totals.answers // totals.spent
+    return covered if covered < lines else None
 
 
 class CostPlanner:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Call, Inference
+from batchwright.inference.metering import WaitsForBudget
 from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_computes, passing
 
 _log = logging.getLogger(__name__)
@@ -90,11 +91,14 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def why_pausing(self) -> str | None:
-        """Number of lines that wait to be tried again, and the error of the latest; None if there is none."""
-        if not self._pausing:
-            return None
-        latest = " ".join(str(next(reversed(self._pausing.values()))).split())
-        return f"{len(self._pausing):,} to be tried again, the last after: {latest[:_SHOWN]}"
+        """Numbers of lines that wait for money, or to be tried again, and the error of the latest; None: none does."""
+        failures = [error for error in self._pausing.values() if not isinstance(error, WaitsForBudget)]
+        unpaid = len(self._pausing) - len(failures)
+        parts = [f"{unpaid:,} until there is room in the budget"] if unpaid else []
+        if failures:
+            latest = " ".join(str(failures[-1]).split())
+            parts.append(f"{len(failures):,} to be tried again, the last after: {latest[:_SHOWN]}")
+        return ", ".join(parts) or None
 
     def start(self, line: _Line) -> None:
         """Compute a line."""
