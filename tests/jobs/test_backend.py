@@ -28,6 +28,8 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.faults: Callable[[str], int | None] = lambda prompt: None
+        self.error: dict[str, Any] | None = None
+        """The error object of refusals; None: one that names the prompt."""
         self.headers: dict[str, str] = {}
         """Further headers of answers."""
         self.pause: str | None = "1"
@@ -55,7 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status = self.server.faults(body["prompt"])
         if status is not None:
-            error = {"message": f"no {body['prompt']}", "type": "t", "code": "c", "param": "prompt"}
+            told = {"message": f"no {body['prompt']}", "type": "t", "code": "c", "param": "prompt"}
+            error = self.server.error or told
             self._send(status, {"error": error})
             return
         choice = {"index": 0, "text": body["prompt"].upper(), "finish_reason": "stop"}

@@ -301,6 +301,9 @@ class EndpointClient:
         # A 401 is about the key, parts of which it may repeat; a 403 may be about a model, or the content of one line.
         told = told if status == HTTPStatus.FORBIDDEN else None
         said = "" if told is None else f"; it says: {_message(told)[:_SHOWN]}"
+        error = EndpointError(f"{self.url} answered {status}: {_message(told)[:_SHOWN]}", status=status, body=told)
+        if error.is_no_such_model:
+            return error
         return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{said}", status=status, body=told)
 
     def _excerpt(self, content: bytes) -> str:

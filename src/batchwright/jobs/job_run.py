@@ -21,6 +21,7 @@ from batchwright.inference.batches.provider_batches import BatchJob, memory_for_
 from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.answer_tables import TableColumns
+from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
@@ -292,6 +293,7 @@ class JobRun:
                     identical=identical,
                     cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
+                    common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
                 )
                 await self._loop.run()
             self._show("finishing", job)
