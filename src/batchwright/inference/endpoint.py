@@ -438,7 +438,7 @@ class EndpointInference(Route):
             turn.failed(error)
             if is_outage(error):
                 self._watch.suspect()
-            error.is_wrong_address = self._has_no_list and error.is_no_such_path
+            error.is_wrong_address |= self._has_no_list and error.is_no_such_path
             raise
         except (BudgetExhausted, EndpointDown, InvalidRequest, EngineClosed):
             turn.withdraw()  # raised before anything is sent

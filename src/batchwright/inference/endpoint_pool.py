@@ -135,7 +135,7 @@ class EndpointPool(Route):
         if error.is_no_such_model:
             return self._may_go_to_one_with_the_model(call, member, error)
         refuses_key = error.status == 401 or (error.status == 403 and member not in self._accepted)
-        is_nothing = error.is_no_such_path and member not in self._accepted
+        is_nothing = (error.is_no_such_path or error.is_wrong_address) and member not in self._accepted
         if not refuses_key and not is_nothing and not error.is_out_of_quota:
             return False
         self._take_out(member, error)
