@@ -273,6 +273,8 @@ def test_what_is_no_endpoint_is_told_before_anything_is_written(tmp_path: Path) 
         run(source, tmp_path / "out.jsonl", backend="nowhere")
     with pytest.raises(InputError, match=r"^also must be .* such as https://host/v1$"):
         run(source, tmp_path / "out.jsonl", backend=url, also=[("ftp://nowhere", None)])
+    with pytest.raises(InputError, match=r"also='http://.*/': this address is given twice with the same key"):
+        run(source, tmp_path / "out.jsonl", backend=url, also=[(url + "/", None)])
     with pytest.raises(InputError, match="dtype='float32' with backend"):
         run(source, tmp_path / "out.jsonl", backend=url, dtype="float32")
     with pytest.raises(InputError, match="embedding_model='minilm' with backend"):
