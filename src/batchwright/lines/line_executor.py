@@ -19,6 +19,8 @@ _IN_A_ROW = 32
 """Lines that one task computes: if all of them fail at once, the task holds the event loop for so many lines."""
 _SHOWN = 160
 """Characters of an error that `why_pausing` shows."""
+LATEST = ", the last after: "
+"""What stands before an error in `why_pausing`."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
@@ -97,7 +99,8 @@ class LineExecutor(Generic[_Line]):
         parts = [f"{unpaid:,} until there is room in the budget"] if unpaid else []
         if failures:
             latest = " ".join(str(failures[-1]).split())
-            parts.append(f"{len(failures):,} to be tried again, the last after: {latest[:_SHOWN]}")
+            latest = latest if len(latest) <= _SHOWN else latest[: _SHOWN - 1] + "…"
+            parts.append(f"{len(failures):,} to be tried again{LATEST}{latest}")
         return ", ".join(parts) or None
 
     def start(self, line: _Line) -> None:
