@@ -38,6 +38,8 @@ _SECONDS_BETWEEN_DRAWINGS = 0.2
 _NUMBERS = re.compile(r"[\d,.]+")
 _MESSAGE_SHOWN = 200
 """Characters of an error's message that are shown."""
+_LEAST_LATE = 1.0
+"""Seconds after the deadline that are shown."""
 _LEAST_LEFT = 0.5
 """Seconds left that are shown: a forecast of fewer that lasts is one of the last lines, which wait for something."""
 _SHORTEST_RATE = 1.0
@@ -238,7 +240,9 @@ def _batches_row(batches: dict[str, Any]) -> str:
     parts += [f"{number:,} {ending}" for ending, number in batches["endings"].items()]
     words = {"answered": "answered", "failed": "failed", "again": "submitted again", "moved": "moved to live requests"}
     lines = [f"{counted(batches[name], 'line')} {word}" for name, word in words.items() if batches[name]]
-    return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}"
+    late = batches.get("late_seconds", 0.0)
+    missed = f"; ended {duration(late)} after the deadline" if late >= _LEAST_LATE else ""
+    return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}{missed}"
 
 
 def batches_left(report: RunReport, options: Sequence[str]) -> str:
