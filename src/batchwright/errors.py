@@ -6,10 +6,18 @@ name: it is what stands in an error line of a batch output.
 
 from __future__ import annotations
 
+import re
 import reprlib
 
 _SHOWN_CHARACTERS = 100
 _SHOWN_ITEMS = 8
+_MODEL_MISSING = re.compile(
+    r"\bmodels?\b.*(not found|not exist|no access|not have access|not available|not supported|not a valid|not served)"
+    r"|(invalid|unknown|no such) model|not a valid model|^model:",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What the messages of several providers say of a model that they do not have, or not for this key."""
+_MODEL_CODES = frozenset({"model_not_found", "model_not_available", "invalid_model", "model_not_exist"})
 _PASSING_STATUSES = frozenset({408, 409, 425, 429})
 """Statuses below 500 with which an endpoint refuses a call for the moment."""
 _PAYMENT_REQUIRED = 402
@@ -17,6 +25,11 @@ _OUT_OF_QUOTA = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "billing_error", "insufficient_balance"}
 )
 """Codes and types of errors, of several providers, that only a payment mends."""
+_NO_SUCH_PATH = frozenset({"not found", "method not allowed", "file not found"})
+"""Messages, in small letters, of web frameworks and of llama.cpp's server for paths that they do not know."""
+_UNKNOWN_URL = "unknown_url"
+_INVALID_URL = "invalid url ("
+"""Code and beginning of a message with which OpenAI's API, and those that copy it, say the same."""
 
 
 class BatchwrightError(Exception):
@@ -311,10 +324,22 @@ class EndpointError(BatchwrightError):
 
     @property
     def is_no_such_path(self) -> bool:
-        """Whether there is nothing at the address that was asked, as a web server says it, not an API."""
+        """Whether there is nothing at the path that was asked, whatever the request is about."""
         if self.status not in (404, 405):
             return False
-        return not self.body or str(self.body.get("message")).lower() in ("not found", "method not allowed")
+        if not self.body or self.body.get("code") == _UNKNOWN_URL:
+            return True
+        message = str(self.body.get("message")).lower()
+        return message in _NO_SUCH_PATH or message.startswith(_INVALID_URL)
+
+    @property
+    def is_no_such_model(self) -> bool:
+        """Whether the endpoint does not have the model of the call, or not for this key."""
+        if self.status not in (400, 403, 404) or not self.body:
+            return False
+        if {str(self.body.get("code")), str(self.body.get("type"))} & _MODEL_CODES:
+            return True
+        return self.status != 403 and bool(_MODEL_MISSING.search(str(self.body.get("message"))))
 
     @property
     def may_pass(self) -> bool:

@@ -27,6 +27,7 @@ TOLD = LimitFigures("requests", 500.0, 60.0, 1.0, False)
     [
         ({}, "12 of 64 at once"),
         ({"found_concurrency": True, "concurrency": 16}, "12 of 16 at once (found)"),
+        ({"under_way": 80}, "80 at once, falling to 64"),
         ({"found_per_minute": 1234.4}, "found 1,234 requests/min, 12 of 64 at once"),
         ({"limits": [TOLD, STATED]}, "told 500 requests/min, stated 30,000 tokens/min, 12 of 64 at once"),
         ({"blocked_seconds": 90.2}, "12 of 64 at once, refused for 90 s more"),
@@ -58,7 +59,7 @@ def test_the_report_of_several_names_each() -> None:
         FIGURES, sent=1000, refused=5, found_concurrency=True, concurrency=8, limits=[STATED], blocked_seconds=9.0
     )
     assert pacing_line({"a": FIGURES, "b": other}) == (
-        "a: 12 of 64 at once; b: stated 30,000 tokens/min, 12 of 8 at once (found), refused for 9 s more, 5 refused"
+        "a: 12 of 64 at once; b: stated 30,000 tokens/min, 12 at once, falling to 8 (found), refused for 9 s more, 5 refused"
     )
     assert pacing_rows({"a": FIGURES, "b": other}) == [
         ("endpoint (a)", "2,000 requests sent"),

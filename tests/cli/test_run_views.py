@@ -236,7 +236,7 @@ def test_what_an_interrupted_run_leaves() -> None:
     assert paid_so_far(report).splitlines() == [
         "",
         "2 requests were under way: what they answer is lost, and may be paid.",
-        "Paid so far: $4.98; at most $0.25 more for 2 requests whose answers were lost; an unknown amount more for 1 "
+        "Paid so far: $4.98; at most $0.25 more for 2 requests whose cost is not known; an unknown amount more for 1 "
         "line in batches at the provider.",
     ]
     assert paid_so_far(RunReport(output="o", model="m", total=9)) == ""
@@ -254,3 +254,19 @@ def test_seconds_that_pass_are_no_news() -> None:
         clock.advance(1.0)
     log(RunProgress("running", total=9, waiting="2 batches to be submitted"))
     assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_each_error_that_lines_wait_after_is_no_news() -> None:
+    stream, clock = io.StringIO(), ManualClock()
+    log = LogProgress(stream, clock)
+    for number in range(90):
+        waiting = f"{number} to be tried again, the last after: error {'abc'[number % 3]}" if number % 2 else None
+        log(RunProgress("running", total=9, waiting=waiting))
+        clock.advance(0.2)
+    assert len(stream.getvalue().splitlines()) == 3, "the first, the first that waits, and one after ten seconds"
+
+
+def test_no_time_left_is_not_shown_of_a_run_that_goes_on() -> None:
+    stream = io.StringIO()
+    LogProgress(stream, ManualClock())(RunProgress("running", total=9, seconds_left=0.3, waiting="for one"))
+    assert "left" not in stream.getvalue()

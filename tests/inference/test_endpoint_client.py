@@ -71,7 +71,7 @@ def test_an_answer_is_bounded_however_small_it_is_on_its_way(monkeypatch: pytest
 
 def test_an_answer_that_stops_half_way_is_given_up() -> None:
     half = Reply(content=b'{"id"', headers={"content-length": "100", "x-then": "hang"})
-    with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
+    with pytest.raises(EndpointUnreachable, match=r"gave no answer: it sent nothing for too long"):
         scripted(half, quiet=0.1)
 
 
@@ -86,7 +86,7 @@ async def test_a_body_that_nobody_reads_is_given_up() -> None:
     # As little as possible is taken in before somebody reads.
     server = await asyncio.start_server(deaf, "127.0.0.1", 0, limit=1)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(EndpointUnreachable, match=r"gave no answer: .*Timeout"):
+    with pytest.raises(EndpointUnreachable, match=r"gave no answer: it did not take the request in time"):
         await post(f"http://127.0.0.1:{port}/v1", b" " * 50_000_000, quiet=0.1)
     left.set()
     server.close()
@@ -256,6 +256,7 @@ PAGE = b"<!DOCTYPE html>\n<html><head><title>Not\n here</title></head></html>"
     [
         (Reply(404, PAGE), "answered 404: a web page ('Not here'); there is no /chat/completions at this address"),
         (Reply(404, b'{"detail": "Not Found"}'), "answered 404: Not Found; there is no /chat/completions"),
+        (Reply(404, b"404: Not Found"), "answered 404: Not Found; there is no /chat/completions"),
         (Reply(405, b""), "answered 405; there is no /chat/completions"),
         (Reply(200, PAGE), "a JSON object: a web page ('Not here'); there is no API at this address"),
         (Reply(404, b'{"error": {"message": "no such model"}}'), "answered 404: no such model"),
@@ -272,3 +273,50 @@ async def test_what_is_at_a_wrong_address_is_told(reply: Reply, told: str) -> No
         with pytest.raises(EndpointError) as caught:
             await post(url)
         assert ("no such model" in told) != str(caught.value).endswith(f": is {url}/v1 meant?)")
+
+
+@in_real_time
+async def test_an_address_that_ends_too_late_is_told() -> None:
+    async with ScriptedServer(Reply(404, b"")) as server:
+        with pytest.raises(EndpointError, match=rf"ends before /chat/completions: is {server.url} meant\?\)$"):
+            await post(f"{server.url}/chat/completions")
+
+
+@pytest.mark.parametrize(
+    ("location", "advice"),
+    [
+        ("https://there.invalid/v2/chat/completions", "if that is the endpoint, give https://there.invalid/v2 as its"),
+        ("https://me:secret@there.invalid/login?key=secret", "https://there.invalid/login, which are not followed: check"),
+        ("", "it sends requests elsewhere, without saying where"),
+        ("http://[", "it sends requests elsewhere, without saying where"),
+    ],
+)
+@in_real_time
+async def test_where_a_redirection_leads_is_told(location: str, advice: str) -> None:
+    async with ScriptedServer(Reply(307, b"307: Temporary Redirect", {"location": location})) as server:
+        with pytest.raises(EndpointError) as caught:
+            await post(server.url)
+        assert advice in str(caught.value)
+        assert "answered 307: Temporary Redirect; it sends" in str(caught.value)
+        assert "secret" not in str(caught.value)
+        assert caught.value.is_wrong_address
+
+
+@in_real_time
+async def test_an_answer_that_breaks_off_is_told_in_words() -> None:
+    half = Reply(200, b"{", {"content-length": "99"}, cut=True)
+    async with ScriptedServer(half, None) as server:
+        with pytest.raises(EndpointUnreachable, match=r"/v1 broke off in the middle of its answer$"):
+            await post(server.url)
+        with pytest.raises(EndpointUnreachable, match=r"gave no answer: it closed the connection before it answered$"):
+            await post(server.url)
+
+
+@in_real_time
+async def test_a_web_page_from_an_api_is_no_wrong_address() -> None:
+    async with ScriptedServer(Reply(), Reply(200, PAGE)) as server:
+        client = EndpointClient(server.url, None, timeout=5.0, connections=1)
+        await client.send("/chat/completions", b"{}")
+        with pytest.raises(EndpointError, match=r"a web page \('Not here'\)$"):
+            await client.send("/chat/completions", b"{}")
+        await client.close()

@@ -121,6 +121,45 @@ async def test_one_that_refuses_its_key_or_wants_money_gets_no_more(reply: Reply
         assert pool.room == members[1].room
 
 
+NO_MODEL = refusal(404, "The model `theirs` does not exist or you do not have access to it.", code="model_not_found")
+NO_PATH = Reply(404, b'{"detail": "Not Found"}')
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [NO_MODEL, NO_PATH, refusal(403, code="model_not_found"), refusal(400, "Model Not Exist"), Reply(404, b"")],
+    ids=["model", "path", "403", "400", "empty"],
+)
+@in_real_time
+async def test_one_without_the_model_or_without_the_api_gets_no_more(reply: Reply) -> None:
+    async with pool_of([reply] * 20, []) as (servers, pool, members):
+        await asyncio.gather(*(pool.answer(call()) for _ in range(8)))
+        asked = len(servers[0].requests)
+        assert 1 <= asked <= 8
+        for _ in range(4):
+            await pool.answer(call())
+        assert (len(servers[0].requests), len(servers[1].requests)) == (asked, 12)
+        assert pool.room == members[1].room
+
+
+@in_real_time
+async def test_a_model_that_none_has_costs_no_member() -> None:
+    async def reply(request: Request) -> Reply:
+        return NO_MODEL if request.body["model"] == "no" else Reply()
+
+    async with pool_of([reply] * 20, [reply] * 20) as (servers, _, members):
+        for member in members:
+            member._theirs = {}  # as of one without a list of models
+        pool = EndpointPool(members)
+        for _ in range(3):
+            with pytest.raises(EndpointError) as raised:
+                await pool.answer(call(model="no"))
+            assert raised.value.status == 404
+            await pool.answer(call(model="yes"))
+        assert Counter(each.body["model"] for server in servers for each in server.requests) == {"no": 4, "yes": 3}
+        assert pool.room == sum(member.room for member in members)
+
+
 @in_real_time
 async def test_the_error_of_the_last_one_is_that_of_the_call() -> None:
     async with pool_of([refusal(401)] * 5, [refusal(401)] * 5) as (servers, pool, _):

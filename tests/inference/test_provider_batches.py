@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,17 +17,19 @@ from tests.inference.batch_provider import BatchServer, provider
 from batchwright.backoff import Backoff
 from batchwright.errors import BudgetExhausted, EndpointError, EngineClosed
 from batchwright.inference.batches.account import BatchAccount, standing_text
-from batchwright.inference.batches.held import HeldLine, line_name
+from batchwright.inference.batches.deadline import Deadline
+from batchwright.inference.batches.held import HeldLine, OpenBatch, line_name
 from batchwright.inference.batches.journal import BatchEntry, Journal, may_be_paid
 from batchwright.inference.batches.opening import open_provider
 from batchwright.inference.batches.outcomes import Outcomes
-from batchwright.inference.batches.provider import LineResult
+from batchwright.inference.batches.provider import LineResult, RemoteBatch
 from batchwright.inference.batches.provider_batches import BatchJob, ProviderBatchInference
 from batchwright.inference.batches.times import BatchTimes
 from batchwright.inference.inference import Call
 from batchwright.inference.metering import Meter, Reservation
 from batchwright.jobs.loading import NoModel
 from batchwright.submitting.looking import LookPauses
+from batchwright.submitting.moving import Mover
 
 QUICK = BatchTimes(patience=0.05, looks=LookPauses(0.01, 0.02, 0.02), retries=Backoff(0.01, 0.05), settles_in=0.3)
 
@@ -242,8 +245,23 @@ def test_where_lines_are_is_told() -> None:
     )
     assert told([(1, 2)], next_look=0.5, live=3, gathered=1, waiting=2) == (
         "1 batch at the provider: 1 of 2 lines done, next look in 0 s, 2 batches to be submitted, 1 line gathered, "
-        "3 lines as live requests"
+        "3 lines taken up as live requests"
     )
     assert told([(1, 2)], next_look=5.0, silence=300.0) == (
         "1 batch at the provider: 1 of 2 lines done, the provider has not answered for 5 minutes, and is asked again"
     )
+
+
+def test_a_batch_that_is_all_computed_is_waited_for_after_the_deadline() -> None:
+    def batch(done: int) -> OpenBatch:
+        remote = RemoteBatch("b", "in_progress", succeeded=done, total=9)
+        return OpenBatch(cast("BatchEntry", SimpleNamespace(lines=9)), remote=remote)
+
+    deadline = Deadline(
+        8.0, cast("Outcomes", None), moves=False, keeps_cancelled=True, mover=cast("Mover", None),
+        lines_left=lambda: 0, live_rate=lambda: 1.0,
+    )  # fmt: skip
+    half, whole = batch(4), batch(9)
+    assert deadline.given_up(1.0, [half, whole], lambda _: 0.0, 0) == []
+    assert deadline.given_up(-1.0, [half, whole], lambda _: 0.0, 0) == [half]
+    assert deadline.given_up(-601.0, [half, whole], lambda _: 0.0, 0) == [half, whole]

@@ -28,9 +28,15 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.asked: list[dict[str, Any]] = []
         self.faults: Callable[[str], int | None] = lambda prompt: None
+        self.error: dict[str, Any] | None = None
+        """The error object of refusals; None: one that names the prompt."""
         self.headers: dict[str, str] = {}
         """Further headers of answers."""
+        self.pause: str | None = "1"
+        """Milliseconds after which it wants to be asked again."""
         self.has_nothing = False
+        self.nothing: dict[str, Any] = {"detail": "Not Found"}
+        """What it says then."""
 
     @property
     def url(self) -> str:
@@ -51,7 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status = self.server.faults(body["prompt"])
         if status is not None:
-            error = {"message": f"no {body['prompt']}", "type": "t", "code": "c", "param": "prompt"}
+            told = {"message": f"no {body['prompt']}", "type": "t", "code": "c", "param": "prompt"}
+            error = self.server.error or told
             self._send(status, {"error": error})
             return
         choice = {"index": 0, "text": body["prompt"].upper(), "finish_reason": "stop"}
@@ -60,10 +67,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         if self.server.has_nothing:
-            status, body = 404, {"detail": "Not Found"}
+            status, body = 404, self.server.nothing
         content = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("retry-after-ms", "1")
+        if self.server.pause is not None:
+            self.send_header("retry-after-ms", self.server.pause)
         for name, value in self.server.headers.items():
             self.send_header(name, value)
         self.send_header("content-length", str(len(content)))
@@ -265,6 +273,8 @@ def test_what_is_no_endpoint_is_told_before_anything_is_written(tmp_path: Path) 
         run(source, tmp_path / "out.jsonl", backend="nowhere")
     with pytest.raises(InputError, match=r"^also must be .* such as https://host/v1$"):
         run(source, tmp_path / "out.jsonl", backend=url, also=[("ftp://nowhere", None)])
+    with pytest.raises(InputError, match=r"also='http://.*/': this address is given twice with the same key"):
+        run(source, tmp_path / "out.jsonl", backend=url, also=[(url + "/", None)])
     with pytest.raises(InputError, match="dtype='float32' with backend"):
         run(source, tmp_path / "out.jsonl", backend=url, dtype="float32")
     with pytest.raises(InputError, match="embedding_model='minilm' with backend"):
@@ -279,6 +289,29 @@ def test_an_address_at_which_there_is_nothing_ends_the_run(tmp_path: Path, endpo
         run(source, tmp_path / "out.jsonl", backend=endpoint.url)
     with pytest.raises(RunFailed, match="answered 404: Not Found; there is no /completions at this address"):
         run(source, tmp_path / "out.jsonl", backend=endpoint.url, model="m", backend_concurrency=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "Invalid URL (POST /completions)", "type": "invalid_request_error", "code": None},
+        {"message": "there is nothing at POST /completions", "type": "invalid_request_error", "code": "unknown_url"},
+        {"message": "File Not Found", "type": "not_found_error", "code": 404},
+    ],
+    ids=["openai", "batchwright", "llama.cpp"],
+)
+def test_an_api_whose_address_lacks_its_version_ends_the_run(
+    error: dict[str, Any], tmp_path: Path, endpoint: Endpoint
+) -> None:
+    source = lines(tmp_path / "in.jsonl", *({"prompt": name} for name in "abcdefgh"))
+    endpoint.has_nothing, endpoint.nothing = True, {"error": error}
+    address = endpoint.url.removesuffix("/v1")
+    with pytest.raises(EndpointError, match=rf"there is no /models at .* is {address}/v1 meant\?"):
+        run(source, tmp_path / "out.jsonl", backend=address)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    with pytest.raises(RunFailed, match=rf"there is no /completions at this address .* is {address}/v1 meant\?"):
+        run(source, tmp_path / "out.jsonl", backend=address, model="m", backend_concurrency=1)
+    assert len(endpoint.asked) == 1
 
 
 def test_retries_leave_no_trace_among_the_results(tmp_path: Path, endpoint: Endpoint) -> None:

@@ -92,6 +92,26 @@ def test_a_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path: Path) -> None:
     assert Decimal(str(spending.cost)) == endpoint.ledger - before
 
 
+def test_requests_that_wait_for_the_budget_are_shown_as_waiting(tmp_path: Path) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    shown: list[RunProgress] = []
+    # A request may cost $0.13, so that three of them are under way at most, and all lines cost more than there is.
+    with serving(PaidEndpoint(delay=0.01)) as endpoint, pytest.raises(BudgetExhausted):
+        run(
+            source, output, backend=endpoint.url, model="paid", price=PRICE, budget=0.50, backend_concurrency=16,
+            progress=shown.append,
+        )  # fmt: skip
+    assert max(figures.under_way for each in shown for figures in each.pacing.values()) <= endpoint.most_under_way + 1
+    assert endpoint.most_under_way < 8
+    waiting = [each.waiting for each in shown if each.waiting]
+    assert waiting
+    assert all(text.endswith(" until there is room in the budget") for text in waiting)
+    covered = [each for each in shown if each.budget_covers is not None]
+    assert covered
+    assert all(each.seconds_left is None for each in covered)
+    assert 10 < (covered[-1].budget_covers or 0) < LINES
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_ledger_never_exceeds_the_budget(seed: int, tmp_path: Path) -> None:
     # Long prompts and answers that fill their limits: nearly all of what is reserved is paid.

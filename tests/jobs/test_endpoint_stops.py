@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,8 +15,8 @@ from pathlib import Path
 import pytest
 from tests.jobs.test_backend import Endpoint, lines, serving
 
-from batchwright.errors import RunFailed
-from batchwright.jobs.job_run import RunInterrupted, RunProgress
+from batchwright.errors import EndpointError, RunFailed
+from batchwright.jobs.job_run import RunEnded, RunInterrupted, RunProgress
 from batchwright.jobs.run import run
 
 NAMES = [f"p{number}" for number in range(40)]
@@ -57,9 +60,14 @@ def test_without_money_the_run_ends_and_goes_on_when_there_is_some(
 ) -> None:
     output = tmp_path / "out.jsonl"
     endpoint.faults = lambda prompt: 402 if len(endpoint.asked) > 10 else None
-    with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept"):
-        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4)
+    told, saved = {"price": "input=1,output=2"}, tmp_path / "report.json"
+    with pytest.raises(RunFailed, match="Nothing more is computed for this key: finished lines are kept") as ended:
+        run(source, output, backend=endpoint.url, model="far", backend_concurrency=4, report=saved, **told)
     kept = output.read_bytes().splitlines()
+    assert isinstance(ended.value, RunEnded)
+    assert (ended.value.report.done, ended.value.report.total) == (len(kept), 40)
+    spending = json.loads(saved.read_bytes())["spending"]
+    assert spending["cost"] == pytest.approx(len(kept) * 5e-6), "what was paid is in the report"
     assert 1 <= len(kept) <= 10
     refused = len(endpoint.asked) - len(kept)
     assert len(endpoint.asked) <= 10 + 2 * 4, "what was not under way is not tried"
@@ -121,6 +129,36 @@ def test_a_second_interrupt_does_not_wait_for_lines_under_way(source: Path, tmp_
     assert (report.succeeded, report.failed, report.resumed) == (40, 0, 0)
 
 
+def test_requests_that_a_second_interrupt_cuts_off_are_those_that_may_be_paid(
+    source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    held = threading.Event()
+
+    def hold(prompt: str) -> None:
+        held.wait(60)
+
+    endpoint.faults = hold
+    options = ["--backend", endpoint.url, "--model", "far", "--backend-concurrency", "8"]
+    options += ["--price", "input=1,output=2", "--max-tokens", "9", "-o", str(tmp_path / "out.jsonl")]
+    command = [sys.executable, "-m", "batchwright", "run", str(source), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            while len(endpoint.asked) < 8:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            for line in process.stderr:
+                if "Ctrl-C ends at once" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            told = process.stderr.read()
+        finally:
+            held.set()
+    assert "\n8 requests were under way: what they answer is lost, and may be paid." in told
+    assert " more for 8 requests whose cost is not known." in told
+
+
 def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(
     source: Path, tmp_path: Path, endpoint: Endpoint
 ) -> None:
@@ -133,6 +171,24 @@ def test_two_endpoints_share_a_run_and_one_that_goes_away_is_not_missed(
         assert 4 <= len(other.asked) <= 3 + 4
         assert len(endpoint.asked) == 37
         assert [*report.pacing] == [f"1 {endpoint.url} far", f"2 {other.url} far"]
+
+
+@pytest.mark.parametrize("model", [None, "far"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_endpoint_that_is_down_from_the_start_is_not_missed(
+    is_first: bool, model: str | None, source: Path, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    down = "http://127.0.0.1:1/v1"
+    first, second = (down, endpoint.url) if is_first else (endpoint.url, down)
+    report = run(source, tmp_path / "out.jsonl", backend=first, also=[(second, "key")], model=model)
+    assert (report.succeeded, report.failed) == (40, 0)
+    assert asked(endpoint) == Counter(NAMES)
+
+
+def test_endpoints_that_are_all_down_end_the_run(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match=r"^http://127.0.0.1:1/v1 gave no answer.*nothing listens there"):
+        run(source, tmp_path / "out.jsonl", backend="http://127.0.0.1:1/v1", also=[("http://127.0.0.1:2/v1", "key")])
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_limit_for_which_requests_wait_long_is_told_once(
@@ -154,3 +210,21 @@ def test_a_limit_for_which_requests_wait_long_is_told_once(
         run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
     (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
     assert "in 14 min: the stated 100 requests/day are used up. The run waits" in told
+
+
+def test_a_pause_of_hours_is_told_as_long_as_it_is_and_why(
+    source: Path, tmp_path: Path, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.headers = {"retry-after": "25920"}
+    endpoint.pause = None
+    endpoint.faults = lambda prompt: 429
+
+    def progress(now: RunProgress) -> None:
+        if any(figures.waiting and figures.next_in > 600 for figures in now.pacing.values()):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(RunInterrupted):
+        run(source, tmp_path / "out.jsonl", backend=endpoint.url, backend_concurrency=1, progress=progress)
+    (told,) = [record.getMessage() for record in caplog.records if "takes no request" in record.getMessage()]
+    assert "in 7.2 h: it has refused requests until then ('no p" in told
+    assert "'); asked again every 10 min. The run waits" in told

@@ -319,6 +319,7 @@ def test_what_a_batch_would_finish_too_late_becomes_live_requests(
     assert report.batches is not None
     assert report.batches["moved"] > 0
     assert report.batches["answered"] + report.batches["moved"] == 400
+    assert 0.0 <= report.batches["late_seconds"] <= max(0.0, report.wall_seconds - 3.0)
     assert set(server.paid.values()) == {1}
 
 

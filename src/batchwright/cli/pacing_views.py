@@ -35,7 +35,7 @@ def pacing_rows(pacing: Mapping[str, PacerFigures]) -> list[tuple[str, str]]:
         named = f" ({model})" if len(pacing) > 1 and model else ""
         share = 1000.0 * figures.refused / figures.sent if figures.sent else 0.0
         refused = f", {figures.refused:,} refused for a limit ({share:.1f} in 1,000)" if figures.refused else ""
-        rows.append((f"endpoint{named}", f"{figures.sent:,} requests sent{refused}"))
+        rows.append((f"endpoint{named}", f"{figures.sent:,} request{'' if figures.sent == 1 else 's'} sent{refused}"))
         found = _bounds(figures, at_the_end=True)
         if found:
             rows.append((f"limits{named}", ", ".join(found)))
@@ -49,7 +49,12 @@ def _bounds(figures: PacerFigures, *, at_the_end: bool = False) -> list[str]:
     if at_the_end:
         found.append(f"{'found' if figures.found_concurrency else 'up to'} {figures.concurrency:,} at once")
         return found
-    found.append(f"{figures.under_way:,} of {figures.concurrency:,} at once{' (found)' * figures.found_concurrency}")
+    # It may have been found lately that fewer are better, and those under way end by themselves.
+    falls = figures.under_way > figures.concurrency
+    found.append(
+        f"{figures.under_way:,} {'at once, falling to' if falls else 'of'} {figures.concurrency:,}"
+        f"{'' if falls else ' at once'}{' (found)' * figures.found_concurrency}"
+    )
     if figures.waits_for is not None and figures.next_in > _LONG_WAIT:
         found.append(f"{limit_text(figures.waits_for)} used up for {span(figures.next_in)} more")
     elif figures.blocked_seconds > _WORTH_SAYING:

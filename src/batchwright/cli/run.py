@@ -195,7 +195,7 @@ def run_command(
     """See `HELP`."""
     from rich.console import Console
 
-    from batchwright.jobs.job_run import BudgetSpent, RunInterrupted
+    from batchwright.jobs.job_run import BudgetSpent, RunEnded, RunInterrupted
     from batchwright.jobs.run import run, sampling_defaults
 
     if output is None and not dry_run:
@@ -263,6 +263,9 @@ def run_command(
             raise typer.Exit(stop.exit_status) from None
         except BudgetSpent as end:
             _show(console, end.report, quiet=quiet)
+            raise
+        except RunEnded as end:
+            _show(console, end.report, quiet=quiet or not _has_begun(end.report))
             raise
         except BrokenPipeError:
             raise  # whoever reads the output has had enough, as in `… | head`: click ends quietly
@@ -341,6 +344,12 @@ def _terminable() -> Iterator[_Stop]:
         yield stop
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _has_begun(report: RunReport) -> bool:
+    """Whether a run ended any line, or had to pay for something."""
+    spending = report.spending
+    return report.done > report.resumed or bool(spending and (spending.cost or spending.unknown_requests))
 
 
 def _show(console: Console, report: RunReport, *, quiet: bool = False) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from batchwright.cli.pacing_views import pacing_line, pacing_rows
 from batchwright.clock import Clock, MonotonicClock
+from batchwright.lines.line_executor import LATEST
 from batchwright.pricing.rates import DOLLAR, shown_dollars
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ _SECONDS_BETWEEN_DRAWINGS = 0.2
 _NUMBERS = re.compile(r"[\d,.]+")
 _MESSAGE_SHOWN = 200
 """Characters of an error's message that are shown."""
+_LEAST_LATE = 1.0
+"""Seconds after the deadline that are shown."""
+_LEAST_LEFT = 0.5
+"""Seconds left that are shown: a forecast of fewer that lasts is one of the last lines, which wait for something."""
 _SHORTEST_RATE = 1.0
 """Seconds of running after which a rate means something."""
 
@@ -87,14 +92,16 @@ class FirstFailure:
 
 
 class LogProgress:
-    """Progress as log lines: one at each phase, and one every ten seconds while running."""
+    """Progress as log lines: one at each phase and for each new kind of waiting, and one every ten seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         self._stream = stream
         self._clock = clock or MonotonicClock()
         self._rates = ThroughputMeter()
         self._first_failure = FirstFailure()
-        self._shown: tuple[str, str | None, str | None] = ("", None, None)
+        self._shown: tuple[str, str | None] = ("", None)
+        self._told: set[str] = set()
+        """What lines were said to wait for."""
         self._last = 0.0
 
     def __call__(self, progress: RunProgress) -> None:
@@ -102,12 +109,14 @@ class LogProgress:
         rate = self._rates.of(progress, now)
         if (failure := self._first_failure.of(progress)) is not None:
             print(f"batchwright: {failure}", file=self._stream, flush=True)
-        # Numbers change all the time, such as that of the seconds until a provider is asked again.
-        waiting = None if progress.waiting is None else _NUMBERS.sub("", progress.waiting)
-        shown = progress.phase, progress.detail, waiting
-        if shown == self._shown and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
+        # Numbers and single errors change all the time, such as the seconds until a provider is asked again.
+        waiting = _NUMBERS.sub("", (progress.waiting or "").partition(LATEST)[0])
+        shown = progress.phase, progress.detail
+        is_news = bool(waiting) and waiting not in self._told
+        if shown == self._shown and not is_news and now - self._last < _SECONDS_BETWEEN_LOG_LINES:
             return
         self._shown, self._last = shown, now
+        self._told.add(waiting)
         print(f"batchwright: {_PHASES[progress.phase]}{_standing(progress, rate)}", file=self._stream, flush=True)
 
 
@@ -128,7 +137,9 @@ def _standing(progress: RunProgress, rate: float) -> str:
         parts.append(bounds)
     if progress.cost is not None and (progress.cost or progress.budget is not None):
         parts.append(_money(progress.cost) + ("" if progress.budget is None else f" of {_money(progress.budget)}"))
-    if progress.seconds_left is not None:
+    if progress.budget_covers is not None:
+        parts.append(f"which is enough for about {counted(progress.budget_covers, 'line')}")
+    if progress.seconds_left is not None and progress.seconds_left >= _LEAST_LEFT:
         parts.append(f"{duration(progress.seconds_left)} left")
     if progress.waiting is not None:
         parts.append(f"waiting: {progress.waiting}")
@@ -229,7 +240,9 @@ def _batches_row(batches: dict[str, Any]) -> str:
     parts += [f"{number:,} {ending}" for ending, number in batches["endings"].items()]
     words = {"answered": "answered", "failed": "failed", "again": "submitted again", "moved": "moved to live requests"}
     lines = [f"{counted(batches[name], 'line')} {word}" for name, word in words.items() if batches[name]]
-    return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}"
+    late = batches.get("late_seconds", 0.0)
+    missed = f"; ended {duration(late)} after the deadline" if late >= _LEAST_LATE else ""
+    return f"{', '.join(parts)}; {', '.join(lines) or 'no line ended'}{missed}"
 
 
 def batches_left(report: RunReport, options: Sequence[str]) -> str:
@@ -330,7 +343,7 @@ def _not_known(spending: Spending) -> str:
     """What may have to be paid besides what answers cost."""
     text = ""
     for number, noun, where, most in (
-        (spending.unknown_requests, "request", "whose answers were lost", spending.unknown_at_most),
+        (spending.unknown_requests, "request", "whose cost is not known", spending.unknown_at_most),
         (spending.in_batches, "line", "in batches at the provider", spending.in_batches_at_most),
     ):
         if number:

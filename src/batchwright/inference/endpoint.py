@@ -31,7 +31,7 @@ from batchwright.inference.endpoint_retries import REFUSED, RETRIES, EndpointRet
 from batchwright.inference.endpoint_watch import SILENCE, EndpointWatch
 from batchwright.inference.engine_queue import EngineQueueWatch
 from batchwright.inference.inference import Call, Route
-from batchwright.inference.metering import Meter, metered_answer, metered_chunks
+from batchwright.inference.metering import CountingMeter, Meter, metered_answer, metered_chunks
 from batchwright.limiting.estimates import prompt_tokens_of_request
 from batchwright.pacing.figures import PacerFigures
 from batchwright.pacing.limits import ToldLimit, Use
@@ -125,7 +125,7 @@ class EndpointInference(Route):
             # A request that the client sends again by itself could be paid twice, and counted once.
             resends=meter is None,
         )
-        self._meter = meter
+        self._meter = None if meter is None else CountingMeter(meter, self._model_of)
         self._watch = EndpointWatch(self._probe)
         self._queue_watch = EngineQueueWatch(self._client.metrics, lambda: bool(self._under_way), self._learn_queue)
         self._shows_queue = not is_provider(base_url)
@@ -193,7 +193,12 @@ class EndpointInference(Route):
         if self._loop is None:
             return {}
         now = self._loop.time()
-        return {model: gate.figures(now) for model, gate in self._gates.items() if gate.pacer.sent}
+        unpaid = {} if self._meter is None else self._meter.waiting
+        return {
+            model: gate.figures(now, unsent=unpaid.get(model, 0))
+            for model, gate in self._gates.items()
+            if gate.pacer.sent
+        }
 
     def shared_use(self) -> dict[str, dict[str, float]]:
         """Return what other processes are told of the limits, by a name for address, key and model."""
@@ -237,7 +242,7 @@ class EndpointInference(Route):
         With `waits`, an endpoint that does not answer is asked again in the background, and until then there are no
         models. Raises `EndpointError` otherwise, and for an answer that is not a list of models.
         """
-        if self._theirs and waits:
+        if self._theirs and waits and not self._watch.down:
             return
         self._asks_for_models = not self._theirs
         try:
@@ -396,7 +401,12 @@ class EndpointInference(Route):
     ) -> Awaitable[dict[str, Any]]:
         if self._meter is None:
             return self._client.send(path, body, turn.heard)
-        return metered_answer(self._meter, call, fields, len(body), lambda: self._client.send(path, body, turn.heard))
+
+        async def send() -> dict[str, Any]:
+            self._require_open(call)  # the money may have come after the last request
+            return await self._client.send(path, body, turn.heard)
+
+        return metered_answer(self._meter, call, fields, len(body), send)
 
     def _streamed(
         self, call: Call, path: str, fields: Mapping[str, Any], body: bytes, turn: Turn
@@ -429,9 +439,9 @@ class EndpointInference(Route):
             turn.failed(error)
             if is_outage(error):
                 self._watch.suspect()
-            error.is_wrong_address = self._has_no_list and error.is_no_such_path
+            error.is_wrong_address |= self._has_no_list and error.is_no_such_path
             raise
-        except (BudgetExhausted, InvalidRequest, EngineClosed):
+        except (BudgetExhausted, EndpointDown, InvalidRequest, EngineClosed):
             turn.withdraw()  # raised before anything is sent
             raise
         self._retry_budget.succeeded()

@@ -109,6 +109,8 @@ class EndpointClient:
         self._resends = resends
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self._has_answered = False
+        """Whether there was an answer in the form of an API."""
 
     @property
     def identity(self) -> str:
@@ -120,6 +122,7 @@ class EndpointClient:
         async with self._answer("GET" if body is None else "POST", path, body, heard) as response:
             answer = self._object(await self._whole(response))
         self._require_no_error(answer)
+        self._has_answered = True
         return self._dialect.answer(answer, int(self._unix_time()))
 
     async def stream(self, path: str, body: bytes, heard: Heard | None = None) -> AsyncGenerator[dict[str, Any]]:
@@ -197,9 +200,9 @@ class EndpointClient:
                     raise self._refusal(response, await self._whole(response))
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = self._blotted(why_silent(error))
+            what = self._blotted(silence_of(error))
             sent, timed_out = not isinstance(error, _UNSENT), isinstance(error, TimeoutError)
-            raise EndpointUnreachable(f"{self.url} gave no answer: {what}", sent=sent, timed_out=timed_out) from None
+            raise EndpointUnreachable(f"{self.url} {what}", sent=sent, timed_out=timed_out) from None
 
     async def _head(self, method: str, url: URL, body: bytes | None) -> aiohttp.ClientResponse:
         """Send a request and return the response as soon as its head has arrived.
@@ -262,7 +265,8 @@ class EndpointClient:
         if isinstance(value, dict):
             return value
         shown = self._excerpt(content)
-        hint = f"; there is no API at this address{self._address_meant}" if shown.startswith(_WEB_PAGE) else ""
+        is_elsewhere = shown.startswith(_WEB_PAGE) and not self._has_answered
+        hint = f"; there is no API at this address{self._address_meant}" if is_elsewhere else ""
         raise AnswerBroken(f"{self.url} answers with something else than a JSON object: {shown}{hint}")
 
     def _decoded(self, content: bytes) -> Any:
@@ -278,7 +282,8 @@ class EndpointClient:
             told = None
         if status in _KEY_REFUSED:
             return self._key_refused(status, told)
-        what = _message(told) if told else self._excerpt(content)
+        # Some web frameworks repeat the status in the text.
+        what = _message(told) if told else self._excerpt(content).removeprefix(f"{status}: ")
         after = self._retry_after(response.headers)
         if after is None and status == HTTPStatus.TOO_MANY_REQUESTS:
             after = retry_after_of_refusal(what)
@@ -288,11 +293,31 @@ class EndpointClient:
         if error.is_no_such_path:
             path = response.url.path.removeprefix(self._base.path.rstrip("/"))
             error.args = (f"{error}; there is no {path} at this address{self._address_meant}",)
+        elif HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+            error.args = (f"{error}; {self._redirection(response)}",)
+            error.is_wrong_address = True
         return error
+
+    def _redirection(self, response: aiohttp.ClientResponse) -> str:
+        """Return what to do about an answer that sends the request elsewhere, to which the key must not follow."""
+        target = response.headers.get("location", "")
+        try:
+            there = response.url.join(URL(target)).with_user(None).with_query(None) if target else None
+        except ValueError:
+            there = None
+        if there is None:
+            return "it sends requests elsewhere, without saying where"
+        path = response.url.path.removeprefix(self._base.path.rstrip("/"))
+        meant = str(there).removesuffix(path)
+        advice = f"if that is the endpoint, give {meant} as its address" if meant != str(there) else "check the address"
+        return f"it sends requests on to {self._blotted(str(there))[:_SHOWN]}, which are not followed: {advice}"
 
     @property
     def _address_meant(self) -> str:
         """What to add to the statement that something else is at an address."""
+        for path in sorted({self._dialect.path(endpoint) for endpoint in self._dialect.endpoints}):
+            if self.url.endswith(path):
+                return f" (an API's ends before {path}: is {self.url.removesuffix(path)} meant?)"
         if _VERSION.search(self.url):
             return ""
         return f" (an API's ends before /chat/completions, mostly with /v1: is {self.url}/v1 meant?)"
@@ -301,6 +326,9 @@ class EndpointClient:
         # A 401 is about the key, parts of which it may repeat; a 403 may be about a model, or the content of one line.
         told = told if status == HTTPStatus.FORBIDDEN else None
         said = "" if told is None else f"; it says: {_message(told)[:_SHOWN]}"
+        error = EndpointError(f"{self.url} answered {status}: {_message(told)[:_SHOWN]}", status=status, body=told)
+        if error.is_no_such_model:
+            return error
         return EndpointError(f"{self.url} answered {status}: {self._key.refusal}{said}", status=status, body=told)
 
     def _excerpt(self, content: bytes) -> str:
@@ -360,6 +388,13 @@ async def _note_kept(
     context.trace_request_ctx.over_kept = True
 
 
+def silence_of(error: Exception) -> str:
+    """Return what an endpoint did instead of answering, as a sentence that begins with its address goes on."""
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "broke off in the middle of its answer"
+    return f"gave no answer: {why_silent(error)}"
+
+
 def why_silent(error: Exception) -> str:
     """Return why there was no answer, and what to look at where no connection came about."""
     if isinstance(error, aiohttp.ClientProxyConnectionError):
@@ -377,6 +412,14 @@ def why_silent(error: Exception) -> str:
         if isinstance(error.os_error, ConnectionRefusedError):
             why = "nothing listens there"
         return f"no connection to {error.host}:{error.port}: {why}; check the address, and that the server is up"
+    if isinstance(error, aiohttp.ServerTimeoutError):
+        return "it sent nothing for too long"
+    if isinstance(error, TimeoutError):
+        return "it did not take the request in time"
+    if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientConnectionResetError)):
+        return "it closed the connection before it answered"
+    if isinstance(error, aiohttp.ClientOSError):
+        return f"the connection broke: {error.strerror or error}"
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from batchwright.errors import EndpointError, EndpointUnreachable
@@ -22,17 +22,48 @@ _OVERLOADED = frozenset({408, 503, 529})
 """Statuses, besides 429, with which an endpoint says that it has too much to do."""
 _LONGEST_PAUSE = 600.0
 """Seconds after which an endpoint is asked again, however long a pause it names."""
+_LONGEST_NAMED = 366 * 86400.0
+"""Seconds that are shown of a pause at most."""
 _MOST_TOKENS = 10**9
+_SHOWN = 200
+"""Characters of what an endpoint says that are shown."""
 _ROUNDING = 1e-4
 """Seconds by which a timer of the event loop may ring early."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFigures(PacerFigures):
+    """What is known of the limits of an endpoint, in its own words where there are any."""
+
+    said: str | None = None
+    """What it says of the pause for which it wants no request; None: there is none, or it says nothing."""
+
+
+@dataclass(slots=True)
+class Pause:
+    """The pause that an endpoint has last named in a refusal, however long."""
+
+    until: float = float("-inf")
+    said: str | None = None
+
+    def name(self, error: EndpointError, now: float) -> None:
+        """Note the pause that a refusal names."""
+        seconds = min(error.retry_after or 0.0, _LONGEST_NAMED)
+        if now + seconds >= self.until:
+            self.until, self.said = now + seconds, str((error.body or {}).get("message") or "") or None
+
+    def end(self) -> None:
+        """Note that a request was accepted."""
+        self.until, self.said = float("-inf"), None
 
 
 class Turn:
     """One try that was let in: what is learned from its outcome goes to the pacer."""
 
-    def __init__(self, pacer: Pacer, attempt: Attempt) -> None:
+    def __init__(self, pacer: Pacer, attempt: Attempt, pause: Pause) -> None:
         self._pacer = pacer
         self._attempt = attempt
+        self._pause = pause
         self._stated: Sequence[StatedLimit] = ()
 
     def heard(self, stated: Sequence[StatedLimit]) -> None:
@@ -42,6 +73,7 @@ class Turn:
     def answered(self, usage: Mapping[str, int] | None) -> None:
         """Learn from an answer; `usage` are its tokens by `input` and `output`, where it has any."""
         if not self._attempt.ended:
+            self._pause.end()
             told = usage or {}
             self._pacer.succeeded(
                 self._attempt,
@@ -61,6 +93,7 @@ class Turn:
         cause = cause_of_refusal(body.get("code"), message)
         is_refused = error.status == _REFUSED or (error.status in _OVERLOADED and cause == "rise")
         if is_refused and error.may_pass:
+            self._pause.name(error, _now())
             named = limits_of_refusal(message)
             self._pacer.refused(self._attempt, _now(), retry_after=pause, stated=self._stated, cause=cause, named=named)
         elif is_refused:
@@ -145,6 +178,7 @@ class Gate:
         self.inside = 0
         self.waiting_online = 0
         """Number of online calls that are waiting."""
+        self._pause = Pause()
         self._came = 0
         self._owners: dict[tuple[Traffic, Hashable], _Owner] = {}
         self._turns: dict[Traffic, Turns[_Owner]] = {"online": Turns(_turn), "batch": Turns(_turn)}
@@ -169,11 +203,24 @@ class Gate:
         """Number of calls that wait, at most."""
         return sum(len(owner.waiting) for owner in self._owners.values())
 
-    def figures(self, now: float) -> PacerFigures:
-        """Return what the pacer has found, and for how long the next call has to wait for a limit."""
+    def figures(self, now: float, unsent: int = 0) -> EndpointFigures:
+        """Return what the pacer has found, and for how long the next call has to wait for a limit.
+
+        That is the time that the endpoint names, though it is asked again before a long one is over. `unsent`: calls
+        that were let in and wait for something else.
+        """
         turns = next((turns for turns in self._turns.values() if len(turns)), None)
         use = None if turns is None else turns.first().waiting[0][3]
-        return self.pacer.figures_with(self.waiting, use, now)
+        found = self.pacer.figures_with(self.waiting, use, now)
+        figures = EndpointFigures(*(getattr(found, each.name) for each in fields(PacerFigures)))
+        figures = replace(figures, sent=max(0, found.sent - unsent), under_way=max(0, found.under_way - unsent))
+        left = self._pause.until - now
+        if found.blocked_seconds <= 0.0 or left <= 0.0:
+            return figures
+        figures = replace(figures, blocked_seconds=max(left, found.blocked_seconds), said=self._pause.said)
+        if use is None or figures.blocked_seconds < found.next_in:
+            return figures
+        return replace(figures, next_in=figures.blocked_seconds, waits_for=None)
 
     def refuse_waiting(self, error: Exception) -> None:
         """Raise `error` in all batch calls that wait."""
@@ -253,7 +300,7 @@ class Gate:
                     self._places.take()
                     self.inside += 1
                     owner.inside += 1
-                    place.set_result(Turn(self.pacer, self.pacer.begin(use, now)))
+                    place.set_result(Turn(self.pacer, self.pacer.begin(use, now), self._pause))
                 heapq.heappop(owner.waiting)
                 self._settle(traffic, owner)
         self._set_timer(wait)
@@ -265,6 +312,16 @@ class Gate:
         self._timer = None
         if wait is not None and wait != float("inf"):
             self._timer = asyncio.get_running_loop().call_later(wait, self.look)
+
+
+def words_of_pause(pacing: Iterable[PacerFigures]) -> str:
+    """Return what endpoints say of the longest pause for which they want no request, as the end of a sentence."""
+    paused = [each for each in pacing if isinstance(each, EndpointFigures) and each.said and each.waits_for is None]
+    if not paused:
+        return ""
+    longest = max(paused, key=lambda each: each.blocked_seconds)
+    again = f"; asked again every {_LONGEST_PAUSE / 60:.0f} min" if longest.blocked_seconds > _LONGEST_PAUSE else ""
+    return f" ({' '.join((longest.said or '').split())[:_SHOWN]!r}){again}"
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, int] | None:

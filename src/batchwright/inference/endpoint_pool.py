@@ -21,8 +21,9 @@ class EndpointPool(Route):
     """Gives each call to the member that could send it soonest, of those that have its model.
 
     A call that names no model is one for the first model that all members have. A member that is down gets no calls
-    while others are up. One that refuses its key, or whose quota is used up, gets none any more, and its calls go to
-    the others; the last one's error is that of the call.
+    while others are up. One that refuses its key, whose quota is used up, or at whose address there is no such API, gets
+    none any more; one that does not have a model gets none for it. Their calls go to the others; the last one's error
+    is that of the call.
     """
 
     def __init__(self, members: Sequence[EndpointInference]) -> None:
@@ -34,6 +35,10 @@ class EndpointPool(Route):
         """Members that still get calls."""
         self._accepted: set[EndpointInference] = set()
         """Members that have answered a call, and so accept their key: what they forbid is that call."""
+        self._answered: set[tuple[EndpointInference, str | None]] = set()
+        """Members with models for which they have answered a call."""
+        self._lacking: set[tuple[EndpointInference, str | None]] = set()
+        """Members with models that they have said not to have."""
 
     @property
     def endpoints(self) -> Collection[str]:
@@ -73,7 +78,7 @@ class EndpointPool(Route):
             member = self._choose(call)
             try:
                 answer = await member.answer(call)
-                self._accepted.add(member)
+                self._note_answer(member, call)
                 return answer
             except (EndpointError, EndpointDown) as error:
                 if not self._may_go_elsewhere(call, member, error):
@@ -87,7 +92,7 @@ class EndpointPool(Route):
                 async with closing(member.stream(call)) as chunks:
                     async for chunk in chunks:
                         has_begun = True
-                        self._accepted.add(member)
+                        self._note_answer(member, call)
                         yield chunk
                 return
             except (EndpointError, EndpointDown) as error:
@@ -106,7 +111,12 @@ class EndpointPool(Route):
     def _able(self, call: Call) -> Sequence[EndpointInference]:
         """Return the members that have the model of `call`; if none has it, all, which will say so."""
         model = read_model(call.body)
-        return [member for member in self._in if not member.models or model in member.models] or self._in
+        able = [member for member in self._in if not member.models or model in member.models] or self._in
+        return [member for member in able if (member, model) not in self._lacking] or able
+
+    def _note_answer(self, member: EndpointInference, call: Call) -> None:
+        self._accepted.add(member)
+        self._answered.add((member, read_model(call.body)))
 
     def _choose(self, call: Call) -> EndpointInference:
         able = self._able(call)
@@ -120,13 +130,32 @@ class EndpointPool(Route):
             # At the end of a run, when no member sends any more, calls go back to their owners.
             is_of_no_use = member not in self._in or member.why_not_ready is not None
             return is_of_no_use and any(other.why_not_ready is None for other in others)
-        refuses_key = error.status == 401 or (error.status == 403 and member not in self._accepted)
-        if not refuses_key and not error.is_out_of_quota:
-            return False
         if not others:
             return False
+        if error.is_no_such_model:
+            return self._may_go_to_one_with_the_model(call, member, error)
+        refuses_key = error.status == 401 or (error.status == 403 and member not in self._accepted)
+        is_nothing = (error.is_no_such_path or error.is_wrong_address) and member not in self._accepted
+        if not refuses_key and not is_nothing and not error.is_out_of_quota:
+            return False
+        self._take_out(member, error)
+        return True
+
+    def _may_go_to_one_with_the_model(self, call: Call, member: EndpointInference, error: EndpointError) -> bool:
+        """Return whether another member may have the model of `call`, which `member` does not have."""
+        model = read_model(call.body)
+        if (member, model) in self._answered:
+            return False  # whatever it means, it is about this call
+        if (member, model) not in self._lacking:
+            self._lacking.add((member, model))
+            if member.models and all((member, each) in self._lacking for each in member.models):
+                self._take_out(member, error)
+            else:
+                _log.warning("%s gets no more calls for the model %s: %s", member.address, model, error)
+        return any((other, model) not in self._lacking for other in self._able(call))
+
+    def _take_out(self, member: EndpointInference, error: EndpointError) -> None:
         if member in self._in:
             _log.warning("%s gets no more calls: %s", member.address, error)
             self._in.remove(member)
             member.send_no_more()
-        return True

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchwright.engine_config import EngineConfig
-from batchwright.errors import BatchwrightError, InputError, MissingExtra
+from batchwright.errors import BatchwrightError, EndpointError, InputError, MissingExtra
 from batchwright.inference.endpoint_keys import EndpointKey
+from batchwright.inference.endpoint_retries import is_outage
 from batchwright.inference.inference import Route
 from batchwright.inference.routing import RoutedInference
 from batchwright.models import fingerprint, resolve
@@ -125,7 +126,7 @@ def local_inference(
     return RoutedInference(routes, aliases)
 
 
-async def open_endpoint(
+def make_endpoint(
     address: str,
     key: EndpointKey,
     models: Mapping[str, str] | None = None,
@@ -134,18 +135,16 @@ async def open_endpoint(
     max_waiting: int,
     first_concurrency: int | None = None,
     told: Sequence[ToldLimit] = (),
-    waits: bool = True,
     dialect: Dialect = OPENAI,
     meter: Meter | None = None,
 ) -> EndpointInference:
-    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `meter` counts what calls cost.
+    """Return an endpoint, of which nothing is asked yet. `meter` counts what calls cost.
 
     `max_concurrency`: requests under way at once; None: as many as turn out to deliver the most, which is also found
     below `max_concurrency` where `first_concurrency` says with how many to begin. `told`: rate limits of the endpoint,
     which are kept.
 
-    Raises `InputError` for an address or setting that cannot be used, `MissingExtra`, and `EndpointError` for an answer
-    that no endpoint gives.
+    Raises `InputError` for an address or setting that cannot be used, and `MissingExtra`.
     """
     try:
         from batchwright.inference.endpoint import EndpointInference
@@ -163,7 +162,7 @@ async def open_endpoint(
             f"have {descriptors}, {_OTHER_DESCRIPTORS} of them for other uses; lower it, or raise the limit (ulimit -n)"
         )
     try:
-        endpoint = EndpointInference(
+        return EndpointInference(
             address,
             key,
             models,
@@ -176,6 +175,21 @@ async def open_endpoint(
         )
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+async def open_endpoint(
+    address: str,
+    key: EndpointKey,
+    models: Mapping[str, str] | None = None,
+    *,
+    waits: bool = True,
+    **options: Any,
+) -> EndpointInference:
+    """Open an endpoint and ask for its models. With `waits`, it need not answer yet. `options` as in `make_endpoint`.
+
+    Raises what `make_endpoint` raises, and `EndpointError` for an answer that no endpoint gives.
+    """
+    endpoint = make_endpoint(address, key, models, **options)
     try:
         await endpoint.discover(waits=waits)
     except BaseException:
@@ -184,13 +198,32 @@ async def open_endpoint(
     return endpoint
 
 
-async def open_endpoints(addresses: Sequence[tuple[str, EndpointKey]], *args: Any, **options: Any) -> Route:
-    """Open several endpoints, each with its key, that share the calls; otherwise as `open_endpoint`."""
+async def open_endpoints(
+    addresses: Sequence[tuple[str, EndpointKey]], models: Mapping[str, str] | None = None, **options: Any
+) -> Route:
+    """Open several endpoints, each with its key, that share the calls; otherwise as `open_endpoint`.
+
+    One has to answer now. What others have is known when they do. If none answers, the error is that of the first.
+    """
     opened: list[EndpointInference] = []
+    silence: EndpointError | None = None
+    one_answers = False
     try:
-        for number, (address, key) in enumerate(addresses):
-            # Only one has to answer now. What others have is known when they do.
-            opened.append(await open_endpoint(address, key, *args, **{**options, "waits": number > 0}))
+        for address, key in addresses:
+            endpoint = make_endpoint(address, key, models, **options)
+            opened.append(endpoint)
+            try:
+                await endpoint.discover(waits=one_answers)
+                one_answers = True
+            except EndpointError as error:
+                if one_answers or not is_outage(error):
+                    raise
+                silence = silence or error
+        if silence is not None and not one_answers:
+            raise silence
+        for endpoint in opened:
+            if endpoint.why_not_ready is not None:
+                await endpoint.discover()  # which goes on asking it
     except BaseException:
         for endpoint in opened:
             await endpoint.close()

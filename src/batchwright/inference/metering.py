@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from batchwright.errors import EndpointError, EndpointUnreachable, EngineClosed
+from batchwright.errors import BatchwrightError, EndpointDown, EndpointError, EndpointUnreachable, EngineClosed
 from batchwright.inference.inference import Call
 
 _MAYBE_COMPUTED = frozenset({HTTPStatus.GATEWAY_TIMEOUT, 524})
@@ -35,13 +36,22 @@ class Meter(Protocol):
     ) -> Reservation:
         """Reserve the most that a try may cost: of `body`, which has `size` bytes as JSON; `batch`: at batch prices.
 
-        Waits while only the reservations of other calls are in the way. A line of a provider's batch that was reserved
+        Waits while only the reservations of other calls are in the way, and tells `call.pauses` so. A line of a provider's batch that was reserved
         when an earlier run was killed, with the same `call.request_id`, is not reserved again: its reservation goes on.
         `is_fetched`: its result is here already, so if nothing is reserved for it any more, it was counted before.
 
         Raises `BudgetExhausted` when what is left does not cover it, and `InvalidRequest` for a call whose cost has no
         bound, where there is a budget.
         """
+
+
+class WaitsForBudget(BatchwrightError):
+    """What a call waits for that was not sent yet: money that is reserved for calls under way."""
+
+    code = "waits_for_budget"
+
+
+WAITS_FOR_BUDGET = WaitsForBudget("what is left of the budget is reserved for requests under way")
 
 
 class FreeReservation(Reservation):
@@ -55,6 +65,25 @@ class FreeReservation(Reservation):
 
     def keep(self) -> None:
         pass
+
+
+class CountingMeter(Meter):
+    """A meter that counts the calls that wait for their reservation by another one, by what `name_of` a call returns."""
+
+    def __init__(self, meter: Meter, name_of: Callable[[Call], str]) -> None:
+        self._meter = meter
+        self._name_of = name_of
+        self.waiting: Counter[str] = Counter()
+
+    async def reserve(
+        self, call: Call, body: Mapping[str, Any], size: int, *, batch: bool = False, is_fetched: bool = False
+    ) -> Reservation:
+        name = self._name_of(call)
+        self.waiting[name] += 1
+        try:
+            return await self._meter.reserve(call, body, size, batch=batch, is_fetched=is_fetched)
+        finally:
+            self.waiting[name] -= 1
 
 
 class NoMeter(Meter):
@@ -115,7 +144,7 @@ def give_up(reservation: Reservation, error: BaseException) -> None:
         status = error.status
         refused = status is not None and status >= HTTPStatus.MULTIPLE_CHOICES and status not in _MAYBE_COMPUTED
     else:
-        refused = isinstance(error, EngineClosed)  # raised before anything is sent
+        refused = isinstance(error, (EngineClosed, EndpointDown))  # raised before anything is sent
     if refused:
         reservation.release()
     else:

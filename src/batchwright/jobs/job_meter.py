@@ -11,7 +11,7 @@ from typing import Any
 
 from batchwright.errors import BudgetExhausted, InvalidRequest, RunFailed, shown
 from batchwright.inference.inference import Call
-from batchwright.inference.metering import FreeReservation, Meter, Reservation
+from batchwright.inference.metering import WAITS_FOR_BUDGET, FreeReservation, Meter, Reservation
 from batchwright.jobs.spend_journal import OpenReservation, Settlement, SpendJournal, SpendTotals
 from batchwright.pricing.bounds import most_cost
 from batchwright.pricing.price_sources import PriceBook
@@ -105,7 +105,9 @@ class JobMeter(Meter):
         if self._waiting or self._limit.judge(amount) != "fits":
             if batch:
                 self._tell_small_batches(amount)
-            await self._turn(amount)
+                await self._turn(amount)
+            else:
+                await self._paused_turn(amount, call)
         else:
             self._limit.reserve(amount)
         try:
@@ -164,6 +166,15 @@ class JobMeter(Meter):
             "" if lines == 1 else "s",
             shown_dollars(amount),
         )
+
+    async def _paused_turn(self, amount: Picodollars, call: Call) -> None:
+        """Reserve `amount` as `_turn` does. Meanwhile nothing is lost by giving the call up."""
+        tell = call.pauses or (lambda _: None)
+        tell(WAITS_FOR_BUDGET)
+        try:
+            await self._turn(amount)
+        finally:
+            tell(None)
 
     async def _turn(self, amount: Picodollars) -> None:
         """Reserve `amount` as soon as it fits, after those that wait already. Raises `BudgetExhausted`."""

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from batchwright.clock import Clock
-from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused
+from batchwright.errors import BudgetExhausted, InputBroken, InputError, ResumeRefused, RunFailed
 from batchwright.inference.batches.account import BatchAccount
 from batchwright.inference.batches.journal import may_be_paid
 from batchwright.inference.batches.provider_batches import BatchJob, memory_for_lines
+from batchwright.inference.endpoint_gate import words_of_pause
 from batchwright.inference.inference import Inference, engine_stats_of
 from batchwright.jobs.answer_tables import TableColumns
+from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.dry_run import plan
 from batchwright.jobs.failures import Failure
 from batchwright.jobs.identical_lines import IdenticalLines, find_repeats
@@ -34,7 +36,7 @@ from batchwright.jobs.run_forecast import RunForecast
 from batchwright.jobs.sink import Sink
 from batchwright.jobs.spec import JobSpec
 from batchwright.jobs.spend_journal import SpendJournal, journal_path
-from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, require_answer_bounds
+from batchwright.jobs.spending import CostPlanner, Spending, SpendingTerms, exhausted, lines_covered, require_answer_bounds
 from batchwright.lines.batch_line import request_prefix
 from batchwright.lines.forecast import LONGEST_COUNTED
 from batchwright.pacing.figures import PacerFigures
@@ -84,6 +86,9 @@ class RunProgress:
     """Dollars that the answers of all runs of the job cost so far; None if prices are not known."""
     budget: float | None = None
     """Dollars that all runs may cost; None if there is no budget."""
+    budget_covers: int | None = None
+    """Lines for which the budget is about enough, by what answers cost so far; None: for all, or too little is known.
+    """
 
     @property
     def done(self) -> int:
@@ -103,6 +108,14 @@ class RunInterrupted(KeyboardInterrupt):
 
 class BudgetSpent(BudgetExhausted):
     """The end of a run whose budget is spent. All finished lines are in the output."""
+
+    def __init__(self, message: str, report: RunReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class RunEnded(RunFailed):
+    """The end of a run that could not go on, once it computed. All finished lines are in the output."""
 
     def __init__(self, message: str, report: RunReport) -> None:
         super().__init__(message)
@@ -216,6 +229,8 @@ class JobRun:
                 raise
             report = self._report(job)
             raise BudgetSpent(exhausted(error, self._meter, report.done, job.total), report) from error
+        except RunFailed as error:
+            raise RunEnded(str(error), self._report(job)) from error
         return self._report(job)
 
     def _loaded(self, job: Job) -> LoadedModels:
@@ -278,6 +293,7 @@ class JobRun:
                     identical=identical,
                     cost_of=self._cost_of if self.terms is not None and self.terms.tells_costs else None,
                     waits_for_batches=lambda: self._meter is not None and self._meter.waits_for_batches,
+                    common=CommonFailure(self.spec.defaults) if self.choice.is_live_elsewhere else None,
                 )
                 await self._loop.run()
             self._show("finishing", job)
@@ -375,7 +391,8 @@ class JobRun:
     def _show_loop(self, job: Job) -> None:
         if self._loop is not None:
             for text in self._long_waits.news(self._loop.pacing, self.clock.now(), datetime.now()):
-                _log.warning("%s. The run waits; it can be stopped, and the same command goes on", text)
+                said = words_of_pause(self._loop.pacing.values())
+                _log.warning("%s%s. The run waits; it can be stopped, and the same command goes on", text, said)
         self._show("stopping" if self._loop is not None and self._loop.stopping else "running", job)
 
     def _show(self, phase: Phase, job: Job, detail: str | None = None) -> None:
@@ -386,6 +403,7 @@ class JobRun:
         generated = self._tally.generated_tokens
         if self._engine is not None:
             generated = self._engine.stats.generated_tokens - self._generated_before
+        covered = None if self._meter is None or phase != "running" else lines_covered(self._meter, job.total)
         self.progress(
             RunProgress(
                 phase,
@@ -397,13 +415,14 @@ class JobRun:
                 running=0 if self._loop is None else len(self._loop),
                 waiting=None if self._loop is None else self._loop.why_waiting,
                 first_failure=self._tally.failures.first,
-                seconds_left=None if forecast is None else forecast.seconds_left,
+                seconds_left=None if forecast is None or covered is not None else forecast.seconds_left,
                 fraction=None if forecast is None else forecast.fraction,
                 prompt_tokens=self._tally.prompt_tokens,
                 generated_tokens=generated,
                 pacing={} if self._loop is None else self._loop.pacing,
                 cost=None if self._meter is None else in_dollars(self._meter.totals.spent),
                 budget=None if self._meter is None or self._meter.limit is None else in_dollars(self._meter.limit),
+                budget_covers=covered,
             )
         )
 

@@ -92,6 +92,7 @@ class ModelChoice:
                 f"replicas={self.replicas} with backend={self.backend!r}: they are for models on this machine"
             )
         self._check_addresses()
+        self._check_others()
         self._check_batches()
 
     def _check_addresses(self) -> None:
@@ -105,6 +106,17 @@ class ModelChoice:
                     endpoint_url(address)
             except ValueError as error:
                 raise InputError(f"{name} {error}") from None
+
+    def _check_others(self) -> None:
+        known: set[tuple[str | None, str | None]] = set()
+        for address, key in ((self.backend, self.key), *self.others):
+            found = None if address is None else address.rstrip("/").lower(), key.value
+            if found in known:
+                raise InputError(
+                    f"also={address!r}: this address is given twice with the same key, which has its limits only once; "
+                    "name another address, or the variable with another key"
+                )
+            known.add(found)
 
     def _check_batches(self) -> None:
         if self.via not in ("live", "batch", "auto"):
@@ -190,7 +202,6 @@ class ModelChoice:
                 max_concurrency=self.concurrency,
                 max_waiting=self.concurrency or 1,
                 told=self.told,
-                waits=False,
                 dialect=self.dialect,
                 meter=meter,
             )

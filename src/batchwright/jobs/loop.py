@@ -14,6 +14,7 @@ from batchwright.clock import Clock
 from batchwright.errors import BudgetExhausted, EndpointDown, EndpointError, RunFailed
 from batchwright.inference.batches.provider_batches import InABatch
 from batchwright.inference.inference import Call, Inference, pacing_of, send_no_more, standing_of, why_not_ready
+from batchwright.jobs.common_failure import CommonFailure
 from batchwright.jobs.failures import RETRYABLE, Failures
 from batchwright.jobs.identical_lines import IdenticalLines
 from batchwright.jobs.job import Job
@@ -126,13 +127,15 @@ class JobLoop:
         identical: IdenticalLines[_Line] | None = None,
         cost_of: Callable[[str], float | None] | None = None,
         waits_for_batches: Callable[[], bool] = lambda: False,
+        common: CommonFailure | None = None,
     ) -> None:
         """`on_progress` is called after lines ended, and about ten times a second. It may raise, which ends the run.
 
         `order`: that in which lines are taken up; None: that of the input. `identical`: the lines that are asked only
         once; None: each is asked. `cost_of` returns what the answer to the call of that id cost, in dollars, which its
         `usage` is then to say. `waits_for_batches` says whether lines are still to be read that earlier runs have paid
-        for, so that these are taken up although there is no money for others.
+        for, so that these are taken up although there is no money for others. `common`: decides whether the run ends
+        because its first lines all fail for a reason of the job; None: it does not.
         """
         self.tally = tally or Tally()
         self.pacing: Mapping[str, PacerFigures] = {}
@@ -149,6 +152,9 @@ class JobLoop:
         self._identical = identical
         self._cost_of = cost_of
         self._waits_for_batches = waits_for_batches
+        self._common = common
+        self._held_back: list[tuple[_Line, Exception]] = []
+        """Lines that failed for a reason that may be that of all. Nothing is written of them if the run ends for it."""
         self._records: Iterator[Record] = job.source.records()
         self._exhausted = False
         self._returned: deque[_Line] = deque()
@@ -214,12 +220,15 @@ class JobLoop:
                 self._on_progress()
             if self._exhaustion is not None:
                 raise self._exhaustion
+            if self._held_back and self._common is not None:
+                raise self._common.error
         except asyncio.CancelledError:
             await self._wind_down()
             raise
         finally:
-            self.cut_off = self._executor.under_way
+            cut_off = self._executor.under_way
             await self._executor.close()
+            self.cut_off = cut_off + self._executor.cancelled
             self.pacing = pacing_of(self._inference)
 
     async def _wind_down(self) -> None:
@@ -374,12 +383,27 @@ class JobLoop:
             elif (failure := self._failure_of_run(line, outcome)) is not None:
                 self._stop(failure)
             elif outcome is not None:
-                self._fail(line.number, line.custom_id, outcome)
-                for other in () if self._identical is None else self._identical.failed(line.number):
-                    self._count(other)
-                    self._returned.append(other)
+                self._fail_line(line, outcome)
         except Exception as error:
             self._stop(error)
+
+    def _fail_line(self, line: _Line, error: Exception) -> None:
+        for other in () if self._identical is None else self._identical.failed(line.number):
+            self._count(other)
+            self._returned.append(other)
+        if self._common is not None and self._common.is_that_of(line.body, error):
+            self._held_back.append((line, error))
+            if self._common.is_enough:
+                self._stop(self._common.error)
+            return
+        self._let_fail()
+        self._fail(line.number, line.custom_id, error)
+
+    def _let_fail(self) -> None:
+        """Write what was held back: the lines fail by themselves."""
+        held, self._held_back = self._held_back, []
+        for line, error in held:
+            self._fail(line.number, line.custom_id, error)
 
     def _failure_of_run(self, line: _Line, outcome: Exception | None) -> BaseException | None:
         """Return the error with which the run ends because of how `line` ended; None: it concerns this line alone."""
@@ -391,9 +415,8 @@ class JobLoop:
         if nobody_computes(outcome):
             return outcome.__cause__ or outcome
         if isinstance(outcome, EndpointError) and self._is_refused_key(outcome):
-            return RunFailed(
-                f"{outcome}. Finished lines are kept: run the same command again with a key that it accepts"
-            )
+            again = "with a key that it accepts" if outcome.status == 401 else "with another key, or when that has changed"
+            return RunFailed(f"{outcome}. Finished lines are kept: run the same command again {again}")
         if isinstance(outcome, EndpointError) and outcome.is_wrong_address and not self.tally.succeeded:
             return RunFailed(str(outcome))
         return None
@@ -402,6 +425,9 @@ class JobLoop:
         if self._cost_of is not None:
             answer = _with_cost(answer, self._cost_of(request_id(self._job.key, line.number)))
         result = encode_answer(self._job.key, line.number, line.custom_id, answer) + b"\n"
+        if self._common is not None:
+            self._common.end()
+            self._let_fail()
         offset = self._sink.size
         self._sink.write(result)
         self.tally.succeed(answer, answer_limit(line.body, self._limit))
@@ -411,6 +437,8 @@ class JobLoop:
 
     def _is_refused_key(self, error: EndpointError) -> bool:
         """Whether the error concerns every line. Once lines succeeded, a 403 is about the content of one line."""
+        if error.is_no_such_model:
+            return False
         return error.status == 401 or (error.status == 403 and not self.tally.succeeded)
 
     def _end_for(self, error: Exception) -> None:

@@ -156,8 +156,9 @@ def run(
     Raises `InputError` when the input cannot be read as it is said to be, `InputBroken` when that shows only after
     lines were answered, `ResumeRefused` when `output` belongs to another job or another run is writing it, whatever
     loading the model raises, OSError when results cannot be written, `RunFailed` when the endpoint did not answer for
-    an hour, `BudgetExhausted` when what is left of `budget` does not cover the next request, and `RunInterrupted` on
-    KeyboardInterrupt. In each case the lines finished so far are kept.
+    an hour, refuses the key or has nothing at its address, or when its quota is used up, `BudgetExhausted` when what is
+    left of `budget` does not cover the next request, and `RunInterrupted` on KeyboardInterrupt. In each case the lines
+    finished so far are kept.
     """
     _check_keywords(engine_options)
     try:

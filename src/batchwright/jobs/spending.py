@@ -22,6 +22,8 @@ from batchwright.pricing.usage import TokensUsed
 from batchwright.request import SamplingParams
 from batchwright.wire.requests import CHAT_URL, EMBEDDINGS_URL, filled, with_defaults
 
+_ENOUGH_ANSWERS = 10
+"""Answers whose mean cost tells that of the others."""
 _LOOKED_AT = 100
 """Lines without a bound after which all are taken to have none."""
 
@@ -35,9 +37,9 @@ class Spending:
     cost_of_all_runs: float
     """Cost of the answers of this run and of earlier ones."""
     unknown_at_most: float | None
-    """Most that requests of all runs may have cost besides, whose answers were lost; None if that has no bound."""
+    """Most that requests of all runs may have cost besides whose cost is not known; None if that has no bound."""
     unknown_requests: int
-    """Number of those requests."""
+    """Number of those requests: their answers were lost, or did not say what they cost."""
     in_batches_at_most: float | None
     """Most that lines may cost besides which are in batches at the provider; None if that has no bound."""
     in_batches: int
@@ -197,12 +199,21 @@ def exhausted(error: BudgetExhausted, meter: JobMeter, done: int, total: int) ->
     assert meter.limit is not None
     totals = meter.totals
     lost = (
-        f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose answers were lost" if totals.lost else ""
+        f", and up to {shown_dollars(totals.kept)} for {totals.lost:,} whose cost is not known" if totals.lost else ""
     )
     return (
         f"the budget of {shown_dollars(meter.limit)} is spent: {shown_dollars(totals.spent)} for {done:,} of {total:,} "
         f"lines{lost}; {error}. Finished lines are kept: the same command with a larger --budget goes on"
     )
+
+
+def lines_covered(meter: JobMeter, lines: int) -> int | None:
+    """Return for how many of `lines` the budget is about enough, by the answers so far; None: for all, or unknown."""
+    totals = meter.totals
+    if meter.limit is None or totals.answers < _ENOUGH_ANSWERS or not totals.spent:
+        return None
+    covered = (meter.limit - totals.kept) * totals.answers // totals.spent
+    return covered if covered < lines else None
 
 
 class CostPlanner:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from batchwright.clock import Clock
 from batchwright.errors import BatchwrightError
 from batchwright.inference.inference import Call, Inference
+from batchwright.inference.metering import WaitsForBudget
 from batchwright.lines.line_retries import Failures, RetryPolicy, nobody_computes, passing
 
 _log = logging.getLogger(__name__)
@@ -18,6 +19,8 @@ _IN_A_ROW = 32
 """Lines that one task computes: if all of them fail at once, the task holds the event loop for so many lines."""
 _SHOWN = 160
 """Characters of an error that `why_pausing` shows."""
+LATEST = ", the last after: "
+"""What stands before an error in `why_pausing`."""
 _Task: TypeAlias = asyncio.Task[None]
 _Line = TypeVar("_Line")
 Outcome: TypeAlias = dict[str, Any] | Exception | None
@@ -62,6 +65,8 @@ class LineExecutor(Generic[_Line]):
         """Tasks whose line failed and waits to be tried again, here or in the model, and why each failed."""
         self._last_tries = False
         self._waited_for: type[Exception] | None = None
+        self.cancelled = 0
+        """Lines whose task somebody else cancelled while they were under way, such as at the end of the event loop."""
         self._successes = 0
         self._with_model = 0
         self.tried_again = 0
@@ -88,11 +93,15 @@ class LineExecutor(Generic[_Line]):
 
     @property
     def why_pausing(self) -> str | None:
-        """Number of lines that wait to be tried again, and the error of the latest; None if there is none."""
-        if not self._pausing:
-            return None
-        latest = " ".join(str(next(reversed(self._pausing.values()))).split())
-        return f"{len(self._pausing):,} to be tried again, the last after: {latest[:_SHOWN]}"
+        """Numbers of lines that wait for money, or to be tried again, and the error of the latest; None: none does."""
+        failures = [error for error in self._pausing.values() if not isinstance(error, WaitsForBudget)]
+        unpaid = len(self._pausing) - len(failures)
+        parts = [f"{unpaid:,} until there is room in the budget"] if unpaid else []
+        if failures:
+            latest = " ".join(str(failures[-1]).split())
+            latest = latest if len(latest) <= _SHOWN else latest[: _SHOWN - 1] + "…"
+            parts.append(f"{len(failures):,} to be tried again{LATEST}{latest}")
+        return ", ".join(parts) or None
 
     def start(self, line: _Line) -> None:
         """Compute a line."""
@@ -142,10 +151,11 @@ class LineExecutor(Generic[_Line]):
             try:
                 outcome = await self._outcome(line, task)
             finally:
-                self._pausing.pop(task, None)
+                paused = self._pausing.pop(task, None) is not None
                 # If it is not there any more, the line was dropped.
                 held = self._tasks.pop(task, None) is not None
                 if held:
+                    self.cancelled += outcome is None and not paused
                     self._done(line, outcome)
             if not held or (following := self._following()) is None:
                 return

@@ -30,6 +30,9 @@ class BatchAccount:
     unclear: int = 0
     """Batches of which it is not known yet whether the provider created them; the next run finds out."""
 
+    late_seconds: float = 0.0
+    """Seconds by which the run ended after the deadline of the job; 0: it did not, or there is none."""
+
     def count_ending(self, ending: str) -> None:
         """Count a batch that ended."""
         self.endings[ending] = self.endings.get(ending, 0) + 1
@@ -65,7 +68,7 @@ def standing_text(
     if gathered:
         parts.append(f"{_counted(gathered, 'line', 'lines')} gathered")
     if live:
-        parts.append(f"{_counted(live, 'line', 'lines')} as live requests")
+        parts.append(f"{_counted(live, 'line', 'lines')} taken up as live requests")
     if parts and silence:
         parts.append(f"the provider has not answered for {_span(silence)}, and is asked again")
     return ", ".join(parts) or None

@@ -10,6 +10,10 @@ from batchwright.inference.batches.outcomes import Outcomes
 from batchwright.submitting.moving import BatchSoFar, Mover
 
 
+_LONGEST_END = 600.0
+"""Seconds after the deadline for which the end of a batch is waited for whose lines are all computed."""
+
+
 class Deadline:
     """The deadline of a job, `seconds` after its beginning.
 
@@ -51,7 +55,8 @@ class Deadline:
             if left > 0:
                 return []
             self.live_only = True
-            return [*batches]
+            # One whose lines are all computed ends by itself in a moment; cancelled, its results might be lost.
+            return [batch for batch in batches if not batch.is_computed or left < -_LONGEST_END]
         there = [batch for batch in batches if batch.entry.stage == "created" and not batch.has_ended]
         so_far = {
             batch: BatchSoFar(batch, age_of(batch), *batch.counts, keeps=self._keeps_cancelled) for batch in there

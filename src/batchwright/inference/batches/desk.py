@@ -467,6 +467,8 @@ class BatchDesk:
         """Stop working. Batches at the provider go on; lines that are in none are forgotten."""
         if self._work is None:
             return
+        if self._deadline is not None:
+            self.account.late_seconds = max(0.0, -self._time_left(self._deadline))
         self._closing = True
         self._moved.set()
         if self._is_submitting:

@@ -18,7 +18,7 @@ from yarl import URL
 from batchwright.durable_files import TEMPORARY, sync
 from batchwright.errors import EndpointError, EndpointUnreachable
 from batchwright.inference.endpoint_address import proxy_for
-from batchwright.inference.endpoint_client import EndpointClient, why_silent
+from batchwright.inference.endpoint_client import EndpointClient, silence_of
 from batchwright.inference.endpoint_keys import EndpointKey
 from batchwright.wire.dialects import OPENAI, Dialect
 
@@ -119,8 +119,8 @@ class FileClient(EndpointClient):
                     raise self._refusal(response, await self._whole(response))
                 yield response
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = self._blotted(why_silent(error))
-            raise EndpointUnreachable(f"{self.url} gave no answer: {what}") from None
+            what = self._blotted(silence_of(error))
+            raise EndpointUnreachable(f"{self.url} {what}") from None
 
     @asynccontextmanager
     async def _signed(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -81,6 +81,11 @@ class OpenBatch:
         return self.remote is not None and self.remote.accepted and self.remote.ending is None
 
     @property
+    def is_computed(self) -> bool:
+        """Whether the provider says that all its lines are done, though it may not have ended yet."""
+        return self.remote is not None and 0 < self.remote.total <= self.remote.done
+
+    @property
     def counts(self) -> tuple[int, int]:
         """Lines done, and lines in all."""
         if self.remote is None or not self.remote.total:

@@ -1,0 +1,98 @@
+"""`CommonFailure`: the first lines of a run that all fail for one reason, which is the job's and not theirs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from batchwright.errors import EndpointError, InvalidRequest, RunFailed
+from batchwright.request import SamplingParams
+
+_ENOUGH = 20
+"""Lines after which the others are taken to fail for the same reason."""
+_ANSWER_BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+_FLAGS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(SamplingParams)}
+_ABOUT_FIELDS = frozenset({400, 422})
+"""Statuses with which an endpoint says that a field is missing, or is not what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """A reason that is the job's."""
+
+    what: str
+    """The field that is to blame."""
+    code: str
+    remedy: str
+
+
+class CommonFailure:
+    """Decides whether the run should end because of how its first lines failed: of a model that the endpoint does not
+    have, or a field that is missing or not accepted, where the job's flags give it and not the line.
+
+    `defaults`: the parameters that the job's flags give to all lines.
+    """
+
+    def __init__(self, defaults: SamplingParams | Mapping[str, Any]) -> None:
+        self._defaults = defaults
+        self._reason: _Reason | None = None
+        self._latest: Exception | None = None
+        self._count = 0
+        self._is_over = False
+
+    def is_that_of(self, body: Mapping[str, object], error: Exception) -> bool:
+        """Note that the line with this body failed, and return whether that may be the failure of all lines."""
+        reason = None if self._is_over else _reason_of(body, error, self._defaults)
+        if reason is None or self._reason not in (None, reason):
+            self._is_over = True
+            return False
+        self._reason, self._latest = reason, error
+        self._count += 1
+        return True
+
+    def end(self) -> None:
+        """Note that a line was answered."""
+        self._is_over = True
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so many lines failed that the others would, too."""
+        return self._count >= _ENOUGH
+
+    @property
+    def error(self) -> RunFailed:
+        """The error with which the run ends."""
+        assert self._reason is not None
+        lines = "the line fails" if self._count == 1 else f"the first {self._count:,} lines all fail for one reason"
+        return RunFailed(
+            f"{lines}: {str(self._latest).rstrip('. ')}. {self._reason.remedy}; nothing is written of lines that failed "
+            "so, and the same command with that computes them"
+        )
+
+
+def _reason_of(
+    body: Mapping[str, object], error: Exception, defaults: SamplingParams | Mapping[str, Any]
+) -> _Reason | None:
+    """Return the reason if it is the job's that a line with this body failed with `error`; None if it is the line's."""
+    if isinstance(error, EndpointError):
+        told = error.body or {}
+        param, code = told.get("param"), f"{error.status} {told.get('code')}"
+        if error.is_no_such_model:
+            param = "model"
+        elif error.status not in _ABOUT_FIELDS:
+            return None
+    elif isinstance(error, InvalidRequest):
+        param, code = error.param, error.code
+    else:
+        return None
+    if not isinstance(param, str) or body.get(param) is not None:
+        return None
+    if param == "model":
+        return _Reason("model", code, "Name a model that the endpoint has with --model")
+    name = "max_tokens" if param in _ANSWER_BOUNDS else param
+    if name not in _FLAGS or (name != param and body.get(name) is not None):
+        return None
+    if not isinstance(defaults, Mapping) or defaults.get(name) is not None:
+        return _Reason(param, code, f"Change {_FLAGS[name]}, or leave it out")
+    return _Reason(param, code, f"Give it for all lines with {_FLAGS[name]}")
