@@ -59,9 +59,9 @@ class FakeReplica(Replica):
         self._dead = asyncio.get_running_loop().create_future()
         return FACTS
 
-    async def ended(self) -> str:
+    async def ended(self) -> ReplicaDied:
         assert self._dead is not None
-        return await asyncio.shield(self._dead)
+        return ReplicaDied(await asyncio.shield(self._dead))
 
     def die(self) -> None:
         if self._dead is not None and not self._dead.done():
