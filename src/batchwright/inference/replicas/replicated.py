@@ -41,6 +41,8 @@ _WANTED = 2
 """Lines to hold for each place, so that no place stays empty while the next lines are fetched."""
 _TICK = 1.0
 """Seconds between looks at what was measured, and at lines that wait."""
+_MOST_NODES = 10
+"""Machines that may go while they compute a call before it is suspected of that."""
 _LEAST_MEASURED = 1000
 """Tokens of prompts, and of answers, from which on their seconds are measured."""
 
@@ -73,6 +75,8 @@ class _Entry:
     """Whether that replica was up when it was given the call, which it may have died of."""
     has_begun: bool = False
     """Whether a part of its answer was passed on."""
+    nodes_lost: int = 0
+    """How many machines went while they computed it."""
 
 
 class ReplicatedInference(Route):
@@ -359,7 +363,10 @@ class ReplicatedInference(Route):
             if entry.has_begun:
                 self._router.withdraw(key)
                 continue
-            if death.by_node or not entry.has_reached:
+            # A machine that goes is nobody's fault, unless that happens to one call again and again.
+            is_innocent = death.by_node and entry.nodes_lost < _MOST_NODES
+            entry.nodes_lost += death.by_node
+            if is_innocent or not entry.has_reached:
                 self._router.recall(key)
             entry.has_reached, entry.place = False, asyncio.get_running_loop().create_future()
         failed = self._router.leave(member.number, self._clock.now())
