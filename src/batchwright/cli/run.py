@@ -76,8 +76,8 @@ _REPLICAS = (
     "GPU, else for each NUMA node (default: in this process)."
 )
 _RAY = (
-    "Compute on a Ray cluster: auto (this machine's), local (starts one here), host:port or ray://host:port; in as many "
-    "actors, each with the whole model, as --replicas says (default: 1)."
+    "Compute on a Ray cluster: auto (this machine's), local (starts one here), host:port or ray://host:port; in as "
+    "many actors, each with the whole model, as --replicas says (default: 1)."
 )
 _RESOURCES = (
     "With --ray: what each replica takes of its node, as JSON: num_cpus, num_gpus, memory, accelerator_type, resources "

@@ -20,16 +20,20 @@ from ray.exceptions import (
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from batchwright.errors import InputError
 from batchwright.inference.replicas.messaged_replica import PATIENCE, Connection, MessagedReplica
 from batchwright.inference.replicas.messages import FromReplica, ReplicaSpec, ToReplica, decode_from_replica, encoded
 from batchwright.inference.replicas.ray_actor import ReplicaActor
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.replicas.replica import ReplicaDied
+from batchwright.version import __version__
 
 _MOST_CALLS = 100
 """Calls of one actor at once: messages share calls, so that three are enough."""
 _NO_ANSWER = (RayError, ConnectionError)
 """Errors of calls of an actor that is dead, or that cannot be reached, which is taken for the same."""
+_NOT_IMPORTED = "failed to import on the worker"
+"""What Ray says of an actor whose class cannot be imported."""
 _UNREACHABLE = (ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError, ConnectionError)
 
 
@@ -52,9 +56,9 @@ class RayReplica(MessagedReplica):
     async def _connect(self, progress: Callable[[str], None]) -> Connection:
         progress(f"waiting for a node with {self._resources}")
         try:
-            group = self._group or await asyncio.to_thread(placement_group, [self._resources.bundle])
-            self._group = group
-            actor = self._actor(group)
+            if self._group is None:
+                self._group = await asyncio.to_thread(placement_group, [self._resources.bundle])
+            actor = self._actor()
         except _NO_ANSWER as error:
             raise _death(error) from None
         connection = _RayConnection(actor)
@@ -78,7 +82,7 @@ class RayReplica(MessagedReplica):
                 await asyncio.to_thread(remove_placement_group, self._group)
             self._group = None
 
-    def _actor(self, group: PlacementGroup) -> Any:
+    def _actor(self) -> Any:
         resources = self._resources
         options = {
             "num_cpus": resources.num_cpus,
@@ -89,7 +93,7 @@ class RayReplica(MessagedReplica):
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": _MOST_CALLS,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=0),
         }
         given = {name: value for name, value in options.items() if value is not None}
         return ray.remote(ReplicaActor).options(**given).remote()
@@ -109,7 +113,7 @@ class _RayConnection(Connection):
         self._lost: asyncio.Future[ReplicaDied] = asyncio.get_running_loop().create_future()
 
     async def begin(self, spec: ReplicaSpec) -> None:
-        """Wait until the actor is on a node, and have it load. Raises `ConnectionError`."""
+        """Wait until the actor is on a node, and have it load. Raises `ConnectionError`, and `InputError`."""
         self._node = await self._called(self._actor.begin.remote(encoded(spec)))
 
     def send(self, message: ToReplica) -> None:
@@ -155,6 +159,11 @@ class _RayConnection(Connection):
             if not self._lost.done():
                 return task.result()
         except _NO_ANSWER as error:
+            if _NOT_IMPORTED in str(error):
+                raise InputError(
+                    "batchwright cannot be imported on a node of the cluster: install it there, in the version that is "
+                    f"here: pip install 'batchwright[ray]=={__version__}'"
+                ) from None
             self.lost_group = isinstance(error, ActorPlacementGroupRemoved)
             self._lose(_death(error))
         finally:

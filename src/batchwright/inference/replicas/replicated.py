@@ -389,8 +389,8 @@ class ReplicatedInference(Route):
                 facts = await member.replica.start(partial(self._tell, member))
             except (ReplicaDied, BatchwrightError, OSError) as error:
                 self._why_down = member.told = str(error)
-                self._judge_first(error)
-                _log.warning("replica %d cannot be started: %s", member.number + 1, error)
+                if not self._ends_opening(error):
+                    _log.warning("replica %d cannot be started: %s", member.number + 1, error)
                 await self._pause(member)
                 continue
             self._join(member, facts)
@@ -407,17 +407,18 @@ class ReplicatedInference(Route):
         if not self._first_up.done():
             self._progress(text)
 
-    def _judge_first(self, error: Exception) -> None:
-        """Fail the opening with an error of loading, or after too many deaths: that no replica will be up ends it."""
+    def _ends_opening(self, error: Exception) -> bool:
+        """Return whether no replica will be up at all: after an error of loading, and after too many deaths."""
         if self._first_up.done():
-            return
-        if not isinstance(error, ReplicaDied):
-            self._first_up.set_exception(error)
-        elif not error.by_node:
-            self._first_deaths += 1
-            if self._first_deaths >= self._most_deaths:
-                message = f"{self._first_deaths} replicas died while they loaded the model; the last one: {error}"
-                self._first_up.set_exception(EngineClosed(message))
+            return False
+        if isinstance(error, ReplicaDied):
+            self._first_deaths += not error.by_node
+            if self._first_deaths < self._most_deaths:
+                return False
+            message = f"{self._first_deaths} replicas died while they loaded the model; the last one: {error}"
+            error = EngineClosed(message)
+        self._first_up.set_exception(error)
+        return True
 
     def _keep_figures(self, member: _Member) -> None:
         if (stats := member.replica.stats) is not None:
