@@ -83,6 +83,7 @@ class RayReplica(MessagedReplica):
             self._group = None
 
     def _actor(self) -> Any:
+        assert self._group is not None
         resources = self._resources
         options = {
             "num_cpus": resources.num_cpus,
