@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from tests.inference.ray_cluster import RayCluster, ray_cluster
 from tests.jobs.fakes import by_id, text_of
 
@@ -29,6 +31,9 @@ from batchwright.inference.replicas.messages import Broken, ReplicaSpec, decode_
 from batchwright.inference.replicas.ray_opening import open_ray_replicas
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.jobs.job_run import RunProgress
+from batchwright.jobs.loading import NoModel
+from batchwright.service import loading
+from batchwright.service.settings import Settings
 
 pytest.importorskip("ray")
 
@@ -63,8 +68,19 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-def test_a_killed_actor_and_a_killed_node_cost_nothing(cluster: RayCluster, smollm2_path: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", 48)
+def test_a_stopped_driver_a_killed_actor_and_a_killed_node_cost_nothing(
+    cluster: RayCluster, smollm2_path: Path, tmp_path: Path
+) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", 48), tmp_path / "out.jsonl"
+    flags = ["--ray", cluster.address, "--resources", '{"num_cpus": 1}', "--model", str(smollm2_path), *FLAGS]
+    command = [sys.executable, "-m", "batchwright", "run", str(source), "-o", str(output), "--quiet", *flags]
+    stopped = subprocess.Popen(command)
+    while not (output.exists() and output.read_bytes().count(b"\n") > 2):
+        assert stopped.poll() is None
+        time.sleep(0.05)
+    stopped.terminate()
+    assert stopped.wait() == 128 + signal.SIGTERM
+
     defaults, engine = batchwright.SamplingParams(temperature=0), EngineConfig(**OPTIONS)
     batchwright.run(source, tmp_path / "whole.jsonl", model=str(smollm2_path), defaults=defaults, engine=engine)
     kills: Iterator[Callable[[], object]] = iter([lambda: cluster.kill_actor(0), lambda: cluster.kill_node(0)])
@@ -72,14 +88,14 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(cluster: RayCluster, smol
 
     def kill(progress: RunProgress) -> None:
         seen.append(progress)
-        due = 5 + 20 * sum(each.detail == "killed" for each in seen)
+        due = progress.resumed + 3 + 8 * sum(each.detail == "killed" for each in seen)
         if progress.phase == "running" and progress.succeeded >= due and cluster.actors():
             seen.append(RunProgress("running", "killed"))
             next(kills, cluster.actors)()
 
     report = batchwright.run(
         source,
-        tmp_path / "out.jsonl",
+        output,
         model=str(smollm2_path),
         ray=cluster.address,
         replicas=2,
@@ -88,8 +104,9 @@ def test_a_killed_actor_and_a_killed_node_cost_nothing(cluster: RayCluster, smol
         progress=kill,
     )
     assert (report.succeeded, report.failed) == (48, 0)
+    assert report.resumed > 2
     assert next(kills, None) is None
-    assert texts_in(tmp_path / "out.jsonl") == texts_in(tmp_path / "whole.jsonl")
+    assert texts_in(output) == texts_in(tmp_path / "whole.jsonl")
     assert any("waiting for a node with 1 CPU" in (each.detail or "") for each in seen)
     assert any("of 2 replicas are not up" in (each.waiting or "") for each in seen)
 
@@ -146,6 +163,29 @@ def test_what_contradicts_ray_is_refused(options: Mapping[str, Any], said: str, 
     source = write_lines(tmp_path / "in.jsonl", 1)
     with pytest.raises(InputError, match=said):
         batchwright.run(source, tmp_path / "out.jsonl", **options)
+
+
+def test_a_worker_on_a_store_computes_on_the_cluster_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[tuple[Any, ...]] = []
+
+    async def open_replicas(*given: Any, most_deaths: int) -> NoModel:
+        opened.append(given[:5])
+        return NoModel()
+
+    monkeypatch.setattr(loading, "open_ray_replicas", open_replicas)
+    on_ray: dict[str, Any] = {"ray": "auto", "replicas": 3, "resources": '{"num_gpus": 1}'}
+    settings = Settings(data=tmp_path, model="a", embedding_model="", **on_ray)
+    asyncio.run(loading.load_inference(settings))
+    assert opened == [("auto", 3, RayResources(num_gpus=1), "a", None)]
+    assert loading.model_times(settings) == {}
+    wrong: dict[str, Any]
+    for wrong in ({"resources": {"num_gpus": 1}}, {"ray": "auto", "backend": "http://127.0.0.1:1/v1"}):
+        with pytest.raises(InputError):
+            asyncio.run(loading.load_inference(Settings(data=tmp_path, **wrong)))
+    with pytest.raises(ValidationError, match="did you mean 'num_gpus'"):
+        Settings(data=tmp_path, **{**on_ray, "resources": '{"num_gpu": 1}'})
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,9 @@ async def open_ray_replicas(
     closes = not ray.is_initialized()
     if closes:
         progress("starting a Ray cluster" if address == LOCAL else f"joining the Ray cluster {address}")
-        # In a thread: it takes seconds, and in the main thread it would replace the handler of SIGTERM.
+        # In a thread: it takes seconds, and in the main thread it would replace Python's handler of SIGTERM.
         await asyncio.to_thread(_join, ray, address)
+        _keep_sigterm()
 
     async def close() -> None:
         if closes:
@@ -117,6 +120,13 @@ def _join(ray: Any, address: str) -> None:
         raise InputError(
             f"ray={address!r}: {error}. Start a cluster (ray start --head) and name its address, or use {LOCAL!r}"
         ) from error
+
+
+def _keep_sigterm() -> None:
+    """Put the handler of SIGTERM that Python knows back in the place of Ray's, which aborts the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _require_room(count: int, resources: RayResources, there: dict[str, float]) -> None:
