@@ -66,6 +66,7 @@ async def open_ray_replicas(
     async def close() -> None:
         if closes:
             await asyncio.to_thread(ray.shutdown)
+            _let_print(True)
 
     try:
         if address == LOCAL:
@@ -114,12 +115,21 @@ def _join(ray: Any, address: str) -> None:
         # What is started here tells nobody outside.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+    _let_print(False)
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
     except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
+        _let_print(True)
         raise InputError(
             f"ray={address!r}: {error}. Start a cluster (ray start --head) and name its address, or use {LOCAL!r}"
         ) from error
+
+
+def _let_print(is_allowed: bool) -> None:
+    """Set whether Ray prints what nodes report to standard output, where results may go. It has no option for that."""
+    from ray._private import worker
+
+    worker._worker_logs_enabled = is_allowed  # noqa: SLF001
 
 
 def _keep_sigterm() -> None:
