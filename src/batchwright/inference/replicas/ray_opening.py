@@ -17,6 +17,7 @@ from batchwright.inference.replicas.cores import ReplicaCount
 from batchwright.inference.replicas.messages import ReplicaSpec
 from batchwright.inference.replicas.ray_resources import RayResources
 from batchwright.inference.replicas.replicated import ReplicatedInference
+from batchwright.models import BUILTIN
 from batchwright.policies.suspects import MAX_CRASHES
 
 LOCAL = "local"
@@ -106,7 +107,10 @@ def _spec(
 
 def _absolute(model: str | None) -> str | None:
     """Return a name as it is, and a path so that it does not depend on the folder of a process."""
-    return str(Path(model).absolute()) if model is not None and Path(model).exists() else model
+    if model is None or model in BUILTIN:
+        return model
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
 
 
 def _join(ray: Any, address: str) -> None:
