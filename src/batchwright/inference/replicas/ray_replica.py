@@ -34,6 +34,7 @@ _NO_ANSWER = (RayError, ConnectionError)
 """Errors of calls of an actor that is dead, or that cannot be reached, which is taken for the same."""
 _NOT_IMPORTED = "failed to import on the worker"
 """What Ray says of an actor whose class cannot be imported."""
+_NEVER_RAN = "The actor never ran"
 _UNREACHABLE = (ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError, ConnectionError)
 
 
@@ -201,7 +202,8 @@ def _death(error: Exception) -> ReplicaDied:
     if isinstance(error, _UNREACHABLE):
         # Ray hears of a process that died from its node: this is one whose node says nothing any more.
         return ReplicaDied(f"its node cannot be reached ({type(error).__name__})", by_node=True)
-    # The last line of an actor's death says why.
+    # The last line of an actor's death says why. One that never ran was to be on a node that went.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("The actor is dead because")] or lines
-    return ReplicaDied(next(reversed(told), type(error).__name__).split(" Some common causes")[0])
+    reason = next(reversed(told), type(error).__name__).split(" Some common causes")[0]
+    return ReplicaDied(reason, by_node=_NEVER_RAN in str(error))
